@@ -28,7 +28,7 @@ from highwater_worker.encoder_cache.sleep import watch_sleep
 from highwater_worker.errors import Notes
 from highwater_worker.extension import MemoryExtension
 from highwater_worker.memory.start_phases import StartPhases
-from highwater_worker.processes.writer import start_process_file, worker_made
+from highwater_worker.processes import start_process_file, worker_made
 from highwater_worker.recorder.begin import DIRECTORY, begin_recorder, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from highwater.host.process_record import RawCgroup
 from highwater.host.reading import ContainerMemory, Observer, PressureStall
-from highwater_worker.devices.cgroup import read_container
-from highwater_worker.files import lines_of
+from highwater_worker.kernel.cgroup import read_container
+from highwater_worker.kernel.proc import lines_of
 
 EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
 # Version 1 writes "no limit" as the largest multiple of the page size, about 2^63. No machine has 2^60 bytes.

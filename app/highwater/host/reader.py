@@ -34,8 +34,8 @@ from highwater.host.reading import (
 from highwater.host.shared_memory import own_shm, shm_mount, shm_of
 from highwater.process.machine import STOPPED_STATES, Machine
 from highwater.readings.rank import RankReading
-from highwater_worker.devices.cgroup import read_pressure
-from highwater_worker.processes.shared_memory import SPARED
+from highwater_worker.kernel.cgroup import read_pressure
+from highwater_worker.kernel.shm import SPARED
 
 _NO_FOLDER = (
     "no process of the engine can be seen from here: set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the "

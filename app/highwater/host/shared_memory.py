@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from highwater.host.parts import SHM
 from highwater.host.process_record import RawShm
 from highwater.host.reading import Observer, ShmMemory, ShmOwner, ShmState
-from highwater_worker.processes.shared_memory import read_shm
+from highwater_worker.kernel.shm import read_shm
 
 _RAW = TypeAdapter(RawShm)
 

@@ -101,9 +101,9 @@ def test_the_readers_of_the_kernels_files_bring_nothing_that_watches_a_worker():
     """The sidecar reads with them; it has no use for recorders and operations."""
     code = """
 import sys
-import highwater_worker.devices.cgroup, highwater_worker.files, highwater_worker.processes.shared_memory
+import highwater_worker.kernel.cgroup, highwater_worker.kernel.shm, highwater_worker.wire
 loaded = {name.split(".")[1] for name in sys.modules if name.startswith("highwater_worker.")}
-assert loaded == {"attributes", "devices", "errors", "files", "processes"}, loaded
+assert loaded == {"kernel", "wire"}, loaded
 """
     folder = Path(highwater_worker.__file__).parent.parent
     done = subprocess.run(

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import pytest
 
 from highwater_worker import plugin
-from highwater_worker.files import KEPT_STARTS
 from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
 from highwater_worker.recorder.begin import end_recorder, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
+from highwater_worker.wire import KEPT_STARTS
 from tests.fakes.started import story
 from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker, imported_as
 from tests.unit.worker_ext.ring_bytes import parse, records, table

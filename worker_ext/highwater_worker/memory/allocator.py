@@ -21,6 +21,7 @@ from typing import Any
 
 from highwater_worker.devices import Device
 from highwater_worker.devices.family import AllocatorFigures, Space, on_main_thread
+from highwater_worker.engine_view import suspending_backend
 from highwater_worker.errors import RefusedError, UnavailableError, UnreadableError, describe
 from highwater_worker.wrapping import unwrap_method, wrap_method
 
@@ -96,6 +97,11 @@ class AllocatorReserve:
             return kept_bytes(_segments(device), device.index)
         except Exception:  # noqa: BLE001 - whatever the reason: nothing can be compared
             return float("inf")
+
+
+def look_at_segments(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
+    if suspending_backend(worker) is None:
+        reserve.look(device)
 
 
 def _unsplit_bytes(figures: AllocatorFigures) -> int | None:

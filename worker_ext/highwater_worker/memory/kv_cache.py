@@ -7,10 +7,10 @@ import mmap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from highwater_worker.attributes import look_up, whole
-from highwater_worker.errors import UnreadableError, printable
+from highwater_worker.engine_view import look_up, whole
+from highwater_worker.errors import Notes, UnreadableError, printable
 from highwater_worker.memory.storages import Storage, Tensor, tensors_in, unique_storages
 
 MAX_KINDS = 24  # layers that differ from one another; no model known has more than a handful
@@ -23,6 +23,16 @@ _SHARE = 1000
 """A measurement is used for so many times its duration: it costs at most a thousandth of the engine's time."""
 _CHUNK_PAGES = 1 << 18
 _LOWEST_BIT = bytes(value & 1 for value in range(256))
+
+
+class KvCache(NamedTuple):
+    """The memory of keys and values in bytes, None where it could not be read."""
+
+    resident_bytes: int | None
+    reserved_bytes: int | None
+
+
+NO_KV_CACHE = KvCache(None, None)
 
 
 def kv_cache_storages(worker: object, device_type: str) -> list[Storage]:
@@ -172,3 +182,15 @@ def resident_bytes(pointer: int, nbytes: int) -> int | None:
         # Only the lowest bit of each byte is defined (mincore(2)).
         resident += vector.translate(_LOWEST_BIT).count(1)
     return min(nbytes, resident * page)
+
+
+def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes) -> KvCache:
+    storages = notes.attempt("kv_cache_bytes", lambda: kv_cache_storages(worker, kind))
+    if storages is None:
+        return NO_KV_CACHE
+    reserved = sum(storage.nbytes for storage in storages)
+    if kind != "cpu":
+        return KvCache(reserved, reserved)
+    resident = notes.attempt("kv_cache_bytes", lambda: residency.total(storages))
+    notes.missing("kv_cache_bytes", resident, "the C library cannot show which pages are resident")
+    return KvCache(resident, reserved)

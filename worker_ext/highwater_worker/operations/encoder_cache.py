@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from highwater_worker.devices import device_of
-from highwater_worker.encoder_cache.encoder_outputs import (
-    Entry,
-    entry_bytes,
-    moves,
-    needed_hashes,
-    read_entries,
-)
+from highwater_worker.encoder_cache.entries import Entry, entry_bytes, read_entries
+from highwater_worker.engine_view import needed_hashes
 from highwater_worker.errors import printable
 from highwater_worker.recorder.encoder_index import read_index
 from highwater_worker.state import state_of
@@ -58,5 +53,5 @@ def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
         "device_bytes": figures.get("device_bytes", 0),
         "host_bytes": figures.get("host_bytes", 0),
         "capacity_embeds": figures.get("capacity_embeds"),
-        **moves(ledger),
+        **ledger.figures(),
     }

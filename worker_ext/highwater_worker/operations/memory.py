@@ -1,94 +1,29 @@
 """`memory`: the parts of this worker's device memory. `release`: give back what the allocator keeps unused.
 
-`memory` reads counters and metadata, never tensor data. `release` frees no tensor: a block goes back once the last view
-of its storage is gone. What the allocator still keeps after that, no release gives back; the worker remembers it.
+`release` frees no tensor: a block goes back once the last view of its storage is gone. What the allocator still keeps
+after that, no release gives back; the worker remembers it.
 """
 
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from highwater_worker.devices import Device, describe_device, device_of
-from highwater_worker.devices.host import HostMemory, read_host
-from highwater_worker.encoder_cache.encoder_outputs import note_odd_absence
+from highwater_worker.devices import Device, device_of
+from highwater_worker.devices.family import read_host
 from highwater_worker.encoder_cache.sleep import asleep_tags
+from highwater_worker.engine_view import refuse_suspended
 from highwater_worker.errors import Notes
 from highwater_worker.memory.allocator import AllocatorReserve
-from highwater_worker.memory.memory_parts import (
-    NO_DEVICE,
-    look_at_segments,
-    pinned_bytes,
-    read_allocator,
-    read_budget,
-    read_kv_cache,
-    read_space,
-    refuse_suspended,
-)
-from highwater_worker.memory.weights import counting_caveat, weights_bytes
-from highwater_worker.recorder.encoder_index import EncoderIndex, read_index
-from highwater_worker.state import WorkerState, state_of
+from highwater_worker.recorder.reading import Depth, MemoryReader
+from highwater_worker.state import state_of
 
 
 def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
-    """Return the parts of the device's memory, without waiting for the device or allocating on it."""
-    notes, state = Notes(), state_of(worker)
-    device, entry = describe_device(worker, notes)
-    host = read_host(notes)
-    space = read_space(worker, device, host, notes)
-    look_at_segments(worker, device, state.allocator_reserve)
-    torch = read_allocator(device, notes)
-    if state.allocator_reserve.unknown_because is not None:
-        is_old = state.allocator_reserve.kept_bytes is not None
-        notes.add("releasable_bytes", f"{'it is old: ' if is_old else ''}{state.allocator_reserve.unknown_because}")
-    return {
-        "device": entry,
-        **space._asdict(),
-        "torch": torch._asdict(),
-        "releasable_bytes": state.allocator_reserve.releasable_bytes(torch, space),
-        **_components(worker, device, state, host, notes),
-        "asleep_tags": notes.missing(
-            "asleep_tags",
-            asleep_tags(worker, state.sleep),
-            "the engine may have fallen asleep before the first call, and its allocator does not show it",
-        ),
-        "budget": read_budget(worker, notes),
-        "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
-        "notes": notes.as_list(),
-    }
-
-
-def _components(
-    worker: object, device: Device | None, state: WorkerState, host: HostMemory, notes: Notes
-) -> dict[str, Any]:
-    names = ("weights_bytes", "kv_cache_bytes", "kv_cache_reserved_bytes", "encoder_cache", "trimmable_bytes")
-    if device is None:
-        for name in names:
-            notes.add(name, NO_DEVICE)
-        return dict.fromkeys(names)
-    kind = device.type
-    weights = notes.attempt("weights_bytes", lambda: _weights(worker, kind, state, notes))
-    kv_cache = read_kv_cache(worker, kind, state.residency, notes)
-    index = notes.attempt("encoder_cache", lambda: read_index(worker, device, host))
-    encoder = None if index is None else notes.attempt("encoder_cache", lambda: _encoder(worker, index, notes))
-    # Without a note where it is null: why a trim would be refused is the trim's to say.
-    trimmable = None if index is None else index.trimmable_bytes
-    return dict(zip(names, (weights, *kv_cache, encoder, trimmable)))
-
-
-def _encoder(worker: object, index: EncoderIndex, notes: Notes) -> dict[str, Any] | None:
-    figures = index.figures(worker)
-    if figures is None:
-        note_odd_absence(worker, "encoder_cache", notes)
-    return figures
-
-
-def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int:
-    size, caveat = weights_bytes(worker, kind, state.weights), counting_caveat(worker, kind)
-    if caveat is not None:
-        notes.add("weights_bytes", caveat)
-    return size
+    reader = MemoryReader()
+    return {**reader.read(worker, Depth.ALL, time.monotonic()), "notes": reader.notes}
 
 
 def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from highwater_worker.devices import device_of
-from highwater_worker.encoder_cache.encoder_outputs import encoder_cache_kind, needed_hashes, spilling_cache
+from highwater_worker.encoder_cache.entries import spilling_cache
 from highwater_worker.encoder_cache.spilling_dict import SpillingDict
+from highwater_worker.engine_view import encoder_cache_kind, needed_hashes
 from highwater_worker.errors import BadPayloadError, Notes, RefusedError
 from highwater_worker.recorder.encoder_index import encoder_cache_figures
 from highwater_worker.spill.mover import Mover

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from highwater_worker.attributes import look_up, whole
-from highwater_worker.devices.host import HostMemory, read_host
+from highwater_worker.devices.family import HostMemory, read_host
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
+from highwater_worker.engine_view import ranks_on_machine
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.memory.storages import Tensor, storage_of, tensors_in, view_bytes
 
@@ -49,13 +49,7 @@ def read_host_budget(
         if given is None:
             raise RefusedError("what the host's memory has left cannot be read: give host_budget_bytes")
         return HostBudget(given, taken)
-    parallel = look_up(worker, "vllm_config", "parallel_config")
-    # Older engines do not show how many of their ranks are on this machine: all of them is the safe assumption.
-    local = notes.attempt("host_budget_bytes", lambda: whole(look_up(parallel, "local_world_size")))
-    ranks = local or whole(look_up(parallel, "world_size")) or 1
-    share = taken + host.free_bytes // (
-        max(1, ranks) * max(1, whole(look_up(parallel, "data_parallel_size_local")) or 1)
-    )
+    share = taken + host.free_bytes // ranks_on_machine(worker, notes)
     if given is None:
         return HostBudget(share // 2, taken)
     if given > share:

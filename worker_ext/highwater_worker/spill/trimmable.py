@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from highwater_worker.devices import Device
-from highwater_worker.devices.host import HostMemory
-from highwater_worker.encoder_cache.encoder_outputs import Entry, find_encoder_cache, needed_hashes, spilling_cache
+from highwater_worker.devices.family import HostMemory
+from highwater_worker.encoder_cache.entries import Entry, spilling_cache
 from highwater_worker.encoder_cache.spilling_dict import Spilled
+from highwater_worker.engine_view import find_encoder_cache, needed_hashes
 from highwater_worker.errors import Notes
 from highwater_worker.memory.storages import Storage, Tensor, view_bytes
 from highwater_worker.spill.mover import HostCopies, RestoreReserve

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.devices import FAMILIES, device_of
-from highwater_worker.devices.host import HostMemory
+from highwater_worker.devices.family import HostMemory
 from highwater_worker.errors import UnreadableError
 from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
 
@@ -92,7 +92,8 @@ def machine_gives(monkeypatch):
 
     def put(available):
         host = HostMemory(10, None, None, 5_000, available)
-        monkeypatch.setattr("highwater_worker.operations.memory.read_host", lambda _: host)
+        for module in ("recorder.reading", "operations.memory"):
+            monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _: host)
 
     return put
 

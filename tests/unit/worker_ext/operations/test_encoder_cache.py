@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.encoder_cache.encoder_outputs import read_entries
+from highwater_worker.encoder_cache.entries import read_entries
 from highwater_worker.operations import encoder_cache
 from highwater_worker.recorder import encoder_index
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker

@@ -7,12 +7,13 @@ import json
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices.host import HostMemory
+from highwater_worker.devices.family import HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker, refusal
 
@@ -585,3 +586,81 @@ def test_ranks_that_see_the_same_accesses_decide_alike():
             cache.get(key)
         trim(worker, keep_bytes=1050)
     assert spilled(ranks[0]) == spilled(ranks[1]) == ["a", "b", "c"]
+
+
+# --- what the engine frees ---
+
+
+class V1:
+    """Keeps the dict on the runner, and pops in a step."""
+
+    def __init__(self):
+        self.encoder_cache = tensors()
+        self.popped = []
+
+    def _process_encoder_cache_scheduler_output(self, names):
+        self.popped += [self.encoder_cache.pop(name, None) for name in names]
+
+    def _update_states(self, names):
+        self._process_encoder_cache_scheduler_output(names)
+        return "corrections"
+
+    def other(self, name):
+        return self.encoder_cache.pop(name)
+
+
+class V2Cache:
+    def __init__(self):
+        self.encoder_outputs = tensors()
+        self.popped = []
+
+    def free_encoder_cache(self, name):
+        self.popped.append(self.encoder_outputs.pop(name, None))
+
+
+def copies_back(npu):
+    return [call for call in npu.calls if call == ("copy", ("cpu", "npu"))]
+
+
+def test_what_model_runner_v1_frees_is_not_brought_back_first(npu):
+    runner = V1()
+    worker = fake_worker(model_runner=runner)
+    assert trim(worker)["spilled_entries"] == 4
+    assert runner._update_states(["a", "z"]) == "corrections"
+    runner._process_encoder_cache_scheduler_output(["b"])
+    assert (copies_back(npu), sorted(dict.keys(runner.encoder_cache))) == ([], ["c", "d"])
+    assert runner.other("c").device.type == "npu"
+    assert len(copies_back(npu)) == 1
+
+
+def test_what_model_runner_v2_frees_is_not_brought_back_first(npu):
+    cache = V2Cache()
+    worker = fake_worker(model_runner=SimpleNamespace(encoder_cache=cache))
+    assert trim(worker)["spilled_entries"] == 4
+    cache.free_encoder_cache("a")
+    assert (copies_back(npu), len(cache.encoder_outputs)) == ([], 3)
+    assert cache.encoder_outputs.pop("b").device.type == "npu"
+
+
+def test_a_cache_that_the_engine_made_anew_is_watched_as_the_first_one(npu):
+    """With one wrapper around the engine's method, however often; a plain dict is left to the engine."""
+    runner = V1()
+    worker = fake_worker(model_runner=runner)
+    for _ in range(3):
+        runner.encoder_cache = tensors()
+        runner._update_states(["a"])
+        assert trim(worker)["spilled_entries"] == 3
+        runner._update_states(["b"])
+    assert copies_back(npu) == []
+    assert not hasattr(vars(runner)["_update_states"].__wrapped__, "_highwater_freeing")
+
+
+def test_a_runner_that_frees_and_goes_is_not_kept_by_the_watch():
+    runner = V1()
+    worker = fake_worker(model_runner=runner)
+    trim(worker)
+    gone = weakref.ref(runner)
+    worker.model_runner = None
+    del runner
+    gc.collect()
+    assert gone() is None

@@ -18,13 +18,13 @@ import pytest
 
 import highwater_worker
 from highwater_worker.errors import BadPayloadError, Notes
-from highwater_worker.files import file_system_of, is_in_memory
+from highwater_worker.kernel.proc import file_system_of, is_in_memory
 from highwater_worker.operations import OPERATIONS
 from highwater_worker.operations.operation import Operation, parse_payload
 from highwater_worker.recorder.begin import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
-from highwater_worker.recorder.ring import Layout, Options, make_ring
 from highwater_worker.recorder.stacks import Watchdog
+from highwater_worker.wire import Layout, Options, make_ring
 from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, refusal
 from tests.unit.worker_ext.ring_bytes import file_bytes, heartbeat, parse, records, table, watchdog
 
@@ -241,7 +241,7 @@ def test_the_engines_own_hook_never_raises(worker, monkeypatch):
 
 def test_a_thread_that_is_held_is_not_waited_for(worker, tmp_path, monkeypatch):
     """The engine stands still meanwhile: a second at most."""
-    monkeypatch.setattr("highwater_worker.recorder.recorder._STOP_SECONDS", 0.0)
+    monkeypatch.setattr("highwater_worker.writer._STOP_SECONDS", 0.0)
     let_go = threading.Event()
     options = Options(tmp_path, INSTANCE, 10.0, 10.0)
     ring = make_ring(options.path(1), b"{}", Layout(5, 0))
@@ -417,14 +417,14 @@ def test_samples_take_a_hundredth_of_the_engines_thread_at_most(worker, tmp_path
     """Where the driver is slow, ticks are left out."""
     time, spent = Time(), [0.0]
     recorder, path = recorder_on(time, worker, tmp_path)
-    memory = recorder._sampler.memory
+    memory = recorder._reader.read
     monkeypatch.setattr("highwater_worker.recorder.recorder.time.perf_counter", lambda: spent[0])
 
     def slow(*arguments: object, **named: object) -> object:
         spent[0] += 0.005
         return memory(*arguments, **named)
 
-    recorder._sampler.memory = slow
+    recorder._reader.read = slow
     for n in range(600):
         time.now = 1000.0 + n / 100
         worker.execute_model(plan())
@@ -473,7 +473,7 @@ def test_a_step_never_fails_for_a_sample(worker, tmp_path, broken):
         raise OSError(errno.EIO, "Input/output error")
 
     if broken == "sampler":
-        recorder._sampler.memory = fail
+        recorder._reader.read = fail
     else:
         recorder.ring.write = fail
     for n in range(21):
@@ -491,7 +491,7 @@ def test_who_ends_the_process_is_not_held_up(worker, tmp_path):
     def ends(*_: object, **__: object) -> None:
         raise SystemExit(3)
 
-    recorder._sampler.memory = ends
+    recorder._reader.read = ends
     with pytest.raises(SystemExit):
         worker.execute_model(plan())
 

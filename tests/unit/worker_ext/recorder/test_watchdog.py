@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from highwater_worker.recorder import stacks as module
-from highwater_worker.recorder.ring import Layout, make_ring
 from highwater_worker.recorder.stacks import Watchdog, is_timer_taken
+from highwater_worker.wire import Layout, make_ring
 from tests.unit.worker_ext.ring_bytes import watchdog as area
 
 

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from highwater_worker.devices import device_of
-from highwater_worker.devices.host import HostMemory
+from highwater_worker.devices.family import HostMemory
 from highwater_worker.recorder.encoder_index import EncoderIndex
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 from tests.unit.worker_ext.operations.test_trim import REFUSED, batch, request, tensors, trim, worker_with
@@ -23,7 +23,7 @@ def host(available: int = 1 << 30) -> HostMemory:
 
 @pytest.fixture(autouse=True)
 def npu(torch_device, monkeypatch):
-    for module in ("spill.plan", "operations.memory"):
+    for module in ("spill.plan", "recorder.reading"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: host())
     return torch_device("npu")
 
@@ -102,7 +102,7 @@ def test_no_more_goes_than_the_host_has_room_for(monkeypatch, available, expecte
     """Half of what it has, for two ranks of one machine; a pinned copy of 100 bytes takes 128, and two fit into 275."""
     worker = worker_with(tensors())
     worker.vllm_config.parallel_config.local_world_size = 2
-    monkeypatch.setattr("highwater_worker.operations.memory.read_host", lambda _notes: host(available))
+    monkeypatch.setattr("highwater_worker.recorder.reading.read_host", lambda _notes: host(available))
     assert ask(worker, "memory")["trimmable_bytes"] == sampled(worker, available) == expected
 
 
@@ -116,7 +116,7 @@ def test_the_budget_of_the_last_trim_holds():
 def test_a_host_that_cannot_be_read_leaves_it_unknown(monkeypatch):
     """A trim would be refused."""
     unknown = HostMemory(None, None, None, None, None)
-    for module in ("spill.plan", "operations.memory"):
+    for module in ("spill.plan", "recorder.reading"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: unknown)
     assert ask(worker_with(tensors()), "memory")["trimmable_bytes"] is None
 

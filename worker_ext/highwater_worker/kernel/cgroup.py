@@ -1,4 +1,4 @@
-"""Memory of this process's control groups, of either version: the tightest limit, and the group's own counters."""
+"""Memory cgroups of either version: the tightest limit, a group's own counters, and the processes in it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from highwater_worker.errors import printable
-from highwater_worker.files import ROOT, lines_of, read_mounts
+from highwater_worker.kernel.proc import ROOT, lines_of, read_figures, read_mounts, read_stat, title_of
 
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of the page size: about 2^63. No machine has 2^60 bytes."""
 _MAX_PATH = 160
+_MAX_READ, _MAX_LISTED, _MAX_NAME = 128, 8, 48
+_LISTED = ("anonymous_bytes", "file_bytes", "shmem_bytes", "swap_bytes", "peak_bytes", "threads")
 # Of `memory.stat`. Version 1 counts a group's children only in those that begin with `total_`.
 _STAT_2 = (
     *("anon", "file", "shmem", "kernel", "kernel_stack", "pagetables", "percpu", "sock", "vmalloc", "slab"),
     *("slab_reclaimable", "zswap", "active_file", "inactive_file"),
 )
 _STAT_1 = ("total_rss", "total_cache", "total_shmem", "total_active_file", "total_inactive_file")
-_EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
+EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
 
 
 class CgroupMemory(NamedTuple):
@@ -85,7 +86,7 @@ def read_oom_kills(root: Path) -> int | None:
     those of groups below. Both versions write `oom_kill N`.
     """
     files = group_files(root)
-    return None if files is None else _counters(files.levels[0] / files.events, _EVENTS).get("oom_kill")
+    return None if files is None else _counters(files.levels[0] / files.events, EVENTS).get("oom_kill")
 
 
 def read_container(root: Path = ROOT, pid: int | str = "self") -> dict[str, Any] | None:
@@ -97,6 +98,9 @@ def read_container(root: Path = ROOT, pid: int | str = "self") -> dict[str, Any]
     if files is None:
         return None
     own, is_version_2 = files.levels[0], files.version == 2  # noqa: PLR2004 - of the two
+    inode = None
+    with suppress(OSError):  # it ends
+        inode = os.stat(own).st_ino
     refused = _number_in(own / "memory.failcnt")
     # Once: to write it the kernel adds up the counters of all processors.
     stat = _counters(own / "memory.stat", _STAT_2 if is_version_2 else (*_STAT_1, "total_swap"))
@@ -104,8 +108,8 @@ def read_container(root: Path = ROOT, pid: int | str = "self") -> dict[str, Any]
     # What only one version has is missing in the other.
     counters: dict[str, Any] = {
         "version": files.version,
-        "inode": _inode(own),
-        "path": printable(files.path, _MAX_PATH),
+        "inode": inode,
+        "path": files.path[:_MAX_PATH],
         "used": _number_in(own / files.usage),
         "stat": stat,
         "peak": _number_in(own / ("memory.peak" if is_version_2 else "memory.max_usage_in_bytes")),
@@ -113,7 +117,7 @@ def read_container(root: Path = ROOT, pid: int | str = "self") -> dict[str, Any]
         "sock": _number_in(own / "memory.kmem.tcp.usage_in_bytes"),
         "swap": swap,
         "swap_limit": _number_in(own / "memory.swap.max"),
-        "events": _counters(own / files.events, _EVENTS) | ({} if refused is None else {"max": refused}),
+        "events": _counters(own / files.events, EVENTS) | ({} if refused is None else {"max": refused}),
         "pressure": read_pressure(own / "memory.pressure"),
     }
     tightest = files.tightest()
@@ -132,6 +136,36 @@ def read_pressure(path: Path) -> dict[str, list[float]] | None:
             if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
                 pressure[kind] = values
     return pressure or None
+
+
+def list_processes(written: set[int], root: Path = ROOT) -> dict[str, Any]:
+    """Return the largest processes of this process's group as `largest`, and their number as `total`.
+
+    They are found in the container's own group, so that a machine's other processes cost nothing. `written` are the
+    processes that have files of their own.
+    """
+    files = group_files(root)
+    pids: list[int] = []
+    if files is not None:
+        with suppress(OSError, ValueError):
+            pids = [int(line) for line in (files.levels[0] / "cgroup.procs").read_text("ascii").split()]
+    others = [pid for pid in pids if pid > 0 and pid not in written]
+    rows = [row for pid in others[:_MAX_READ] if (row := _row(pid, root)) is not None]
+    rows.sort(key=lambda row: row.get("anonymous_bytes", 0), reverse=True)
+    return {"total": len(others), "largest": rows[:_MAX_LISTED]}
+
+
+def _row(pid: int, root: Path) -> dict[str, Any] | None:
+    try:
+        figures, title, started = read_figures(pid, root), title_of(pid, root), read_stat(pid, root).started
+    except (OSError, ValueError, IndexError):  # it has ended meanwhile
+        return None
+    if not any(name in figures for name in _LISTED[:3]):  # the kernel's own thread, or a process that has ended
+        return None
+    is_tracker = "multiprocessing.resource_tracker" in title
+    name = "resource tracker" if is_tracker else figures.get("command", "")[:_MAX_NAME]
+    known = {key: figures[key] for key in _LISTED if key in figures}
+    return {"pid": pid, "started": started, "name": name, "tracker": is_tracker, **known}
 
 
 # The files' places are constant while a process runs, and finding them costs more than reading them.
@@ -179,10 +213,3 @@ def _number_in(path: Path) -> int | None:
 def _counters(path: Path, names: tuple[str, ...]) -> dict[str, int]:
     pairs = (line.partition(" ")[::2] for line in lines_of(path))
     return {key: int(value) for key, value in pairs if key in names and value.strip().isdigit()}
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return None

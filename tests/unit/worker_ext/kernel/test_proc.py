@@ -1,4 +1,4 @@
-"""What a path lies on is told by the kernel's list of mounts, without a touch."""
+"""What `/proc` says: of a process, and of what a path lies on, without a touch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater_worker.files import file_system_of, is_in_memory, is_remote
+from highwater_worker.kernel.proc import file_system_of, is_in_memory, is_remote, read_figures
 
 MOUNTS = r"""
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -65,3 +65,10 @@ def test_where_the_kernel_does_not_tell_nothing_is_known(tmp_path):
 def test_kinds_are_told_apart(kind, memory, remote):
     """A container's own root may be in user space, and is local all the same."""
     assert (is_in_memory(kind), is_remote(kind)) == (memory, remote)
+
+
+def test_a_process_may_call_itself_anything(tmp_path):
+    """What is no printable ASCII is not handed on: a sidecar would refuse the whole file for it."""
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/status").write_bytes("Name:\té\x1b[2Jx\nThreads:\t1\n".encode())
+    assert read_figures(7, tmp_path)["command"] == "???[2Jx"

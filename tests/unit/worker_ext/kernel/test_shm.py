@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import mmap
 import os
@@ -15,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from highwater.host.parts import SHM_TITLES
-from highwater_worker.processes import shared_memory
-from highwater_worker.processes.shared_memory import OWNERS, owner_of, read_shm
+from highwater_worker.kernel import shm
+from highwater_worker.kernel.shm import OWNERS, owner_of, read_shm
 
 MIB = 1 << 20
 
@@ -68,19 +67,12 @@ def machine(tmp_path):
 
 
 def kinds(found):
-    return {name: {owner: row[0] for owner, row in found[name].items()} for name in shared_memory.KINDS if found[name]}
+    return {name: {owner: row[0] for owner, row in found[name].items()} for name in shm.KINDS if found[name]}
 
 
 def test_every_owner_has_a_title():
     names = [f"{start}1" for start, _ in OWNERS] + ["engine-cpushm", "mine"]
     assert {owner_of(name) for name in names} == set(SHM_TITLES)
-
-
-def test_the_sidecar_can_read_with_it_alone():
-    """Nothing of the worker package comes with it."""
-    tree = ast.parse(Path(shared_memory.__file__).read_text("utf-8"))
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert not any(name.startswith("highwater") for name in imported)
 
 
 def test_files_are_counted_by_owner_with_what_they_may_still_take(machine):
@@ -155,19 +147,19 @@ def has_no_namespaces(machine):
 
 
 def has_the_machines_ipc(machine):
-    machine.monkeypatch.setattr(shared_memory, "_MACHINES_IPC", (machine.proc / "self/ns/ipc").stat().st_ino)
+    machine.monkeypatch.setattr(shm, "_MACHINES_IPC", (machine.proc / "self/ns/ipc").stat().st_ino)
 
 
 def has_too_many(machine):
-    machine.monkeypatch.setattr(shared_memory, "MAX_PROCESSES", 0)
+    machine.monkeypatch.setattr(shm, "MAX_PROCESSES", 0)
 
 
 def has_too_large_maps(machine):
-    machine.monkeypatch.setattr(shared_memory, "MAX_MAPS_BYTES", 100)
+    machine.monkeypatch.setattr(shm, "MAX_MAPS_BYTES", 100)
 
 
 def has_too_many_open(machine):
-    machine.monkeypatch.setattr(shared_memory, "MAX_DESCRIPTORS", 0)
+    machine.monkeypatch.setattr(shm, "MAX_DESCRIPTORS", 0)
     machine.process(9, opened=("/etc/hosts",))
 
 
@@ -216,15 +208,15 @@ def test_a_zombie_or_thread_of_the_kernel_that_cannot_be_read_hides_nothing(mach
 
 
 def test_in_the_machines_own_namespace_its_ipc_is_no_others(machine, monkeypatch):
-    monkeypatch.setattr(shared_memory, "_MACHINES_PIDS", (machine.proc / "self/ns/pid").stat().st_ino)
-    monkeypatch.setattr(shared_memory, "_MACHINES_IPC", (machine.proc / "self/ns/ipc").stat().st_ino)
+    monkeypatch.setattr(shm, "MACHINES_PID_NAMESPACE", (machine.proc / "self/ns/pid").stat().st_ino)
+    monkeypatch.setattr(shm, "_MACHINES_IPC", (machine.proc / "self/ns/ipc").stat().st_ino)
     machine.file("psm_1")
     assert kinds(machine.read()) == {"left_over": {"rpc_rings": 1}}
 
 
 def test_a_crowd_of_files_is_cut(machine, monkeypatch):
     """It says so, and goes on."""
-    monkeypatch.setattr(shared_memory, "MAX_FILES", 3)
+    monkeypatch.setattr(shm, "MAX_FILES", 3)
     for number in range(9):
         machine.file(f"psm_{number}")
     found = machine.read(0.0)
@@ -254,12 +246,12 @@ sys.stdin.read()
 LOOKS = """
 import encodings.ascii, importlib.util, json, os, sys, time
 module, proc = sys.argv[1:]
-spec = importlib.util.spec_from_file_location("shared_memory", module)
-shared_memory = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(shared_memory)
+spec = importlib.util.spec_from_file_location("shm", module)
+shm = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(shm)
 os.setgid(65534)
 os.setuid(65534)
-print(json.dumps(shared_memory.read_shm(proc=proc, clock=lambda: time.time() + 60.0)))
+print(json.dumps(shm.read_shm(proc=proc, clock=lambda: time.time() + 60.0)))
 """
 
 
@@ -278,7 +270,7 @@ def test_a_file_of_another_users_process_is_not_said_to_be_left(how, kind):
             holder.stdout.readline()
             while how == "ended" and ") Z " not in Path(f"/proc/{holder.pid}/stat").read_text():
                 time.sleep(0.01)
-            command = [sys.executable, "-c", LOOKS, shared_memory.__file__, str(machine.proc)]
+            command = [sys.executable, "-c", LOOKS, shm.__file__, str(machine.proc)]
             looked = subprocess.run(command, capture_output=True, text=True, check=True)
         finally:
             holder.communicate(b"")

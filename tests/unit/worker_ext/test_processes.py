@@ -13,18 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker import plugin
-from highwater_worker.devices import cgroup
-from highwater_worker.files import remove_silent
-from highwater_worker.processes import writer as writer_module
-from highwater_worker.processes.figures import read_figures
-from highwater_worker.processes.writer import (
-    FILE_BYTES,
-    MAX_BODY_BYTES,
-    ProcessWriter,
-    make_process_file,
-    start_process_file,
-)
+from highwater_worker import plugin, processes
+from highwater_worker.kernel import cgroup
+from highwater_worker.processes import ProcessWriter, Role, role_of, start_process_file
+from highwater_worker.wire import MAX_PROCESS_BYTES, PROCESS_FILE_BYTES, make_process_file
 
 HEAD = struct.Struct("<8sII")
 
@@ -33,9 +25,9 @@ HEAD = struct.Struct("<8sII")
 def _forgets():
     cgroup.group_files.cache_clear()
     yield
-    if writer_module._Current.writer is not None:
-        writer_module._Current.writer.stop()
-    writer_module._Current.writer = None
+    if processes._Current.writer is not None:
+        processes._Current.writer.end()
+    processes._Current.writer = None
 
 
 def parsed(path):
@@ -43,7 +35,7 @@ def parsed(path):
     magic, sequence, length = HEAD.unpack_from(content)
     body = content[HEAD.size + 4 : HEAD.size + 4 + length]
     (checksum,) = struct.unpack_from("<I", content, HEAD.size)
-    assert (magic, len(content)) == (b"HWPROC01", FILE_BYTES)
+    assert (magic, len(content)) == (b"HWPROC01", PROCESS_FILE_BYTES)
     assert zlib.crc32(body, zlib.crc32(content[: HEAD.size])) == checksum
     return sequence, json.loads(body)
 
@@ -100,14 +92,14 @@ def test_what_cannot_be_read_is_left_out(tmp_path):
 
 def test_the_first_process_looks_at_shared_memory_in_a_thread_of_its_own(tmp_path, monkeypatch):
     """It reads hundreds of pages; what is written each second does not wait for it."""
-    monkeypatch.setattr(writer_module, "SECONDS", 0.05)
+    monkeypatch.setattr(processes, "SECONDS", 0.05)
     one = ProcessWriter(tmp_path / "ring", shm=str(tmp_path))
     assert one.record(1.0)["shm"] is None
-    one.start()
+    one.start_thread()
     deadline = time.monotonic() + 60.0
     while (shm := one.record(2.0)["shm"]) is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    one.stop()
+    one.end()
     assert {"device", "size", "owners", "unlinked", "left_over", "not_known", "mono"} <= shm.keys()
 
 
@@ -115,8 +107,8 @@ def test_the_first_process_looks_at_shared_memory_in_a_thread_of_its_own(tmp_pat
 def test_only_the_first_process_looks_at_shared_memory(tmp_path, monkeypatch, parent):
     """A look reads what every process has mapped: one for all of an engine's."""
     started = []
-    monkeypatch.setattr(writer_module.multiprocessing, "parent_process", lambda: parent)
-    monkeypatch.setattr(writer_module, "Thread", lambda **named: SimpleNamespace(start=lambda: started.append(named)))
+    monkeypatch.setattr(processes.multiprocessing, "parent_process", lambda: parent)
+    monkeypatch.setattr(processes, "Thread", lambda **named: SimpleNamespace(start=lambda: started.append(named)))
     one, is_over = ProcessWriter(tmp_path), iter([False, False, True])
     one._stopped = SimpleNamespace(wait=lambda _: next(is_over), set=lambda: None)
     one.run()
@@ -127,7 +119,7 @@ def test_only_the_first_process_looks_at_shared_memory(tmp_path, monkeypatch, pa
 def test_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(tmp_path, monkeypatch, cpu_seconds, pause):
     """However many processes there are, and however much they have mapped."""
     one, pauses = ProcessWriter(tmp_path, shm=str(tmp_path)), []
-    monkeypatch.setattr(writer_module, "time", SimpleNamespace(thread_time=lambda: cpu_seconds))
+    monkeypatch.setattr(processes, "time", SimpleNamespace(thread_time=lambda: cpu_seconds))
     one._stopped = SimpleNamespace(wait=lambda seconds: pauses.append(seconds) or True)
     one._watch_shm()
     assert pauses == [pause]
@@ -139,7 +131,7 @@ def test_without_a_second_thread_nothing_is_known_of_shared_memory(tmp_path, mon
     def start(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(writer_module.Thread, "start", start)
+    monkeypatch.setattr(processes.Thread, "start", start)
     one, is_over = ProcessWriter(tmp_path), iter([False, False, True])
     one._stopped = SimpleNamespace(wait=lambda _: next(is_over), set=lambda: None)
     one.run()
@@ -149,12 +141,12 @@ def test_without_a_second_thread_nothing_is_known_of_shared_memory(tmp_path, mon
 def test_text_that_is_too_long_costs_the_rest_and_not_the_process(tmp_path, monkeypatch):
     """The file has a fixed size."""
     row = {"pid": 1, "name": "x" * 900}
-    monkeypatch.setattr(writer_module, "list_processes", lambda *_: {"total": 8, "largest": [row] * 8})
+    monkeypatch.setattr(processes, "list_processes", lambda *_: {"total": 8, "largest": [row] * 8})
     _, _, said = written(tmp_path / "ring")
     assert "others" not in said
     assert said["anonymous_bytes"] > 0
     with pytest.raises(ValueError, match="do not fit"):
-        make_process_file(tmp_path / "a.process", b"x" * (MAX_BODY_BYTES + 1))
+        make_process_file(tmp_path / "a.process", b"x" * (MAX_PROCESS_BYTES + 1))
 
 
 def test_a_folder_that_cannot_be_written_to_is_tried_again(tmp_path):
@@ -174,27 +166,11 @@ def test_a_writer_whose_file_is_gone_ends(tmp_path):
     assert one.write() is False
 
 
-def test_files_of_silent_processes_are_removed_at_a_start(tmp_path):
-    """Where no sidecar does it; those of others stay."""
-    for name, at in (("highwater-1-1.process", 10.0), ("highwater-2-2.process", 900.0), ("other.process", 10.0)):
-        (tmp_path / name).write_bytes(b"")
-        os.utime(tmp_path / name, (at, at))
-    remove_silent(tmp_path, ".process", 400.0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["highwater-2-2.process", "other.process"]
-
-
-def test_a_process_may_call_itself_anything(tmp_path):
-    """What is no printable ASCII is not handed on: a sidecar would refuse the whole file for it."""
-    (tmp_path / "proc/7").mkdir(parents=True)
-    (tmp_path / "proc/7/status").write_bytes("Name:\té\x1b[2Jx\nThreads:\t1\n".encode())
-    assert read_figures(7, tmp_path)["command"] == "???[2Jx"
-
-
 def test_files_of_odd_names_count_for_no_process(tmp_path):
     """Anybody may put them there."""
     for name in ("highwater-7-1.process", "highwater-²-1.process", "highwater-8-1.process.tmp", "highwater-9.process"):
         (tmp_path / name).write_bytes(b"")
-    assert writer_module._writers(tmp_path) == {7}
+    assert processes._writers(tmp_path) == {7}
 
 
 def wait_for_file(folder, wanted):
@@ -212,7 +188,7 @@ def _child(folder, done):
 
 def test_a_forked_child_has_a_file_of_its_own(tmp_path, monkeypatch):
     """vLLM's plugins are not loaded again in it; its parent's file goes on."""
-    monkeypatch.setattr(writer_module, "SECONDS", 0.05)
+    monkeypatch.setattr(processes, "SECONDS", 0.05)
     start_process_file(str(tmp_path / "ring"))
     context = multiprocessing.get_context("fork")
     done = context.Queue()
@@ -237,21 +213,21 @@ def test_a_child_forked_within_a_write_goes_on(tmp_path):
 
 def test_a_process_that_ends_in_order_leaves_no_file(tmp_path, monkeypatch):
     """Its figures would be of a process that is gone."""
-    monkeypatch.setattr(writer_module, "SECONDS", 0.05)
+    monkeypatch.setattr(processes, "SECONDS", 0.05)
     start_process_file(str(tmp_path / "ring"))
     wait_for_file(tmp_path / "ring", 1)
-    writer_module._Current.writer.stop()
-    writer_module._Current.writer._thread.join(60.0)
+    processes._Current.writer.end()
+    processes._Current.writer._thread.join(60.0)
     assert list((tmp_path / "ring").glob("*.process")) == []
 
 
 @pytest.mark.parametrize(("kills", "stays"), [([1, 1], False), ([1, 2], True), ([None, None], False)])
 def test_one_in_whose_container_the_kernel_killed_a_process_leaves_its_last_look(tmp_path, monkeypatch, kills, stays):
     """Its counter is gone with the container; a count from before it began is another matter."""
-    monkeypatch.setattr(writer_module, "SECONDS", 0.0)
+    monkeypatch.setattr(processes, "SECONDS", 0.0)
     counts = iter(kills)
-    monkeypatch.setattr(writer_module, "read_oom_kills", lambda _: next(counts))
-    monkeypatch.setattr(writer_module, "read_container", lambda _: {"events": {"oom_kill": 2}})
+    monkeypatch.setattr(processes, "read_oom_kills", lambda _: next(counts))
+    monkeypatch.setattr(processes, "read_container", lambda _: {"events": {"oom_kill": 2}})
     one, path, _ = written(tmp_path)
     one._stopped.set()
     one.run()
@@ -265,11 +241,39 @@ def test_a_folder_that_cannot_be_one_is_said_once_and_changes_nothing(monkeypatc
     monkeypatch.setattr(plugin, "os", SimpleNamespace(environ={"HIGHWATER_RECORDER_DIR": directory}))
     plugin._start_process_file()
     assert "must be an absolute path" in caplog.text
-    assert writer_module._Current.writer is None
+    assert processes._Current.writer is None
 
 
 def test_without_the_variable_there_is_no_thread(monkeypatch):
     """The package is installed, and nobody asked for recorders."""
     monkeypatch.delenv("HIGHWATER_RECORDER_DIR", raising=False)
     plugin._start_process_file()
-    assert writer_module._Current.writer is None
+    assert processes._Current.writer is None
+
+
+# --- roles ---
+
+
+@pytest.mark.parametrize(
+    ("name", "children", "arguments", "role"),
+    [
+        ("ApiServer_0", (), (), Role("api_server", 0)),
+        ("ApiServer_12", (), (), Role("api_server", 12)),
+        ("APIServer_DPRank_1", (), (), Role("api_server", 1)),
+        ("EngineCore", (), (), Role("engine_core")),
+        ("EngineCore_DP3", (), (), Role("engine_core", 3)),
+        ("VllmWorker-7", (), (), Role("worker", 7)),
+        ("VLLM_DP_Coordinator", (), (), Role("coordinator")),
+        ("ForkPoolWorker-1", (), (), Role("other")),
+        ("MainProcess", ("ApiServer_0", "ApiServer_1", "EngineCore_DP0"), ("vllm", "serve"), Role("launcher")),
+        ("MainProcess", ("APIServer_DPRank_0",), ("vllm", "serve"), Role("launcher")),
+        ("MainProcess", ("EngineCore",), ("/x/app.py",), Role("api_server")),
+        ("MainProcess", (), ("/usr/bin/vllm", "serve", "model"), Role("api_server")),
+        ("MainProcess", (), ("/x/vllm/entrypoints/openai/api_server.py",), Role("api_server")),
+        ("MainProcess", (), ("/x/train.py",), Role("other")),
+        ("MainProcess", (), (), Role("other")),
+    ],
+)
+def test_the_role_follows_from_the_name(name, children, arguments, role):
+    """The main process serves unless it has started others that do."""
+    assert role_of(name, children, arguments) == role

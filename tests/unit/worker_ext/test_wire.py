@@ -1,15 +1,25 @@
-"""The recorder's file is what docs/recorder-file.md says, or it is not there at all."""
+"""A worker's files are what docs/recorder-file.md says, or not there at all, and do not fill the machine's memory."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
-from highwater_worker.files import encoded
-from highwater_worker.recorder.ring import MAX_BODY_BYTES, MAX_HEARTBEAT_BYTES, ROW, Layout, make_ring
+from highwater_worker.wire import (
+    KEPT_STARTS,
+    MAX_BODY_BYTES,
+    MAX_HEARTBEAT_BYTES,
+    ROW,
+    Layout,
+    encoded,
+    make_ring,
+    remove_old_rings,
+    remove_silent,
+)
 from tests.unit.worker_ext.ring_bytes import TABLES_AT, heartbeat, parse, ring_at, table, watchdog
 
 FIVE, THREE = Layout(5, 0), Layout(3, 0)
@@ -197,3 +207,89 @@ def test_the_file_is_closed_in_programs_that_are_started(path):
     assert not os.get_inheritable(ring._descriptor)
     ring.close()
     ring.close()
+
+
+# --- files of those that are gone ---
+
+NOW = 1_763_660_000.0
+UNDER_WAY = "f" * 16
+
+
+def written(folder: Path, start: int, *, pid: int = 7, age: float, suffix: str = "") -> Path:
+    """The file of one rank of a start, last written so long ago."""
+    path = folder / f"{'.' if suffix else ''}highwater-{start:016x}-{pid}.ring{suffix}"
+    path.write_bytes(b"HIGHWATR")
+    os.utime(path, (NOW - age, NOW - age))
+    return path
+
+
+def left(folder: Path, instance: str = UNDER_WAY, *, has_room: bool = True) -> set[Path]:
+    remove_old_rings(folder, instance, has_room=has_room, clock=lambda: NOW)
+    return set(folder.iterdir())
+
+
+def test_the_last_starts_stay_and_those_before_them_go(tmp_path):
+    """With the files of all their ranks, and what a start that was killed left half made."""
+    starts = [[written(tmp_path, n, pid=pid, age=10_000 - 100 * n) for pid in (1, 2)] for n in range(KEPT_STARTS + 3)]
+    written(tmp_path, 99, age=20_000, suffix=".tmp")
+    assert left(tmp_path) == {path for start in starts[3:] for path in start}
+
+
+def test_what_is_written_stays_however_many_there_are(tmp_path):
+    """Of several engines in one folder, and of an engine with many ranks."""
+    alive = {written(tmp_path, n, age=1.0) for n in range(KEPT_STARTS + 3)}
+    assert left(tmp_path) == alive
+
+
+def test_without_room_for_another_start_none_that_is_silent_stays(tmp_path):
+    """What happens now is worth more; what is being written, and the start under way, are left alone."""
+    own = written(tmp_path, 1, age=100.0)
+    alive = written(tmp_path, 2, age=2.0)
+    written(tmp_path, 3, age=10.0)
+    assert left(tmp_path, f"{1:016x}", has_room=False) == {own, alive}
+
+
+def test_a_start_is_as_young_as_its_youngest_rank(tmp_path):
+    """One rank may be hanging while the others go on."""
+    files = {written(tmp_path, 0, pid=1, age=50_000), written(tmp_path, 0, pid=2, age=1.0)}
+    files |= {written(tmp_path, n, age=10_000) for n in range(1, KEPT_STARTS + 1)}
+    assert left(tmp_path) == files
+
+
+@pytest.mark.parametrize("name", ["highwater-snapshot-one-0-0-7.pickle", "highwater-xyz-7.ring", "notes.txt"])
+def test_what_is_no_recorders_file_stays(tmp_path, name):
+    """The folder may hold memory snapshots, or what somebody put there."""
+    (tmp_path / name).write_text("")
+    os.utime(tmp_path / name, (0, 0))
+    for n in range(KEPT_STARTS + 3):
+        written(tmp_path, n, age=10_000)
+    assert tmp_path / name in left(tmp_path)
+
+
+def test_neither_a_link_nor_a_folder_of_such_a_name_is_touched(tmp_path):
+    """Nobody can have files of others removed by it."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    folder = tmp_path / "rings"
+    folder.mkdir()
+    (folder / f"highwater-{1:016x}-7.ring").symlink_to(theirs)
+    (folder / f"highwater-{2:016x}-7.ring").mkdir()
+    for n in range(3, KEPT_STARTS + 6):
+        written(folder, n, age=10_000)
+    assert len(left(folder)) == KEPT_STARTS + 2
+    assert theirs.is_dir()
+
+
+def test_a_folder_that_is_missing_costs_nothing(tmp_path):
+    """The first writer makes it."""
+    remove_old_rings(tmp_path / "missing", UNDER_WAY)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_silent_processes_are_removed_at_a_start(tmp_path):
+    """Where no sidecar does it; those of others stay."""
+    for name, at in (("highwater-1-1.process", 10.0), ("highwater-2-2.process", 900.0), ("other.process", 10.0)):
+        (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, (at, at))
+    remove_silent(tmp_path, ".process", 400.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["highwater-2-2.process", "other.process"]

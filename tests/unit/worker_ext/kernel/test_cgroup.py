@@ -6,7 +6,7 @@ import mmap
 
 import pytest
 
-from highwater_worker.devices.host import HostMemory, read_host
+from highwater_worker.devices.family import HostMemory, read_host
 from highwater_worker.errors import Notes
 
 MIB = 1 << 20
@@ -74,7 +74,7 @@ def test_only_groups_with_a_limit_are_asked_what_they_drop_first(machine, monkey
     top = "sys/fs/cgroup"
     files = {"proc/self/cgroup": "0::/pod/box\n"} | group(f"{top}/pod/box", "max", 5 * MIB)
     root = machine(files | group(f"{top}/pod", 20 * MIB, 19 * MIB) | group(top, "max", 30 * MIB))
-    monkeypatch.setattr("highwater_worker.devices.cgroup.lines_of", read_lines)
+    monkeypatch.setattr("highwater_worker.kernel.cgroup.lines_of", read_lines)
     host, _ = read(root)
     assert host.cgroup_limit_bytes == 20 * MIB
     assert [path for path in asked if path.name == "memory.stat"] == [root / top / "pod/memory.stat"]

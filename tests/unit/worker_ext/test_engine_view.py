@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.identity import identity, model_name, ranks_expected
+from highwater_worker.engine_view import identity, model_name, ranks_expected, serves_grpc
 from tests.unit.worker_ext.fakes import fake_worker
 
 
@@ -120,3 +120,21 @@ def test_how_many_workers_an_engine_has():
     assert ranks_expected(worker) == 24
     del worker.parallel_config.data_parallel_size
     assert ranks_expected(worker) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "serves"),
+    [
+        (("/usr/bin/vllm", "serve", "model", "--grpc-port", "50051"), True),
+        (("vllm", "serve", "model", "--grpc_port=0"), True),
+        (("vllm", "serve", "model", "--port", "8000"), False),
+        (("/x/vllm/entrypoints/openai/api_server.py", "--config-format", "hf"), False),
+        (("vllm", "serve", "--config", "serve.yaml"), None),
+        (("vllm", "serve", "--config=serve.yaml", "--grpc-port=1"), True),
+        (("/srv/vllm/wrapper.py", "model"), None),
+        (("/x/ray/default_worker.py",), None),
+        ((), None),
+    ],
+)
+def test_a_grpc_port_is_known_by_vllms_own_command_line(arguments, serves):
+    assert serves_grpc(arguments) is serves

@@ -1,7 +1,4 @@
-"""`/dev/shm`: its size, and the files in it by owner and by whether a process has them open.
-
-It imports nothing of this package: the sidecar reads its own `/dev/shm` with it, too.
-"""
+"""`/dev/shm`: its size, and the files in it by owner and by whether a process has them open."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from highwater_worker.kernel.proc import MACHINES_PID_NAMESPACE
 
 T = TypeVar("T")
 
@@ -26,8 +25,8 @@ SPARED = 500.0
 """The least time until the next look, as a multiple of the CPU time that one takes."""
 _NEW_SECONDS = 10.0
 """A file that was made since then may be mapped by a process that was looked at before."""
-# The kernel's PROC_PID_INIT_INO and PROC_IPC_INIT_INO: the same on every machine.
-_MACHINES_PIDS, _MACHINES_IPC = 0xEFFFFFFC, 0xEFFFFFFF
+# The kernel's PROC_IPC_INIT_INO: the same on every machine.
+_MACHINES_IPC = 0xEFFFFFFF
 
 OWNERS = (
     ("psm_", "rpc_rings"),
@@ -181,7 +180,7 @@ def _has_nothing_open(folder: str) -> bool:
 def _shows_all(proc: str) -> bool:
     """Return whether no process is hidden here, and a container's `/dev/shm` is not the whole machine's."""
     try:
-        is_machine = os.stat(f"{proc}/self/ns/pid").st_ino == _MACHINES_PIDS
+        is_machine = os.stat(f"{proc}/self/ns/pid").st_ino == MACHINES_PID_NAMESPACE
         is_hidden = "hidepid=" in Path(f"{proc}/self/mountinfo").read_text("utf-8", "replace")
         return not is_hidden and (is_machine or os.stat(f"{proc}/self/ns/ipc").st_ino != _MACHINES_IPC)
     except OSError:

@@ -1,37 +1,59 @@
-"""A thread that writes this process's host memory into its file once a second.
+"""Writes each of vLLM's processes' host memory into a file of its own, once a second: who it is, and what it has.
 
-It touches neither torch nor the engine, waits for nothing but its own clock, and ends in silence where it cannot write:
-vLLM must serve as well without it. A forked child gets a thread and a file of its own. The file has 4096 bytes, and is
-rewritten in place with one system call; docs/recorder-file.md describes it.
+The thread touches neither torch nor the engine, waits for nothing but its own clock, and ends in silence where it
+cannot write: vLLM must serve as well without it. A forked child gets a thread and a file of its own.
+
+vLLM names its processes where it makes them: `ApiServer_0` (vllm 0.12.0 v1/utils.py:210, vllm 0.32.0 v1/utils.py:250),
+`APIServer_DPRank_0` (vllm 0.32.0 entrypoints/launchers/dp_supervisor.py:405), `EngineCore_DP0` and `EngineCore` (vllm
+0.12.0 v1/engine/utils.py:123, vllm 0.32.0 v1/engine/utils.py:284), `VllmWorker-0` (vllm 0.12.0
+v1/executor/multiproc_executor.py:598, vllm 0.32.0 v1/executor/multiproc_executor.py:747) and `VLLM_DP_Coordinator`
+(vllm 0.12.0 v1/engine/coordinator.py:80, vllm 0.32.0 v1/engine/coordinator.py:106). The main process is the API server
+where it started no other.
 """
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
+import multiprocessing.process
 import os
 import re
 import socket
-import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
-from multiprocessing.util import Finalize
 from pathlib import Path
-from threading import Event, Thread
-from typing import Any
+from threading import Thread
+from typing import Any, NamedTuple
 
-from highwater_worker.devices.cgroup import read_container, read_oom_kills
-from highwater_worker.devices.host import read_machine
+from highwater_worker.engine_view import engine_settings, identity
 from highwater_worker.errors import Notes, printable
-from highwater_worker.files import ROOT, OpenFile, checked, encoded, file_system_of, is_remote, new_file, remove_silent
-from highwater_worker.identity import boot_id, identity, pid_namespace, pid_started
-from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
-from highwater_worker.processes.role import Role, engine_settings, own_role
-from highwater_worker.processes.shared_memory import SPARED, read_shm
+from highwater_worker.kernel.cgroup import list_processes, read_container, read_oom_kills
+from highwater_worker.kernel.proc import (
+    ROOT,
+    boot_id,
+    count_descriptors,
+    descriptors_limit,
+    file_system_of,
+    is_remote,
+    pid_namespace,
+    pid_started,
+    read_figures,
+    read_machine,
+)
+from highwater_worker.kernel.shm import SPARED, read_shm
+from highwater_worker.wire import (
+    MAX_PROCESS_BYTES,
+    PROCESS_NAME,
+    PROCESS_SUFFIX,
+    ProcessFile,
+    encoded,
+    make_process_file,
+    remove_silent,
+)
+from highwater_worker.writer import Writer
 
 SECONDS = 1.0
 _SELDOM_SECONDS = 10.0
@@ -39,49 +61,51 @@ _SELDOM_SECONDS = 10.0
 role, which changes as a process starts others."""
 _SHM_SECONDS = 10.0
 """The time between two looks at `/dev/shm`, or more by their cost."""
-_STOP_SECONDS = 1.0
-"""The time that an end waits for the thread, which the disk may hold."""
-_EARLY = 100
-_SUFFIX = ".process"
-_NAME = re.compile(r"highwater-([0-9]{1,10})-[0-9]{1,20}\.process$")
 _MAX_SCANNED = 4096
 _OLD_SECONDS = 600.0
 _SCHEMA = 1
-MAGIC = b"HWPROC01"
-FILE_BYTES = 4096
-_HEAD = struct.Struct("<8sII")
-_CHECKSUM_BYTES = 4
-MAX_BODY_BYTES = FILE_BYTES - _HEAD.size - _CHECKSUM_BYTES
-_READABLE_BY_ALL = 0o644
+
+_NAMES = (
+    (re.compile(r"API_?Server(?:_DPRank)?_?([0-9]{0,6})", re.IGNORECASE), "api_server"),
+    (re.compile(r"(?:DP)?EngineCore(?:Actor)?(?:_DP([0-9]{1,6}))?"), "engine_core"),
+    (re.compile(r"(?:Vllm)?Worker[-_]([0-9]{1,6})"), "worker"),
+    (re.compile(r"VLLM_DP_Coordinator()"), "coordinator"),
+)
+_API_SERVER = re.compile(r"API_?Server", re.IGNORECASE)
+_SERVES = re.compile(r"serve|vllm|api_server|openai", re.IGNORECASE)
 
 
-class ProcessFile(OpenFile):
-    """The open file; it is removed where its process ends in order."""
+class Role(NamedTuple):
+    """A role, and which of several it is; the names are those of the file."""
 
-    _written = 1
-
-    def write(self, body: bytes) -> None:
-        """Write one JSON object in ASCII over the old; raises OSError, and ValueError over `MAX_BODY_BYTES`."""
-        self._written += 1
-        self._pwrite(_framed(self._written, body), 0)
+    role: str
+    number: int | None = None
 
 
-def make_process_file(path: Path, body: bytes) -> ProcessFile:
-    """Make a file with its first content; the folder is made where it is missing. Raises as `ProcessFile.write`."""
-    frame = _framed(1, body)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path, _READABLE_BY_ALL) as descriptor:
-        os.pwrite(descriptor, frame, 0)
-    return ProcessFile(path, descriptor)
+def role_of(name: str, children: Iterable[str] = (), arguments: Sequence[str] = ()) -> Role:
+    """Return the role of a process, by its name in `multiprocessing`, its children's names and its command line."""
+    for pattern, role in _NAMES:
+        match = pattern.fullmatch(name)
+        if match is not None:
+            return Role(role, int(match[1]) if match[1] else None)
+    if name != "MainProcess":
+        return Role("other")
+    if any(_API_SERVER.match(child) for child in children):
+        return Role("launcher")
+    if any("EngineCore" in child for child in children) or any(_SERVES.search(word) for word in arguments[:2]):
+        # `vllm serve`, `python -m vllm.entrypoints.openai.api_server`: the first words name it
+        return Role("api_server")
+    return Role("other")
 
 
-def _framed(sequence: int, body: bytes) -> bytes:
-    if len(body) > MAX_BODY_BYTES:
-        raise ValueError(f"{len(body)} bytes do not fit into {MAX_BODY_BYTES}")
-    return checked(_HEAD.pack(MAGIC, sequence & 0xFFFFFFFF, len(body)), body).ljust(FILE_BYTES, b"\0")
+def own_role() -> Role:
+    # Not `active_children()`, which waits for those that have ended: they are vLLM's to wait for.
+    children = list(getattr(multiprocessing.process, "_children", ()))
+    names = [str(getattr(child, "name", "")) for child in children]
+    return role_of(multiprocessing.current_process().name, names, sys.argv)
 
 
-class ProcessWriter:
+class ProcessWriter(Writer):
     """Writes one process's file; `clock` is monotonic seconds, the same in all processes of a machine."""
 
     def __init__(
@@ -93,6 +117,7 @@ class ProcessWriter:
         root: Path = ROOT,
         shm: str = "/dev/shm",  # noqa: S108 - looked at, never written to
     ) -> None:
+        super().__init__("highwater-process")
         self.folder = folder
         self._clock = clock
         self._wall_clock = wall_clock
@@ -110,9 +135,6 @@ class ProcessWriter:
         self._kills: int | None = None
         self._ends_in_order = False
         self._shm_cpu_seconds = 0.0
-        self._stopped = Event()
-        self._thread: Thread | None = None
-        self.pid = os.getpid()
 
     def set_worker(self, worker: object) -> None:
         """Note that this process has a worker: its ranks and its engine's settings; called on the engine's thread."""
@@ -120,28 +142,14 @@ class ProcessWriter:
         self._worker = {name: ranks[name] for name in ("rank", "dp_rank", "tp_rank", "pp_rank")}
         self._engine = engine_settings(worker)
 
-    def start(self) -> None:
-        """Start the thread; a RuntimeError says that none can be started."""
-        thread = Thread(target=self.run, name="highwater-process", daemon=True)
-        thread.start()
-        self._thread = thread
-
-    def stop(self) -> None:
-        """End the thread, and remove the file: the process ends in order, or the recorder is not wanted any more."""
-        self._stopped.set()
-        if self._thread is not None and self.pid == os.getpid():
-            self._thread.join(_STOP_SECONDS)
-
     def run(self) -> None:
-        """Write once a second until `stop`: the thread's body."""
         try:
             # Not at once: many processes only start another program.
             while not self._stopped.wait(SECONDS):
                 if not self._ends_in_order:
                     # Not at the start: multiprocessing empties its list in a child that it has just forked.
                     self._ends_in_order = True
-                    atexit.register(self.stop)
-                    Finalize(None, self.stop, exitpriority=_EARLY)
+                    self.end_with_process()
                     self._update_role()
                     if self._is_first:
                         with suppress(RuntimeError):  # then nothing is known of `/dev/shm`
@@ -150,6 +158,7 @@ class ProcessWriter:
                     break
         finally:
             if self._file is not None:
+                # The process ends in order, or the recorder is not wanted any more.
                 self._file.close(removes=not self._has_last_look())
 
     def _has_last_look(self) -> bool:
@@ -172,8 +181,8 @@ class ProcessWriter:
         try:
             if self._file is None:
                 self._kills = read_oom_kills(self._root)
-                remove_silent(self.folder, _SUFFIX, self._wall_clock() - _OLD_SECONDS)
-                path = self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"
+                remove_silent(self.folder, PROCESS_SUFFIX, self._wall_clock() - _OLD_SECONDS)
+                path = self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{PROCESS_SUFFIX}"
                 self._file = make_process_file(path, self._body())
             elif not self._file.is_there():
                 return False  # swept, or the folder is gone
@@ -194,7 +203,7 @@ class ProcessWriter:
         record = self.record(now)
         body = encoded(record)
         for dropped in ("others", "shm", "engine"):  # the process's own figures come first
-            if len(body) <= MAX_BODY_BYTES:
+            if len(body) <= MAX_PROCESS_BYTES:
                 break
             record.pop(dropped, None)
             body = encoded(record)
@@ -236,7 +245,7 @@ class ProcessWriter:
         return record
 
     def _watch_shm(self) -> None:
-        """Look at `/dev/shm` until `stop`: the body of a thread of its own.
+        """Look at `/dev/shm` until `end`: the body of a thread of its own.
 
         It reads what every process has mapped, page by page, and may wait for the interpreter after each.
         """
@@ -249,12 +258,14 @@ class ProcessWriter:
     @cached_property
     def _constant(self) -> dict[str, Any]:
         attempt, root = Notes().attempt, self._root
+        vllm = getattr(sys.modules.get("vllm.version"), "__version__", None)
         return {
             "started": attempt("started", lambda: pid_started(root)),
             "boot_id": attempt("boot_id", lambda: boot_id(root)),
             "host": attempt("host", lambda: printable(socket.gethostname(), 64)),
             "pid_namespace": attempt("pid_namespace", lambda: pid_namespace(root)),
-            "vllm": _version(),
+            # Never imported for it: in a process that has not got so far it would be loaded here.
+            "vllm": printable(vllm, 40) if isinstance(vllm, str) else None,
         }
 
     def _update_role(self) -> None:
@@ -275,15 +286,9 @@ class ProcessWriter:
         return self._kept.get(name)
 
 
-def _version() -> str | None:
-    # Never imported for it: in a process that has not got so far it would be loaded here.
-    version = getattr(sys.modules.get("vllm.version"), "__version__", None)
-    return printable(version, 40) if isinstance(version, str) else None
-
-
 def _writers(folder: Path) -> set[int]:
     with suppress(OSError), os.scandir(folder) as entries:
-        names = [_NAME.match(entry.name) for entry in islice(entries, _MAX_SCANNED)]
+        names = [PROCESS_NAME.fullmatch(entry.name) for entry in islice(entries, _MAX_SCANNED)]
         return {int(name[1]) for name in names if name is not None}
     return set()
 
@@ -317,7 +322,7 @@ def start_process_file(directory: str) -> None:
 
 def _start(folder: Path) -> None:
     writer = ProcessWriter(folder)
-    writer.start()
+    writer.start_thread()
     _Current.writer = writer
 
 

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.devices import device_of
-from highwater_worker.devices.host import HostMemory, read_host
+from highwater_worker.devices.family import HostMemory, read_host
 from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.recorder import encoder_index
 from highwater_worker.recorder.encoder_index import EncoderIndex
-from highwater_worker.recorder.ring import ROW
-from highwater_worker.recorder.sampler import Sampler
+from highwater_worker.recorder.reading import Depth, MemoryReader
 from highwater_worker.state import state_of
+from highwater_worker.wire import ROW
 from tests.unit.worker_ext.fakes import HEAD, FakeModel, FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 
 HOST = HostMemory(
@@ -31,11 +31,11 @@ class Bench:
         self.now, self.changes = 100.0, 0
         self.worker = fake_worker(kind, None if kind == "cpu" else 1, **attributes)
         self.cache: dict[str, object] = self.worker.model_runner.encoder_cache
-        self.sampler = Sampler()
+        self.sampler = MemoryReader()
         self.sampler.host = read_host(Notes())
 
     def memory(self, *, whole: bool = False) -> dict[str, object]:
-        return self.sampler.memory(self.worker, self.now, self.changes, whole=whole)
+        return self.sampler.read(self.worker, Depth.WHOLE if whole else Depth.STEP, self.now, self.changes)
 
 
 @pytest.fixture
@@ -106,9 +106,7 @@ def test_nothing_is_set_on_the_device(torch_device):
 def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
     """A large model has hundreds of layers."""
     reads = []
-    monkeypatch.setattr(
-        "highwater_worker.memory.memory_parts.kv_cache_storages", lambda *args: reads.append(args) or []
-    )
+    monkeypatch.setattr("highwater_worker.memory.kv_cache.kv_cache_storages", lambda *args: reads.append(args) or [])
     for n in range(150):
         bench.now = 100.0 + n / 10
         bench.memory()
@@ -130,7 +128,7 @@ def test_a_sleep_shows_in_the_next_whole_sample(bench):
 def test_what_cannot_be_read_is_noted_where_everything_was_read(bench, monkeypatch):
     """As `memory` notes it; a sample between steps, which reads less, leaves the notes as they were."""
     monkeypatch.setattr(
-        "highwater_worker.memory.memory_parts.kv_cache_storages", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
+        "highwater_worker.memory.kv_cache.kv_cache_storages", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
     )
     bench.memory(whole=True)
     noted = {"name": "kv_cache_bytes", "reason": "RuntimeError: no"}
@@ -147,7 +145,7 @@ def test_what_cannot_be_read_is_null_and_costs_nothing_else(bench, monkeypatch):
         raise RuntimeError("driver says no")
 
     for name in ("rss_bytes", "weights_bytes"):
-        monkeypatch.setattr(f"highwater_worker.recorder.sampler.{name}", fail)
+        monkeypatch.setattr(f"highwater_worker.recorder.reading.{name}", fail)
     monkeypatch.setattr(encoder_index, "read_entry", fail)
     bench.cache["a"] = FakeTensor(10)
     sample = bench.memory(whole=True)
@@ -162,7 +160,7 @@ def test_between_two_steps_a_devices_sample_reads_no_resident_size(kind, whole, 
     """Each of its system calls lets go of Python's lock; the other thread has read it a second ago at most."""
     torch_device("npu")
     calls = []
-    monkeypatch.setattr("highwater_worker.recorder.sampler.rss_bytes", lambda: calls.append(1) or 7)
+    monkeypatch.setattr("highwater_worker.recorder.reading.rss_bytes", lambda: calls.append(1) or 7)
     bench = Bench(kind)
     known = bench.sampler.host.rss_bytes
     sample = bench.memory(whole=whole)
