@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.host.names import name_of
+from highwater.host.reading import name_of
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from itertools import cycle
 import pytest
 
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.host.needs import CacheCounts
 from highwater.host.past import MAX_PARTS, GrownPart, HostPast
-from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
 from highwater.host.text import host_text

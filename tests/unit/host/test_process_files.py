@@ -20,7 +20,7 @@ from tests.unit.host.recorded import framed, machine, record, write
 def files(tmp_path):
     """`files(now)` reads the folder at a time of the monotonic clock, and returns processes and problems."""
     root = machine(tmp_path / "root")
-    found = ProcessFiles(tmp_path / "ring", Machine(lambda: 1000.0, lambda: now[0], root / "proc"))
+    found = ProcessFiles(tmp_path / "ring", Machine(lambda: 1000.0, lambda: now[0], root))
     now = [501.0]
 
     def read(at=501.0):
@@ -36,7 +36,7 @@ def test_a_process_that_writes_is_read(files):
     write(files.folder, record())
     (one,) = files.files.read()
     assert (one.role, one.anonymous_bytes, one.age_seconds) == ("api_server", 700 << 20, 1.0)
-    assert one.cgroup.stat["anon"] == 3_221_225_472
+    assert one.last_container().anonymous_bytes == 3_221_225_472
 
 
 def test_one_that_has_fallen_silent_is_not_shown_as_running(files):
@@ -63,7 +63,7 @@ def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_pa
     stat.parent.mkdir()
     stat.write_text(f"4242 (a ) b) S 1{' 0' * 17} 99 0\n")
     write(files.folder, record(pid_namespace=inode))
-    again = ProcessFiles(files.folder, Machine(monotonic=lambda: 501.0, proc=tmp_path / "root/proc"))
+    again = ProcessFiles(files.folder, Machine(monotonic=lambda: 501.0, root=tmp_path / "root"))
     assert [one.pid for one in again.read()] == [4242]
     stat.write_text(f"4242 (a) S 1{' 0' * 17} 100 0\n")
     assert again.read() == ()

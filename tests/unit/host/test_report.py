@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.host.outlook import Outlook, OutlookWindow
-from highwater.host.processor_cache import CacheCounts, processor_caches
+from highwater.host.needs import CacheCounts, processor_caches, shm_needs
+from highwater.host.past import Outlook, OutlookWindow
 from highwater.host.reading import (
     ContainerMemory,
     EndedProcess,
@@ -19,7 +19,6 @@ from highwater.host.reading import (
     ShmOwner,
 )
 from highwater.host.report import report_of, summary_of
-from highwater.host.shm_need import shm_needs
 from highwater.host.text import host_text
 from highwater.units import GIB, MIB
 from tests.unit.host.recorded import reading

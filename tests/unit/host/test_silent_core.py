@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from highwater.host.process_lives import SilentCores
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
-from highwater.host.stopped import SilentCores
 from highwater.recorder.progress import SilentCore
 from tests.unit.host.test_past import Pod
 

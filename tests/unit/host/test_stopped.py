@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.host.process_lives import StoppedEngine
 from highwater.host.reading import ProcessMemory, Role
-from highwater.host.stopped import StoppedEngine
 
 
 def process(role: Role, pid: int, parent: int, rank: int | None = None) -> ProcessMemory:

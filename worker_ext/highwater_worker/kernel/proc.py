@@ -125,13 +125,12 @@ def title_of(pid: int | str, root: Path = ROOT) -> str:
     return read_start(f"{root}/proc/{pid}/cmdline", TITLE_BYTES).replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
-def count_descriptors(root: Path = ROOT, pid: int | str = "self") -> int:
-    """Return how many files a process has open; raises OSError where the kernel does not show it."""
-    folder = f"{root}/proc/{pid}/fd"
-    # Since Linux 6.2 the folder's size is their number; before, each has to be listed, of this process with the
-    # folder's own.
+def count_descriptors(root: Path = ROOT) -> int:
+    """Return how many files this process has open; raises OSError where the kernel does not show it."""
+    folder = f"{root}/proc/self/fd"
+    # Since Linux 6.2 the folder's size is their number; before, each has to be listed, with the folder's own.
     size = os.stat(folder).st_size
-    return size if size > 0 else max(0, len(os.listdir(folder)) - (pid == "self"))
+    return size if size > 0 else max(0, len(os.listdir(folder)) - 1)
 
 
 def descriptors_limit() -> int | None:
