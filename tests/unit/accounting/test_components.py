@@ -51,8 +51,8 @@ def test_everybody_who_shows_components_shows_them_all():
 def test_one_more_component_touches_five_files_at_most():
     """Those that name the weights, which the worker reads and the accounting places on its own: the next one is alike.
 
-    How the worker measures it (`worker_ext/highwater_worker/memory/storages.py`) is a file of its own, and the budget of
-    a start has parts of its own, in vLLM's terms.
+    How the worker measures it (`worker_ext/highwater_worker/memory/storages.py`) is a file of its own, and the budget
+    of a start has parts of its own, in vLLM's terms.
     """
     naming = {
         path.relative_to(ROOT).as_posix()
