@@ -201,6 +201,10 @@ def vllm_version() -> str | None:
     return text(look_up(sys.modules.get("vllm"), "__version__"))
 
 
+def torch_version() -> str | None:
+    return text(look_up(sys.modules.get("torch"), "__version__"))
+
+
 def device_label(worker: object) -> tuple[str | None, int | None]:
     """Return type and index of the worker's device as it states them itself, without a call to the device."""
     # CPUWorker before vllm 0.23 and NPUWorker of vllm-ascend 0.11 hand the device to their runner and keep none

@@ -239,7 +239,7 @@ def test_one_in_whose_container_the_kernel_killed_a_process_leaves_its_last_look
 def test_a_folder_that_cannot_be_one_is_said_once_and_changes_nothing(monkeypatch, caplog, directory):
     """The plugin's own rule: no exception reaches vLLM."""
     monkeypatch.setattr(plugin, "os", SimpleNamespace(environ={"HIGHWATER_RECORDER_DIR": directory}))
-    plugin._start_process_file()
+    plugin.register()
     assert "must be an absolute path" in caplog.text
     assert processes._Current.writer is None
 
@@ -247,7 +247,7 @@ def test_a_folder_that_cannot_be_one_is_said_once_and_changes_nothing(monkeypatc
 def test_without_the_variable_there_is_no_thread(monkeypatch):
     """The package is installed, and nobody asked for recorders."""
     monkeypatch.delenv("HIGHWATER_RECORDER_DIR", raising=False)
-    plugin._start_process_file()
+    plugin.register()
     assert processes._Current.writer is None
 
 

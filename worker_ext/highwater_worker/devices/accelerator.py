@@ -207,15 +207,14 @@ class Cuda(Accelerator):
         (vllm 0.12.0 utils/mem_utils.py:102, vllm 0.32.0 utils/mem_utils.py:151).
         """
         space = super().space(index, host)
-        available = host.node_available_bytes
-        if available is None or space.total_bytes is None or not self._is_integrated(index):
+        total, available = space.total_bytes, host.node_available_bytes
+        if total is None or available is None or _is_rocm():
             return space
-        free = min(available, space.total_bytes)
-        return Space(space.total_bytes, free, space.total_bytes - free)
-
-    def _is_integrated(self, index: int | None) -> bool:
-        # As vLLM does, and on NVIDIA's alone (vllm 0.32.0 platforms/cuda.py:698).
-        return not _is_rocm() and bool(look_up(device_properties(self._module(), index), "is_integrated"))
+        # As vLLM asks, and on NVIDIA's alone (vllm 0.32.0 platforms/cuda.py:698).
+        if not look_up(device_properties(self._module(), index), "is_integrated"):
+            return space
+        free = min(available, total)
+        return Space(total, free, total - free)
 
     def _host_empty_cache(self) -> Callable[[], object] | None:
         # torch 2.13.0 cuda/graphs.py:451.

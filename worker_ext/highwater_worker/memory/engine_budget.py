@@ -54,10 +54,6 @@ def _short(value: object) -> str | None:
     return short_text(value, _MAX_TEXT)
 
 
-def _negated(value: object) -> bool | None:
-    return None if value is None else not value
-
-
 _Source = tuple[Callable[[Any], Any], tuple[str, ...]]
 """A conversion of an attribute of the worker, and the paths where versions have it."""
 _CONFIG, _MODEL, _SCHEDULER = "vllm_config.cache_config", "vllm_config.model_config", "vllm_config.scheduler_config"
@@ -92,7 +88,10 @@ _LIMITS: Mapping[str, _Source] = {
     "max_encoder_tokens": (whole, (f"{_SCHEDULER}.max_num_encoder_input_tokens",)),
     "v2_runner": (flag, ("use_v2_model_runner",)),
     "async_scheduling": (flag, (f"{_SCHEDULER}.async_scheduling",)),
-    "hybrid_manager": (_negated, (f"{_SCHEDULER}.disable_hybrid_kv_cache_manager",)),
+    "hybrid_manager": (
+        lambda value: None if value is None else not value,
+        (f"{_SCHEDULER}.disable_hybrid_kv_cache_manager",),
+    ),
     "sleep_mode": (flag, (f"{_MODEL}.enable_sleep_mode",)),
 }
 _EMBED_WIDTHS = (
@@ -108,6 +107,11 @@ _PARALLEL = (
 def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, Any]:
     """Return the budget as one JSON object, unknown values as null; `start` is None where the plugin did not see it."""
     notes = Notes()
+
+    def architecture() -> str | None:
+        names = look_up(worker, "vllm_config", "model_config", "hf_config", "architectures")
+        return _short(names[0]) if isinstance(names, (list, tuple)) and names else None
+
     return {
         "vllm_version": vllm_version(),
         # The package itself states none (vllm-ascend 0.23.0.post1, 0.30.0rc2).
@@ -115,7 +119,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
             "ascend_version", lambda: version("vllm-ascend") if "vllm_ascend" in sys.modules else None
         ),
         "torch_npu_version": text(look_up(sys.modules.get("torch_npu"), "__version__")),
-        "architecture": notes.attempt("architecture", lambda: _architecture(worker)),
+        "architecture": notes.attempt("architecture", architecture),
         "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),
         "memory": _memory(worker, start, notes),
         "kv_cache": _kv_cache(worker, start, notes),
@@ -203,11 +207,6 @@ def _encoder(worker: object, start: StartPhases | None, notes: Notes) -> dict[st
         "embed_bytes": whole(look_up(worker, "vllm_config", "model_config", "dtype", "itemsize")),
         "skips_profiling": first_of(worker, f"{_MODEL}.multimodal_config.skip_mm_profiling", convert=flag),
     }
-
-
-def _architecture(worker: object) -> str | None:
-    names = look_up(worker, "vllm_config", "model_config", "hf_config", "architectures")
-    return _short(names[0]) if isinstance(names, (list, tuple)) and names else None
 
 
 def read_budget(worker: object, notes: Notes) -> dict[str, Any]:

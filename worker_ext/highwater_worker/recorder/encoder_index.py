@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from highwater_worker.devices import Device
@@ -18,7 +19,8 @@ from highwater_worker.engine_view import encoder_budget, find_encoder_cache, loo
 from highwater_worker.errors import printable
 from highwater_worker.memory.storages import Storage
 from highwater_worker.spill.mover import HostCopies
-from highwater_worker.spill.trimmable import Groups, Movability, movability, trimmable_bytes
+from highwater_worker.spill.plan import Groups, Movability
+from highwater_worker.spill.spilling import trimmable_bytes
 from highwater_worker.state import state_of
 from highwater_worker.wire import MAX_ROWS, ROW
 
@@ -80,7 +82,9 @@ class EncoderIndex:
         started = self._cost_clock()
         try:
             if self._read(worker, now, change, None if whole else started + _SLICE_SECONDS):
-                self.trimmable_bytes = self._trimmable(worker, host)
+                self.trimmable_bytes = None
+                with suppress(Exception):  # a trim would be refused, mostly, and a trim says why; this figure is lost
+                    self.trimmable_bytes = trimmable_bytes(worker, self._device, self._groups, self._storages_of, host)
         except BaseException:
             self._forget(now)
             raise
@@ -116,12 +120,6 @@ class EncoderIndex:
         self.is_new = False
         rows = [row.packed for row in self._rows.values()]
         return len(rows), b"".join(rows[:MAX_ROWS])
-
-    def _trimmable(self, worker: object, host: HostMemory) -> int | None:
-        try:
-            return trimmable_bytes(worker, self._device, self._groups, self._storages_of, host)
-        except Exception:  # noqa: BLE001 - a trim would be refused, mostly, and a trim says why; this figure alone is lost
-            return None
 
     def _storages_of(self, key: str) -> tuple[Storage, ...]:
         row = self._rows.get(key)
@@ -173,7 +171,7 @@ class EncoderIndex:
         # An entry that only went to the host and came back keeps its age.
         same = before is not None and before.origin == entry.origin
         seen_at = before.seen_at if before is not None and same else now
-        can_move = movability(entry, self._copies)
+        can_move = self._copies.movability(entry)
         storages = can_move.storages
         is_on_host = bool(storages) and all(storage.device_type != self._device_type for storage in storages)
         text = printable(entry.mm_hash)[:_HASH_CHARACTERS].encode("ascii", "replace")

@@ -15,10 +15,11 @@ from importlib import import_module
 from typing import Any
 
 from highwater_worker.devices import Device
+from highwater_worker.encoder_cache.entries import Entry
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpilledGroup, SpillingDict
 from highwater_worker.errors import Notes, describe
 from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, view_bytes
-from highwater_worker.spill.plan import Group
+from highwater_worker.spill.plan import Group, Movability
 
 
 class HostCopies:
@@ -51,6 +52,16 @@ class HostCopies:
             return False
         device = tensor.device
         return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
+
+    def movability(self, entry: Entry) -> Movability:
+        # Called for each entry of a cache of thousands: an entry that can be moved is one tensor, measured once.
+        storages, value = tuple(entry.storages.values()), entry.value
+        if type(value) is Spilled:
+            return Movability(storages, False, 0, 0, value.host_bytes)
+        if not self.can_take(value):
+            return Movability(storages, False, 0, 0, 0)
+        nbytes = view_bytes(value)
+        return Movability(storages, True, nbytes, self.copy_bytes(nbytes), 0)
 
     def host_bytes(self, tensor: Tensor) -> int:
         return self.copy_bytes(view_bytes(tensor))

@@ -11,23 +11,23 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 from highwater_worker.devices import Device
-from highwater_worker.devices.family import on_main_thread
+from highwater_worker.devices.family import HostMemory, on_main_thread
 from highwater_worker.encoder_cache.entries import spilling_cache
 from highwater_worker.encoder_cache.sleep import refuse_while_asleep
 from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict
 from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up, needed_hashes
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.memory.allocator import AllocatorReserve
-from highwater_worker.memory.storages import Tensor, view_bytes
+from highwater_worker.memory.storages import Storage, Tensor, view_bytes
 from highwater_worker.spill.mover import HostCopies, Mover, RestoreReserve
-from highwater_worker.spill.plan import Target, make_plan, read_host_budget
+from highwater_worker.spill.plan import Groups, Target, make_plan, read_host_budget
 from highwater_worker.state import WorkerState, state_of
 from highwater_worker.wrapping import wrap_method
 
@@ -192,6 +192,34 @@ def _busy_loop_waits() -> bool:
 
 def restorer_of(cache: SpillingDict) -> Restorer:
     return cast("Restorer", cache.restorer)
+
+
+def trimmable_bytes(
+    worker: object, device: Device, groups: Groups, storages_of: Callable[[str], Iterable[Storage]], host: HostMemory
+) -> int:
+    """Return what the device would gain by a `trim` without a target now, less what would be kept for the way back.
+
+    Nothing is moved. `trim` decides for itself: the needs of running requests, and the room on the host, may be
+    different a moment later.
+
+    `storages_of` returns the storages of the entry with a key. Raises RefusedError where a trim would be refused, or it
+    is unknown whether it would, and UnreadableError for a cache of an unknown kind.
+    """
+    if find_encoder_cache(worker) is None:
+        return 0
+    refuse_trim(worker)
+    cache = spilling_cache(worker)
+    reserve, allowed = RestoreReserve(device), None
+    if cache is not None:
+        reserve, allowed = restorer_of(cache).reserve, restorer_of(cache).host_budget_bytes
+    budget = read_host_budget(worker, allowed, groups.spilled_bytes, Notes(), host).left
+    # Where a runner does not show what is needed, a trim holds nothing back.
+    needed = (storage for key in needed_hashes(worker) or () for storage in storages_of(key))
+    movable, fitting = groups.without(needed, budget)
+    # As `trim` has it: where all that could go is what would be kept, nothing goes.
+    if movable.nbytes <= reserve.growth(movable.largest):
+        return 0
+    return max(0, fitting.nbytes - reserve.growth(fitting.largest))
 
 
 # --- the way back ---
