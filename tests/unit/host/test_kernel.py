@@ -52,7 +52,6 @@ def test_version_2_by_kind(tmp_path):
 
 
 def test_version_1_by_kind(tmp_path):
-    """The same numbers from the other version's files; without a limit there is no room to speak of."""
     one = container_of(read_container(version_1(tmp_path)))
     assert (one.version, one.limit_bytes, one.room_bytes) == (1, None, None)
     assert (one.anonymous_bytes, one.shmem_bytes, one.page_cache_bytes) == (3072 * MIB, 600 * MIB, 1000 * MIB)
@@ -62,7 +61,6 @@ def test_version_1_by_kind(tmp_path):
 
 
 def test_a_limit_above_the_own_group_counts(tmp_path):
-    """The pod's, where the container has none: that is the one that kills."""
     group(tmp_path, "pod", limit=str(5000 * MIB), current=4999 * MIB)
     group(tmp_path, "pod/box", current=2000 * MIB)
     root = machine(tmp_path, proc__self__cgroup="0::/pod/box\n")
@@ -72,13 +70,11 @@ def test_a_limit_above_the_own_group_counts(tmp_path):
 
 
 def test_without_groups_nothing_is_claimed(tmp_path):
-    """No mount of the file system, or none that shows the group."""
     assert read_container(machine(tmp_path)) is None
 
 
 @pytest.mark.parametrize("bad", [-1, 2**60, 2**70, True, 1.5, "7", None, [], {}])
 def test_what_no_kernel_counts_is_unknown(bad):
-    """In a foreign file; every sum is of what is left."""
     raw = {
         **dict.fromkeys(("version", "inode", "used", "limit", "kept", "peak", "kernel", "sock", "swap"), bad),
         "stat": dict.fromkeys(("anon", "file", "shmem", "slab", "active_file"), bad),

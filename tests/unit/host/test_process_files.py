@@ -55,7 +55,6 @@ def test_a_file_of_another_boot_from_a_time_to_come_is_not_of_one_that_runs(file
 
 
 def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_path):
-    """Where the PID namespace is shared, the start tells."""
     (tmp_path / "root/proc/self/ns").mkdir(parents=True)
     (tmp_path / "root/proc/self/ns/pid").write_text("")
     inode = (tmp_path / "root/proc/self/ns/pid").stat().st_ino
@@ -88,7 +87,6 @@ def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_pa
     ],
 )
 def test_an_invalid_file_is_named_and_costs_only_itself(files, content, reason):
-    """With any fault: empty, foreign, not JSON, NaN, negative, huge, odd text, another's name."""
     write(files.folder, record(pid=7))
     write(files.folder, content, "highwater-4242-99.process")
     pids, (problem,) = files()
@@ -98,7 +96,6 @@ def test_an_invalid_file_is_named_and_costs_only_itself(files, content, reason):
 
 
 def test_a_file_with_a_wrong_checksum_is_not_used(files):
-    """One byte of the body differs."""
     content = bytearray(framed(json.dumps(record()).encode()))
     content[40] ^= 1
     write(files.folder, bytes(content), "highwater-4242-99.process")
@@ -120,7 +117,6 @@ def test_links_and_pipes_are_not_opened(files, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files are given to another user")
 def test_a_file_of_another_user_is_not_read(files):
-    """One who owns neither the folder nor a recorder in it."""
     path = write(files.folder, record())
     os.chown(path, 12345, 12345)
     pids, (problem,) = files()
@@ -155,7 +151,6 @@ def test_many_files_of_other_users_hide_no_process(files):
 
 
 def test_a_folder_of_too_many_files_is_reported(files, monkeypatch):
-    """A bounded number of names is read."""
     monkeypatch.setattr("highwater.host.process_files.MAX_ENTRIES", 3)
     for pid in range(1, 6):
         write(files.folder, record(pid=pid))
@@ -165,7 +160,6 @@ def test_a_folder_of_too_many_files_is_reported(files, monkeypatch):
 
 
 def test_files_of_processes_that_have_ended_are_swept(files):
-    """Ten minutes after their last write; other files stay."""
     old, new = write(files.folder, record(pid=1)), write(files.folder, record(pid=2))
     other = write(files.folder, b"", "something.process")
     os.utime(old, (100.0, 100.0))

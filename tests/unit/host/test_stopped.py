@@ -60,7 +60,6 @@ def test_what_every_request_waits_for_is_told(processes, stopped, told):
 
 
 def test_another_process_under_the_same_number_starts_from_zero():
-    """Its start tells it from the one before."""
     now = 0.0
     looked = StoppedEngine(lambda: now)
     looked.look(ENGINE, [ENGINE[1]])

@@ -45,7 +45,6 @@ def test_ranks_come_from_the_engine():
     ],
 )
 def test_ranks_follow_the_engines_layout(rank, sizes, expected):
-    """DP x PP x PCP x TP, the last varying fastest; an external launcher's ranks go on across replicas."""
     head = identity(fake_worker(rank=rank, parallel_config=parallel(**sizes)))
     assert (head["tp_rank"], head["pp_rank"]) == expected
 
@@ -56,7 +55,6 @@ def test_an_older_engine_has_the_replicas_rank_alone():
 
 
 def test_what_cannot_be_read_is_null():
-    """Never guessed, never raised."""
 
     class Worker:
         @property
@@ -113,7 +111,6 @@ def test_the_model_has_the_name_under_which_it_is_served(config, expected):
 
 
 def test_how_many_workers_an_engine_has():
-    """All of its replicas counted; unknown where one of the sizes is."""
     worker = fake_worker()
     assert ranks_expected(worker) == 2 * 2 * 3
     worker.parallel_config.prefill_context_parallel_size = 2

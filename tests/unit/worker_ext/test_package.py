@@ -71,7 +71,6 @@ def test_a_file_has_the_grammar_of_python_3_9(path):
 
 
 def test_nothing_in_it_came_after_python_3_9():
-    """Neither a module, a function, nor one of their arguments, such as `zip(strict=)`."""
     folder = Path(highwater_worker.__file__).parent
     vermin = Path(sys.executable).with_name("vermin")
     command = [vermin, "-t=3.9-", "--violations", "--no-tips", "--processes=1", folder]
@@ -130,7 +129,6 @@ assert threading.active_count() == 1
 
 
 def test_no_file_imports_one_that_imports_it():
-    """Also through others, and imports for types alone: every file can be read without those above it."""
     root = Path(highwater_worker.__file__).parents[2]
     names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
     graph = {name: set(_imported(ast.parse(path.read_text()), names)) for name, path in names.items()}

@@ -117,7 +117,6 @@ def test_only_the_first_process_looks_at_shared_memory(tmp_path, monkeypatch, pa
 
 @pytest.mark.parametrize(("cpu_seconds", "pause"), [(0.001, 10.0), (0.1, 50.0)])
 def test_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(tmp_path, monkeypatch, cpu_seconds, pause):
-    """However many processes there are, and however much they have mapped."""
     one, pauses = ProcessWriter(tmp_path, shm=str(tmp_path)), []
     monkeypatch.setattr(processes, "time", SimpleNamespace(thread_time=lambda: cpu_seconds))
     one._stopped = SimpleNamespace(wait=lambda seconds: pauses.append(seconds) or True)
@@ -126,7 +125,6 @@ def test_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(tmp_path
 
 
 def test_without_a_second_thread_nothing_is_known_of_shared_memory(tmp_path, monkeypatch):
-    """The process's own figures are written all the same."""
 
     def start(_):
         raise RuntimeError("can't start new thread")
@@ -139,7 +137,6 @@ def test_without_a_second_thread_nothing_is_known_of_shared_memory(tmp_path, mon
 
 
 def test_text_that_is_too_long_costs_the_rest_and_not_the_process(tmp_path, monkeypatch):
-    """The file has a fixed size."""
     row = {"pid": 1, "name": "x" * 900}
     monkeypatch.setattr(processes, "list_processes", lambda *_: {"total": 8, "largest": [row] * 8})
     _, _, said = written(tmp_path / "ring")
@@ -223,7 +220,6 @@ def test_a_process_that_ends_in_order_leaves_no_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("kills", "stays"), [([1, 1], False), ([1, 2], True), ([None, None], False)])
 def test_one_in_whose_container_the_kernel_killed_a_process_leaves_its_last_look(tmp_path, monkeypatch, kills, stays):
-    """Its counter is gone with the container; a count from before it began is another matter."""
     monkeypatch.setattr(processes, "SECONDS", 0.0)
     counts = iter(kills)
     monkeypatch.setattr(processes, "read_oom_kills", lambda _: next(counts))
@@ -245,7 +241,6 @@ def test_a_folder_that_cannot_be_one_is_said_once_and_changes_nothing(monkeypatc
 
 
 def test_without_the_variable_there_is_no_thread(monkeypatch):
-    """The package is installed, and nobody asked for recorders."""
     monkeypatch.delenv("HIGHWATER_RECORDER_DIR", raising=False)
     plugin.register()
     assert processes._Current.writer is None
@@ -275,5 +270,4 @@ def test_without_the_variable_there_is_no_thread(monkeypatch):
     ],
 )
 def test_the_role_follows_from_the_name(name, children, arguments, role):
-    """The main process serves unless it has started others that do."""
     assert role_of(name, children, arguments) == role

@@ -32,7 +32,6 @@ def path(tmp_path):
 
 
 def test_a_new_file_has_its_header_and_empty_slots(path):
-    """In its whole size, readable by all whatever the umask, under its own name only."""
     before = os.umask(0o077)
     try:
         ring = make_ring(path, IDENTITY, FIVE)
@@ -59,7 +58,6 @@ def test_a_record_stands_in_its_slot_to_the_letter(path):
 
 
 def test_the_oldest_is_written_over(path):
-    """Shorter ones over longer ones too."""
     ring = make_ring(path, IDENTITY, THREE)
     for n in range(1, 9):
         ring.write(encoded({"n": n, "padding": "x" * (500 - 50 * n)}))
@@ -77,7 +75,6 @@ def test_a_body_that_does_not_fit_is_refused(path):
 
 
 def test_heartbeats_are_written_in_turn(path):
-    """The one before the last stays whole while the last is written."""
     ring = make_ring(path, IDENTITY, THREE)
     for n in range(1, 4):
         ring.write_heartbeat(encoded({"n": n}))
@@ -90,7 +87,6 @@ def test_heartbeats_are_written_in_turn(path):
 
 
 def test_entry_tables_are_written_in_turn(path):
-    """Head and rows under one checksum."""
     ring = make_ring(path, IDENTITY, Layout(3, 4096))
     row = ROW.pack(b"a" * 64, 12, 1.5, 1)
     for n in range(1, 4):
@@ -105,7 +101,6 @@ def test_entry_tables_are_written_in_turn(path):
 
 
 def test_what_is_written_plainly_lands_in_the_stack_area(path):
-    """Wherever else records are written meanwhile; what was there before is gone."""
     ring = make_ring(path, IDENTITY, THREE)
     descriptor = ring.clear_stack(12.0, 3.0)
     ring.write(b'{"n":1}')
@@ -132,7 +127,6 @@ def test_nothing_is_written_after_the_end(path):
     ("code", "words"), [(errno.ENOSPC, "No space left on device"), (errno.EDQUOT, "Disk quota exceeded")]
 )
 def test_a_full_disk_is_an_error_at_the_start(path, monkeypatch, code, words):
-    """In words, and nothing is left."""
 
     def full(*_: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -145,7 +139,6 @@ def test_a_full_disk_is_an_error_at_the_start(path, monkeypatch, code, words):
 
 
 def test_a_directory_that_cannot_be_written_is_named(path, monkeypatch):
-    """As is one that is a file; to root, no mode forbids anything."""
 
     def forbidden(*_: object, **__: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -159,7 +152,6 @@ def test_a_directory_that_cannot_be_written_is_named(path, monkeypatch):
 
 
 def test_a_missing_directory_is_made(tmp_path):
-    """With those above it."""
     path = tmp_path / "a" / "b" / "highwater.ring"
     make_ring(path, IDENTITY, FIVE).close()
     assert path.is_file()
@@ -167,7 +159,6 @@ def test_a_missing_directory_is_made(tmp_path):
 
 @pytest.mark.parametrize("planted", ["link", "file"])
 def test_nothing_is_written_through_what_lies_under_the_hidden_name(path, planted):
-    """A link goes, what it points to stays; a file of a process that died goes too."""
     victim, hidden = path.with_name("victim"), path.with_name(f".{path.name}.tmp")
     victim.write_text("precious")
     if planted == "link":
@@ -181,7 +172,6 @@ def test_nothing_is_written_through_what_lies_under_the_hidden_name(path, plante
 
 
 def test_a_link_under_its_own_name_is_replaced(path):
-    """Not followed."""
     victim = path.with_name("victim")
     victim.write_text("precious")
     path.symlink_to(victim)
@@ -190,7 +180,6 @@ def test_a_link_under_its_own_name_is_replaced(path):
 
 
 def test_a_file_that_was_taken_away_is_not_there(path):
-    """Also where another has its name."""
     ring = make_ring(path, IDENTITY, FIVE)
     assert ring.is_there()
     other = make_ring(path, IDENTITY, FIVE)
@@ -229,7 +218,6 @@ def left(folder: Path, instance: str = UNDER_WAY, *, has_room: bool = True) -> s
 
 
 def test_the_last_starts_stay_and_those_before_them_go(tmp_path):
-    """With the files of all their ranks, and what a start that was killed left half made."""
     starts = [[written(tmp_path, n, pid=pid, age=10_000 - 100 * n) for pid in (1, 2)] for n in range(KEPT_STARTS + 3)]
     written(tmp_path, 99, age=20_000, suffix=".tmp")
     assert left(tmp_path) == {path for start in starts[3:] for path in start}
@@ -242,7 +230,6 @@ def test_what_is_written_stays_however_many_there_are(tmp_path):
 
 
 def test_without_room_for_another_start_none_that_is_silent_stays(tmp_path):
-    """What happens now is worth more; what is being written, and the start under way, are left alone."""
     own = written(tmp_path, 1, age=100.0)
     alive = written(tmp_path, 2, age=2.0)
     written(tmp_path, 3, age=10.0)
@@ -267,7 +254,6 @@ def test_what_is_no_recorders_file_stays(tmp_path, name):
 
 
 def test_neither_a_link_nor_a_folder_of_such_a_name_is_touched(tmp_path):
-    """Nobody can have files of others removed by it."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     folder = tmp_path / "rings"
@@ -281,7 +267,6 @@ def test_neither_a_link_nor_a_folder_of_such_a_name_is_touched(tmp_path):
 
 
 def test_a_folder_that_is_missing_costs_nothing(tmp_path):
-    """The first writer makes it."""
     remove_old_rings(tmp_path / "missing", UNDER_WAY)
     assert list(tmp_path.iterdir()) == []
 

@@ -55,7 +55,6 @@ def test_a_container_sees_its_own_limit(machine):
 
 
 def test_the_tightest_of_all_groups_above_counts(machine):
-    """A pod's limit lies above the container's."""
     top = "sys/fs/cgroup"
     files = {"proc/self/cgroup": "0::/pod/box\n"}
     files |= group(f"{top}/pod/box", "max", 5 * MIB) | group(f"{top}/pod", 20 * MIB, 19 * MIB)
@@ -81,7 +80,6 @@ def test_only_groups_with_a_limit_are_asked_what_they_drop_first(machine, monkey
 
 
 def test_without_a_limit_the_machine_is_the_limit(machine):
-    """No limit is an absence, not a failure."""
     host, notes = read(machine(group("sys/fs/cgroup", "max", 5 * MIB)))
     assert (host.cgroup_used_bytes, host.cgroup_limit_bytes) == (5 * MIB, None)
     assert (host.total_bytes, host.free_bytes, notes) == (64 * MIB, 32 * MIB, [])
@@ -114,7 +112,6 @@ def test_kills_for_memory_are_counted_in_its_own_group(machine):
 
 @pytest.mark.parametrize("events", [None, "", "oom 1\n", "oom_kill\n", "oom_kill many\n"])
 def test_a_kernel_that_counts_no_kills_says_nothing(machine, events):
-    """That is no zero."""
     files = group("sys/fs/cgroup", "max", 5 * MIB)
     host, notes = read(machine(files if events is None else files | {"sys/fs/cgroup/memory.events": events}))
     assert (host.cgroup_oom_kills, notes) == (None, [])
@@ -148,7 +145,6 @@ def test_a_path_from_outside_the_container_leads_to_its_mount(machine, mounted, 
 
 @pytest.mark.parametrize("text", ["", "garbage", "0::", "a:b", ":::::", "0::/\n\n"])
 def test_a_garbled_group_list_means_no_group(machine, text):
-    """Then the machine's own figures stand."""
     host, notes = read(machine({"proc/self/cgroup": text, "proc/self/mountinfo": "1 2 3\n- - -\n\n"}))
     assert (host.cgroup_used_bytes, host.total_bytes, notes) == (None, 64 * MIB, [])
 

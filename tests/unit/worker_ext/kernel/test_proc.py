@@ -39,12 +39,10 @@ def root(tmp_path):
     ],
 )
 def test_the_innermost_mount_tells(root, path, kind):
-    """Of two on one point the later one, which lies on top."""
     assert file_system_of(Path(path), root) == kind
 
 
 def test_where_the_kernel_does_not_tell_nothing_is_known(tmp_path):
-    """Then it is taken for a local disk."""
     kind = file_system_of(Path("/dev/shm"), tmp_path)
     assert (kind, is_in_memory(kind), is_remote(kind)) == (None, False, False)
 

@@ -76,7 +76,6 @@ def test_every_owner_has_a_title():
 
 
 def test_files_are_counted_by_owner_with_what_they_may_still_take(machine):
-    """A sparse file has promised its size; folders count with what is in them; links lead nowhere."""
     (machine.shm / "highwater").mkdir()
     for name in ("nccl-abc", "highwater/a.ring", "mine"):
         (machine.shm / name).write_bytes(b"x")
@@ -109,7 +108,6 @@ def test_a_new_file_is_in_use_before_it_is_mapped(machine):
 
 
 def test_a_region_without_a_name_is_its_owners_that_have_it_mapped(machine, monkeypatch):
-    """Once, however many processes and pieces; what is allocated is what the file system has beside its files."""
     path = f"{machine.shm}/vllm_offload_1.mmap (deleted)"
     first, second = machine.region(77, 2 * MIB, path), machine.region(77, MIB, path, offset=3 * MIB)
     elsewhere = machine.region(78, MIB, "/dev/zero (deleted)").replace(machine.device, "00:01")
@@ -120,7 +118,6 @@ def test_a_region_without_a_name_is_its_owners_that_have_it_mapped(machine, monk
 
 
 def test_what_several_such_owners_have_allocated_is_divided_by_their_sizes(machine, monkeypatch):
-    """The sum is exact, and no more is promised than they can take."""
     ring = machine.file("psm_1", written=MIB)
     offloaded = machine.region(77, 6 * MIB, f"{machine.shm}/vllm_offload_1.mmap (deleted)")
     nccl = machine.region(78, 2 * MIB, f"{machine.shm}/nccl-x (deleted)")
@@ -190,7 +187,6 @@ def has_one_whose_first_thread_ended(machine):
     ],
 )
 def test_where_not_every_process_is_seen_it_is_not_known_who_has_a_file_open(machine, monkeypatch, lacks):
-    """What is seen to be mapped is in use all the same."""
     machine.monkeypatch = monkeypatch
     machine.file("psm_1")
     machine.process(7)
@@ -199,7 +195,6 @@ def test_where_not_every_process_is_seen_it_is_not_known_who_has_a_file_open(mac
 
 
 def test_a_zombie_or_thread_of_the_kernel_that_cannot_be_read_hides_nothing(machine):
-    """It has no address space, and so nothing open; nor has one that ends meanwhile."""
     machine.file("psm_1")
     has_one_that_cannot_be_read(machine)
     (machine.proc / "9/status").write_text("Name:\tx\nState:\tZ (zombie)\nThreads:\t1\n")
@@ -215,7 +210,6 @@ def test_in_the_machines_own_namespace_its_ipc_is_no_others(machine, monkeypatch
 
 
 def test_a_crowd_of_files_is_cut(machine, monkeypatch):
-    """It says so, and goes on."""
     monkeypatch.setattr(shm, "MAX_FILES", 3)
     for number in range(9):
         machine.file(f"psm_{number}")
@@ -280,7 +274,6 @@ def test_a_file_of_another_users_process_is_not_said_to_be_left(how, kind):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/dev/shm is Linux's")
 def test_the_kernel_shows_a_mapped_file_and_one_without_a_name():
-    """By the real `/proc`, which has this process."""
     path = Path(f"/dev/shm/vllm_offload_test_{os.getpid()}.mmap")
     with path.open("w+b") as file:
         os.truncate(path, 4 * MIB)

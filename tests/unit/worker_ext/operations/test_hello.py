@@ -47,7 +47,6 @@ def test_it_introduces_worker_and_extension(torch_device, monkeypatch):
     ],
 )
 def test_the_runners_version_is_that_of_its_class(module, expected, torch_device):
-    """Not a setting's: what runs is what counts."""
     torch_device("npu")
     assert ask(fake_worker(model_runner=runner_of(module)), "hello")["runner_version"] == expected
 

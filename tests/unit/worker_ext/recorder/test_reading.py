@@ -46,7 +46,6 @@ def bench(torch_device):
 
 @pytest.mark.parametrize("kind", ["npu", "cpu"])
 def test_a_sample_has_what_memory_answers(kind, torch_device):
-    """The same names and figures, but for what the file says elsewhere."""
     torch_device("npu")
     cache = {"a": FakeTensor(50, device=kind), "b": FakeTensor(5, device=kind)}
     runner = fake_runner(kind, encoder_cache=cache, get_model=lambda: FakeModel(device=kind))
@@ -104,7 +103,6 @@ def test_nothing_is_set_on_the_device(torch_device):
 
 
 def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
-    """A large model has hundreds of layers."""
     reads = []
     monkeypatch.setattr("highwater_worker.memory.kv_cache.kv_cache_storages", lambda *args: reads.append(args) or [])
     for n in range(150):
@@ -138,21 +136,6 @@ def test_what_cannot_be_read_is_noted_where_everything_was_read(bench, monkeypat
     assert noted in bench.sampler.notes
 
 
-def test_what_cannot_be_read_is_null_and_costs_nothing_else(bench, monkeypatch):
-    """As in `memory`."""
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("driver says no")
-
-    for name in ("rss_bytes", "weights_bytes"):
-        monkeypatch.setattr(f"highwater_worker.recorder.reading.{name}", fail)
-    monkeypatch.setattr(encoder_index, "read_entry", fail)
-    bench.cache["a"] = FakeTensor(10)
-    sample = bench.memory(whole=True)
-    assert (sample["weights_bytes"], sample["encoder_cache"], sample["host_memory"]["rss_bytes"]) == (None, None, None)
-    assert (sample["used_bytes"], sample["kv_cache_bytes"]) == (4_000, 1_600)
-
-
 @pytest.mark.parametrize(
     ("kind", "whole", "reads"), [("npu", False, 0), ("npu", True, 1), ("cpu", False, 1), ("cpu", True, 1)]
 )
@@ -177,12 +160,6 @@ def test_a_worker_of_an_unknown_device_is_recorded_too(torch_device):
     assert sample["host_memory"]["rss_bytes"] > 0
     bench.worker.device = device
     assert bench.memory()["total_bytes"] == 5_000
-
-
-def test_a_text_model_has_no_entries(torch_device):
-    """Null."""
-    torch_device("npu")
-    assert Bench(model_runner=fake_runner(encoder_cache=None)).memory()["encoder_cache"] is None
 
 
 def test_nothing_of_the_engines_is_kept(bench):
@@ -262,7 +239,6 @@ def index(monkeypatch, torch_device):
 
 
 def test_every_entry_has_a_row(index):
-    """Name, size, when it was seen first, and where it lies; names are cut, and clean."""
     index.cache |= {"a" * 99: FakeTensor(10), "\ud800\x1b": FakeTensor(500, device="cpu")}
     figures = index.look()
     index.now = 101.0
@@ -272,7 +248,6 @@ def test_every_entry_has_a_row(index):
 
 
 def test_an_entry_is_read_once(index):
-    """However often the cache is looked through."""
     index.cache |= {"a": FakeTensor(10), "b": FakeTensor(10)}
     for n in range(5):
         index.now, index.changes = 100.0 + n, n
@@ -281,7 +256,6 @@ def test_an_entry_is_read_once(index):
 
 
 def test_an_entry_made_anew_under_its_name_is_another(index):
-    """Its age starts again."""
     index.cache["a"] = FakeTensor(10)
     index.look()
     index.now, index.changes = 105.0, 1
@@ -291,7 +265,6 @@ def test_an_entry_made_anew_under_its_name_is_another(index):
 
 
 def test_one_that_went_to_the_host_and_came_back_is_as_old_as_it_was(torch_device):
-    """Moved by `trim` and `restore`. Two: with one `trim` gains nothing, for as much is kept for its way back."""
     torch_device("npu")
     cache = {name: FakeTensor(10) for name in "ab"}
     index = Index(fake_worker(model_runner=fake_runner(encoder_cache=cache)))
@@ -304,7 +277,6 @@ def test_one_that_went_to_the_host_and_came_back_is_as_old_as_it_was(torch_devic
 
 
 def test_storages_that_entries_share_count_once(index):
-    """Until the last of them goes."""
     shared = FakeStorage(1000)
     index.cache |= {name: FakeTensor(10, storage=shared) for name in "abc"}
     assert index.look()["device_bytes"] == 1000
@@ -360,7 +332,6 @@ def test_what_goes_and_comes_between_two_slices_is_right_in_the_end(index):
 
 
 def test_after_an_operation_of_ours_all_is_read_at_once(index):
-    """A remedy is measured by it, on ranks that no call answers for."""
     index.cost = 0.01
     index.cache |= {str(n): FakeTensor(10) for n in range(100)}
     assert index.look() is None
@@ -385,7 +356,6 @@ def test_the_cache_is_looked_through_once_a_second_and_only_after_a_change(index
 
 
 def test_a_table_is_new_when_entries_came_or_went(index):
-    """And only when the cache was looked through to its end."""
     index.cache["a"] = FakeTensor(10)
     index.look()
     assert index.index.is_new
@@ -400,7 +370,6 @@ def test_a_table_is_new_when_entries_came_or_went(index):
 
 
 def test_a_table_has_no_more_than_its_rows(index):
-    """Those that were seen first; how many there are is told."""
     tensor = FakeTensor(10)
     index.cache |= dict.fromkeys(map(str, range(5000)), tensor)
     index.look(whole=True)
@@ -410,7 +379,6 @@ def test_a_table_has_no_more_than_its_rows(index):
 
 @pytest.mark.parametrize("what", ["gone", "unreadable"])
 def test_a_cache_that_is_not_there_any_more_has_no_figures(index, what):
-    """Nor rows."""
     index.cache["a"] = FakeTensor(10)
     index.look()
     index.worker.model_runner.encoder_cache = None if what == "gone" else SimpleNamespace(encoder_outputs=[])
