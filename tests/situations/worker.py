@@ -205,7 +205,5 @@ def modelled_workers(torch: ModelTorch) -> Iterator[None]:
             if name.startswith("highwater_worker.") and hasattr(module, "read_host"):
                 stack.enter_context(patch.object(module, "read_host", lambda *_, **__: HOST))
         stack.enter_context(patch.object(engine_view, "os", SimpleNamespace(getpid=lambda: _PROCESS.pid)))
-        stack.enter_context(
-            patch.object(engine_view, "socket", SimpleNamespace(gethostname=lambda: HOST_NAME))
-        )
+        stack.enter_context(patch.object(engine_view, "socket", SimpleNamespace(gethostname=lambda: HOST_NAME)))
         yield

@@ -146,13 +146,13 @@ def shm_of(
     Unless who looked ``sees_all`` that may have files open, what none of those has open may be another's.
     """
     numbers = _numbers(raw)
+    rows: dict[tuple[ShmState, str], list[int]] = {}
+    for state in get_args(ShmState):
+        known: ShmState = "not_known" if state == "left_over" and not sees_all else state
+        rows |= {(known, owner): row for owner, row in _rows(raw.get("owners" if state == "in_use" else state))}
     owners = [
         ShmOwner(owner=owner, state=state, files=files, used_bytes=used, promised_bytes=promised)
-        for (state, owner), (files, used, promised) in {
-            ("not_known" if state == "left_over" and not sees_all else state, owner): row
-            for state in get_args(ShmState)
-            for owner, row in _rows(raw.get("owners" if state == "in_use" else state))
-        }.items()
+        for (state, owner), (files, used, promised) in rows.items()
     ]
     return ShmMemory(
         size_bytes=numbers.get("size"),
