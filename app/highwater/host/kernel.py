@@ -227,11 +227,6 @@ def find_engine(root: Path, known: Iterable[int]) -> tuple[ProcessMemory, ...]:
             top = above
         if top in parents:
             roots.add(top)
-    rows = (read_process(root, pid) for pid in islice(sorted(_below(roots, parents)), MAX_FOUND))
-    return tuple(one for one in rows if one is not None)
-
-
-def _below(roots: set[int], parents: Mapping[int, int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
@@ -242,7 +237,8 @@ def _below(roots: set[int], parents: Mapping[int, int]) -> set[int]:
         if pid not in pids:
             pids.add(pid)
             waiting += children.get(pid, [])
-    return pids
+    rows = (read_process(root, pid) for pid in islice(sorted(pids), MAX_FOUND))
+    return tuple(one for one in rows if one is not None)
 
 
 def read_process(root: Path, pid: int) -> ProcessMemory | None:

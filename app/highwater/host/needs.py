@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
-from highwater.host.reading import EngineMemorySettings, HostReading, ShmMemory
+from highwater.host.reading import EngineMemorySettings, HostReading
 from highwater.readings.schema import RESPONSE_SCHEMA
 from highwater.units import GIB, MIB
 
@@ -243,12 +243,9 @@ def shm_needs(reading: HostReading) -> ShmNeeds:
         name = "processor cache (shm)"
         rows.append(ShmNeed(name=name, bytes=caches.max_bytes, owner="processor_cache", why=why, source=source))
     known = sum(row.bytes for row in rows if row.bytes is not None)
-    return ShmNeeds(rows=tuple(rows), known_bytes=known, short_bytes=_short(rows, known, reading.shm))
-
-
-def _short(rows: list[ShmNeed], known: int, shm: ShmMemory | None) -> int | None:
-    if shm is None or shm.size_bytes is None or shm.used_bytes is None:
-        return None
-    owners = {row.owner for row in rows if row.bytes is not None}
-    theirs = sum(one.used_bytes for one in shm.owners if one.owner in owners and one.is_in_use)
-    return max(0, known + max(0, shm.used_bytes - theirs) - shm.size_bytes)
+    shm, short = reading.shm, None
+    if shm is not None and shm.size_bytes is not None and shm.used_bytes is not None:
+        owners = {row.owner for row in rows if row.bytes is not None}
+        theirs = sum(one.used_bytes for one in shm.owners if one.owner in owners and one.is_in_use)
+        short = max(0, known + max(0, shm.used_bytes - theirs) - shm.size_bytes)
+    return ShmNeeds(rows=tuple(rows), known_bytes=known, short_bytes=short)

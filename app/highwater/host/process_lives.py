@@ -182,7 +182,13 @@ class SilentCores:
         self._silent = {  # never changed in place: `look` runs in a thread, and `longest` on the event loop
             process: (one, at)
             for process, (one, at) in (self._silent | fallen).items()
-            if process not in writing and any(_is_served_by(one, server) for server in servers)
+            # Of one life with a server that writes: in a container the same numbers come again.
+            if process not in writing
+            and any(
+                (one.host, one.container) == (server.host, server.container)
+                and (server.started or 0) <= (one.started or 0)
+                for server in servers
+            )
         }
         self._workers = {one.container for one in reading.processes if one.role == "worker"}
 
@@ -193,12 +199,6 @@ class SilentCores:
             return None
         name = f"{one.name} (pid {one.pid})"
         return SilentCore(name=name, seconds=now - at, has_workers=one.container in self._workers)
-
-
-def _is_served_by(core: ProcessMemory, server: ProcessMemory) -> bool:
-    """Return whether they are of one life: in a container the same numbers come again."""
-    is_beside = (core.host, core.container) == (server.host, server.container)
-    return is_beside and (server.started or 0) <= (core.started or 0)
 
 
 class StoppedEngine:

@@ -44,23 +44,22 @@ def read_entries(worker: object) -> list[Entry] | None:
 
 
 def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
-    entry = _entry(str(key), value)
-    if isinstance(outputs, SpillingDict):
-        return entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
-    return entry
-
-
-def _entry(mm_hash: str, value: object) -> Entry:
     # Nearly always one tensor; a cache holds thousands of them, and the engine waits meanwhile.
+    tensors: list[Tensor]
+    origin: tuple[str, int] | None
     if is_tensor(value):
         storage = storage_of(value)
-        return Entry(mm_hash, [value], {storage.key: storage} if storage.nbytes else {}, storage.key, None, value)
-    if isinstance(value, Spilled):
+        tensors, storages, origin = [value], {storage.key: storage} if storage.nbytes else {}, storage.key
+    elif isinstance(value, Spilled):
         storage = Storage(storage_of(value.host).pointer, value.host_bytes, _HOST)
-        return Entry(mm_hash, [value.host], {storage.key: storage}, value.origin, None, value)
-    tensors = list(tensors_in(value))
-    storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.nbytes}
-    return Entry(mm_hash, tensors, storages, next(iter(storages), None), None, value)
+        tensors, storages, origin = [value.host], {storage.key: storage}, value.origin
+    else:
+        tensors = list(tensors_in(value))
+        storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.nbytes}
+        origin = next(iter(storages), None)
+    if not isinstance(outputs, SpillingDict):
+        return Entry(str(key), tensors, storages, origin, None, value)
+    return Entry(str(key), tensors, storages, outputs.origin(key) or origin, outputs.idle_seconds(key), value)
 
 
 def entry_embeds(entry: Entry) -> int:

@@ -78,8 +78,13 @@ class WeightCount:
 
     def of(self, models: list[Any], device_type: str) -> int:
         identities = tuple(map(id, models))
-        if self._models != identities:
-            self._models, self._nbytes = identities, _counted(models, device_type)
+        if self._models == identities:
+            return self._nbytes
+        tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+        packed = [part for model in models for part in _packed(model)] if device_type == "cpu" else []
+        tensors += [part for part in packed if not isinstance(part, int)]
+        nbytes = sum(storage.nbytes for storage in unique_storages(tensors, device_type))
+        self._models, self._nbytes = identities, nbytes + sum(part for part in packed if isinstance(part, int))
         return self._nbytes
 
 
@@ -124,14 +129,6 @@ def _models(runner: object) -> list[Any]:
         if all(hasattr(model, name) for name in ("parameters", "buffers", "modules")):
             found.append(model)
     return found
-
-
-def _counted(models: list[Any], device_type: str) -> int:
-    tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-    packed = [part for model in models for part in _packed(model)] if device_type == "cpu" else []
-    tensors += [part for part in packed if not isinstance(part, int)]
-    handles = sum(part for part in packed if isinstance(part, int))
-    return handles + sum(storage.nbytes for storage in unique_storages(tensors, device_type))
 
 
 def _packed(model: Any) -> Iterator[Tensor | int]:  # noqa: ANN401 - a torch.nn.Module

@@ -144,9 +144,9 @@ class MemoryReader:
     def _note_nulls(self, state: WorkerState, notes: Notes) -> None:
         """Note what is null and raised nothing, and a figure that is old."""
         if self._device is None:
-            for name in ("weights_bytes", "kv_cache_bytes", "kv_cache_reserved_bytes", "encoder_cache"):
-                notes.add(name, NO_DEVICE)
-            notes.add("trimmable_bytes", NO_DEVICE)
+            for part in ("weights", "kv_cache", "kv_cache_reserved", "trimmable"):
+                notes.add(f"{part}_bytes", NO_DEVICE)
+            notes.add("encoder_cache", NO_DEVICE)
         reserve = state.allocator_reserve
         if reserve.unknown_because is not None:
             is_old = reserve.kept_bytes is not None

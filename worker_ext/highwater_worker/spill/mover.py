@@ -72,7 +72,14 @@ class HostCopies:
 
     def to_host(self, tensor: Tensor, group: SpilledGroup, notes: Notes) -> Spilled:
         """Copy a tensor into host memory. The caller has waited for the device."""
-        host = self._pinned(tensor, notes) if self._pins else None
+        host: Tensor | None = None
+        if self._pins:
+            try:
+                host = self._copy(tensor, "cpu", pin_memory=True)
+            except RuntimeError as error:
+                # Containers limit locked memory. Pageable memory does as well, at a fraction of the speed.
+                notes.add("host_bytes_added", f"in pageable memory, because pinning failed: {describe(error)}")
+                self._pins = False
         is_pinned = host is not None
         if host is None:
             host = self._copy(tensor, "cpu")
@@ -95,15 +102,6 @@ class HostCopies:
         done.record()
         self._under_way.append((spilled.host, done))
         return made
-
-    def _pinned(self, tensor: Tensor, notes: Notes) -> Tensor | None:
-        try:
-            return self._copy(tensor, "cpu", pin_memory=True)
-        except RuntimeError as error:
-            # Containers limit locked memory. Pageable memory does as well, at a fraction of the speed.
-            notes.add("host_bytes_added", f"in pageable memory, because pinning failed: {describe(error)}")
-            self._pins = False
-            return None
 
     @staticmethod
     def _copy(tensor: Tensor, device: object, *, non_blocking: bool = False, **options: bool) -> Tensor:
