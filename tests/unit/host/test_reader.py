@@ -10,7 +10,7 @@ import pytest
 from highwater.accounting.attribution import account
 from highwater.host import reader as reader_module
 from highwater.host.reader import HostReader
-from highwater.host.reading import ShmMemory
+from highwater.host.reading import ShmMemory, name_of
 from highwater.host.watch import HostWatch
 from highwater.readings.rank import Device, WorkerMemory
 from highwater.units import MIB
@@ -52,6 +52,21 @@ def test_processes_come_in_the_order_of_their_roles_with_names_of_their_own(host
     names = [one.name for one in host().processes]
     assert names[:4] == ["API server 1", "EngineCore 0", "worker rank 9", "worker rank 10"]
     assert names[4:] == ["other python3 (pid 5)", "other python3 (pid 6)"]
+
+
+@pytest.mark.parametrize(
+    ("dp_rank", "rank", "name"),
+    [
+        (None, None, "worker"),
+        (None, 0, "worker rank 0"),
+        (0, 1, "worker rank 1"),
+        (1, 0, "worker rank 1.0"),
+        (2, 1, "worker rank 2.1"),
+    ],
+)
+def test_a_worker_is_named_as_its_rank_is_elsewhere(dp_rank, rank, name):
+    """With the engine's number from the second on: each engine numbers its ranks from 0."""
+    assert name_of("worker", rank=rank, dp_rank=dp_rank) == name
 
 
 def test_a_process_has_the_limit_of_open_files_that_its_file_says(host):

@@ -94,14 +94,6 @@ def test_sleep_modes_allocator_is_asked_as_any_other(torch_device):
     assert ("memory_stats", 1) in module.calls
 
 
-def test_nothing_is_set_on_the_device(torch_device):
-    """It is the engine's own thread: what the engine chose stays chosen."""
-    module = torch_device("npu")
-    Bench().memory()
-    assert "set_device" not in [name for name, _ in module.calls]
-    assert {name for name, _ in module.calls} >= {"mem_get_info", "memory_stats"}
-
-
 def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
     reads = []
     monkeypatch.setattr("highwater_worker.memory.kv_cache.kv_cache_storages", lambda *args: reads.append(args) or [])
