@@ -2,9 +2,9 @@
 
 Absent becomes None; a property that raises still raises, for `Notes` to record. A rank that the engine does not show is
 null, never guessed: two workers that claim one rank would be added up wrongly. Nothing here imports vLLM or changes it.
-What is in a KV cache's layer or in the budget of a start has tables of its own (`memory.kv_cache`,
-`memory.engine_budget`), and the methods that are wrapped stand where they are (`recorder.steps`,
-`memory.start_phases`).
+Four things stand where they are used: what is in a KV cache's layer and in the budget of a start (`memory.kv_cache`,
+`memory.engine_budget`, tables of their own), where a model's weights are (`memory.storages`), what forbids a cache to
+spill (`spill.spilling`), and the methods that are wrapped (`recorder.steps`, `memory.start_phases`, `encoder_cache`).
 """
 
 from __future__ import annotations
