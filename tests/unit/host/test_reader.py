@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from highwater.accounting.attribution import account
 from highwater.host import reader as reader_module
 from highwater.host.reader import HostReader
 from highwater.host.reading import ShmMemory, name_of
+from highwater.host.report import HostReport, report_of
+from highwater.host.text import host_text
 from highwater.host.watch import HostWatch
 from highwater.readings.rank import Device, WorkerMemory
 from highwater.units import MIB
@@ -425,3 +431,36 @@ def test_a_process_may_be_called_anything(host, command):
     process(host.root, 13, 12, f"{command} 40", 1)
     names = [one.name for one in host(workers=lambda: [worker(12, 7)]).processes]
     assert names == ["worker rank 0", f"other {command}"]
+
+
+NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.booleans())
+ANYTHING = st.recursive(
+    st.one_of(st.none(), NUMBERS, st.text(max_size=9)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=9), inner, max_size=4)),
+    max_leaves=9,
+)
+CGROUP = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys([*record()["cgroup"], "pressure", "sock", "kernel"], ANYTHING)
+)
+SHARED = st.fixed_dictionaries({}, optional=dict.fromkeys([*SHM, "unlinked", "left_over", "not_known"], ANYTHING))
+OTHERS = st.fixed_dictionaries({}, optional={"mono": ANYTHING, "largest": st.lists(ANYTHING, max_size=2)})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={"cgroup": CGROUP | ANYTHING, "shm": SHARED | ANYTHING, "others": OTHERS | ANYTHING}
+        | dict.fromkeys(
+            ("role", "index", "rank", "dp_rank", "command", "mono", "started", "engine", "source"), ANYTHING
+        ),
+    )
+)
+def test_whatever_a_file_says_a_report_can_be_made_and_written(host, content):
+    """Numbers that every reader of JSON takes, and text that a terminal may show; or a problem with the file's name."""
+    write(host.folder, record() | content, "highwater-4242-99.process")
+    reading = host()
+    text = TypeAdapter(HostReport).dump_json(report_of(reading)).decode()
+    assert all(abs(int(number)) < 2**64 for number in re.findall(r"(?<=[:\[,])-?[0-9]+(?=[,}\]])", text))
+    assert host_text(report_of(reading)).isprintable() or "\n" in host_text(report_of(reading))
+    assert "\x1b" not in text
