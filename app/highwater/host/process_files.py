@@ -148,7 +148,11 @@ class ProcessFiles:
             if isinstance(known[1], str):
                 problems.append(f"{name}: {known[1]}")
                 continue
-            record = replace(known[1], age_seconds=self._age(known[1]))
+            record = known[1]
+            # By the clock that both share, else by the wall's, of which a time to come is as far from now.
+            is_of_boot = self._machine.is_boot(record.boot_id)
+            age = self._machine.monotonic() - record.mono if is_of_boot else abs(self._machine.clock() - record.at)
+            record = replace(record, age_seconds=max(0.0, age))
             if self.has_ended(record) or record.age_seconds > CURRENT_SECONDS:
                 silent.append(record)
             else:
@@ -225,11 +229,6 @@ class ProcessFiles:
             return stamp, read_record(self._folder / name, name)
         except BadProcessFile as exc:
             return stamp, str(exc)
-
-    def _age(self, record: ProcessRecord) -> float:
-        if self._machine.is_boot(record.boot_id):
-            return max(0.0, self._machine.monotonic() - record.mono)
-        return abs(self._machine.clock() - record.at)  # a time to come is as far from now
 
 
 def read_record(path: Path, name: str) -> ProcessRecord:

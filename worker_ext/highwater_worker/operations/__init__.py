@@ -9,18 +9,13 @@ from highwater_worker.operations import reading, recorder, relief, snapshot
 from highwater_worker.operations.operation import Operation, boolean, choice, integer, number, text
 from highwater_worker.recorder.begin import MAX_RATE, MAX_SECONDS, MIN_RATE, MIN_SECONDS, RATE, SECONDS
 
-
-def _hello(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {"ops": sorted(OPERATIONS), **reading.hello(worker, arguments)}
-
-
 _DIRECTORY = text(r"/[^\0]{0,999}", "an absolute path")
 _INSTANCE = text("[0-9a-f]{16}", "16 hexadecimal digits, in small letters")
 _MAX_SECONDS = number(0, 60, default=0.2)
 """The time that a call may move entries: the engine waits meanwhile, and goes on between two calls."""
 
 OPERATIONS: Mapping[str, Operation] = {
-    "hello": Operation(_hello, is_timed=False),
+    "hello": Operation(lambda worker, _: {"ops": sorted(OPERATIONS), **reading.hello(worker)}, is_timed=False),
     "budget": Operation(reading.budget, is_timed=False),
     "memory": Operation(reading.memory),
     "encoder_cache": Operation(

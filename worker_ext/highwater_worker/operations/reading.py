@@ -28,7 +28,7 @@ from highwater_worker.wire import EXTENSION_VERSION
 MAX_ENTRIES = 10_000
 
 
-def hello(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+def hello(worker: object) -> dict[str, Any]:
     """Return the worker's identity, without the list of operations."""
     notes = Notes()
     device, described = describe_device(worker, notes)
