@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from highwater_worker.operations import reading, recorder, relief, snapshot
 from highwater_worker.operations.operation import Operation, boolean, choice, integer, number, text
