@@ -443,14 +443,14 @@ CGROUP = st.fixed_dictionaries(
     {}, optional=dict.fromkeys([*record()["cgroup"], "pressure", "sock", "kernel"], ANYTHING)
 )
 SHARED = st.fixed_dictionaries({}, optional=dict.fromkeys([*SHM, "unlinked", "left_over", "not_known"], ANYTHING))
-OTHERS = st.fixed_dictionaries({}, optional={"mono": ANYTHING, "largest": st.lists(ANYTHING, max_size=2)})
+LISTED = st.fixed_dictionaries({}, optional={"mono": ANYTHING, "largest": st.lists(ANYTHING, max_size=2)})
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(
     st.fixed_dictionaries(
         {},
-        optional={"cgroup": CGROUP | ANYTHING, "shm": SHARED | ANYTHING, "others": OTHERS | ANYTHING}
+        optional={"cgroup": CGROUP | ANYTHING, "shm": SHARED | ANYTHING, "others": LISTED | ANYTHING}
         | dict.fromkeys(
             ("role", "index", "rank", "dp_rank", "command", "mono", "started", "engine", "source"), ANYTHING
         ),
