@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 PLACES: Final = (
     Place("app/highwater/__init__.py", r'^__version__ = "', '"'),
-    Place("worker_ext/highwater_worker/identity.py", r'^EXTENSION_VERSION = "', '"'),
+    Place("worker_ext/highwater_worker/wire.py", r'^EXTENSION_VERSION = "', '"'),
     Place("pyproject.toml", r'^version = "', '"'),
     Place("pyproject.toml", r'"vllm-highwater-worker==', '"'),
     Place("worker_ext/pyproject.toml", r'^version = "', '"'),

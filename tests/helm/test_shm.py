@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater_worker.processes.shared_memory import OWNERS
+from highwater_worker.kernel.shm import OWNERS
 from tests.helm.chart import Object, ci_values, container, mounts, pod, pods
 
 SHM = "/run/highwater/shm"

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from highwater.demo.traffic import send_images
+from highwater.host.needs import processor_caches, shm_needs
 from highwater.host.parts import parts_of
 from highwater.host.process_files import ProcessFiles
-from highwater.host.processor_cache import processor_caches
 from highwater.host.reader import HostReader
-from highwater.host.shm_need import shm_needs
 from highwater.units import GIB, MIB
 from tests.engines import watching
 from tests.patience import LIMIT_SECONDS, wait_until

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.host.cgroup import read_group
+from highwater_worker.kernel.cgroup import read_container
 from tests.helm import chart
 from tests.patience import wait_until
 from tests.pod.kubelet import Kubelet
@@ -115,9 +115,9 @@ def test_the_sidecars_own_group_does_not_count_the_engines_kill(pod: Pod) -> Non
     run(sidecar, ORDERLY)
     wait_until(sidecar.pids)
     run_to_the_end(engine, GREEDY)
-    group = read_group(sidecar.pids()[0])
+    group = read_container(pid=sidecar.pids()[0])
     assert group is not None
-    assert group.events["oom_kill"] == 0
+    assert group["events"]["oom_kill"] == 0
 
 
 def test_a_crash_loop_backs_off(pod: Pod) -> None:

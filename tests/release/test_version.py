@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import highwater
-from highwater_worker.identity import EXTENSION_VERSION
+from highwater_worker.wire import EXTENSION_VERSION
 from release.version import PLACES, ROOT, VersionError, current, semver, stated, write
 
 STATES = re.compile(rf"(?<![\d.]){re.escape(current())}(?![\d.])")

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import highwater_worker.identity
-from highwater_worker import MemoryExtension
-from highwater_worker.devices.host import HostMemory
+from highwater_worker import MemoryExtension, engine_view
+from highwater_worker.devices.family import HostMemory
 from tests.situations.device import GIB, Card, ModelTorch, Plan, Rank
 from tests.unit.worker_ext.fakes import FakeTensor, imported_as
 
@@ -205,8 +204,6 @@ def modelled_workers(torch: ModelTorch) -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name.startswith("highwater_worker.") and hasattr(module, "read_host"):
                 stack.enter_context(patch.object(module, "read_host", lambda *_, **__: HOST))
-        stack.enter_context(patch.object(highwater_worker.identity, "os", SimpleNamespace(getpid=lambda: _PROCESS.pid)))
-        stack.enter_context(
-            patch.object(highwater_worker.identity, "socket", SimpleNamespace(gethostname=lambda: HOST_NAME))
-        )
+        stack.enter_context(patch.object(engine_view, "os", SimpleNamespace(getpid=lambda: _PROCESS.pid)))
+        stack.enter_context(patch.object(engine_view, "socket", SimpleNamespace(gethostname=lambda: HOST_NAME)))
         yield

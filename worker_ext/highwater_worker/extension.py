@@ -15,8 +15,8 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from highwater_worker.encoder_cache.sleep import watch_sleep
+from highwater_worker.engine_view import identity
 from highwater_worker.errors import BadPayloadError, RequestError, UnknownOpError, describe, printable
-from highwater_worker.identity import identity
 from highwater_worker.operations import OPERATIONS
 from highwater_worker.recorder.begin import end_recorder, running_recorder
 from highwater_worker.state import state_of

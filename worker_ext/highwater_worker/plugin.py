@@ -28,7 +28,7 @@ from highwater_worker.encoder_cache.sleep import watch_sleep
 from highwater_worker.errors import Notes
 from highwater_worker.extension import MemoryExtension
 from highwater_worker.memory.start_phases import StartPhases
-from highwater_worker.processes.writer import start_process_file, worker_made
+from highwater_worker.processes import start_process_file, worker_made
 from highwater_worker.recorder.begin import DIRECTORY, begin_recorder, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
 
@@ -42,21 +42,16 @@ log = logging.getLogger("vllm.highwater_worker")
 
 def register() -> None:
     """Wrap vLLM's worker class and start this process's file; a second call does nothing."""
-    _start_process_file()
+    directory = os.environ.get(DIRECTORY)
+    if directory:
+        try:
+            start_process_file(directory)
+        except Exception as error:  # noqa: BLE001 - as below
+            log.warning("Highwater does not record this process's host memory: %s", error)
     try:
         _wrap(import_module(_WORKERS).WorkerBase)
     except Exception as error:  # noqa: BLE001 - vLLM calls this unguarded: what is raised here ends its process
         log.warning("Highwater's worker plugin cannot work with this vLLM, and changes nothing: %r", error)
-
-
-def _start_process_file() -> None:
-    directory = os.environ.get(DIRECTORY)
-    if not directory:
-        return
-    try:
-        start_process_file(directory)
-    except Exception as error:  # noqa: BLE001 - as in `register`
-        log.warning("Highwater does not record this process's host memory: %s", error)
 
 
 def _wrap(worker_class: Any) -> None:  # noqa: ANN401 - vLLM's class, of any version
@@ -110,11 +105,9 @@ def _phase_ended(worker: object) -> None:
     recorder = running_recorder(worker)
     if recorder is not None:
         recorder.start_changed()
-    elif os.environ.get(DIRECTORY):
-        _start_recorder(worker)
-
-
-def _start_recorder(worker: object) -> None:
+        return
+    if not os.environ.get(DIRECTORY):
+        return
     try:
         options = options_from(os.environ, instance_of(worker))
         recorder = begin_recorder(worker, options, Notes(), is_starting=True)

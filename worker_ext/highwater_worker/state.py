@@ -9,7 +9,7 @@ from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.memory.allocator import AllocationHistory, AllocatorReserve
 from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.start_phases import StartPhases
-from highwater_worker.memory.weights import WeightCount
+from highwater_worker.memory.storages import WeightCount
 
 ATTRIBUTE = "_highwater_state"
 

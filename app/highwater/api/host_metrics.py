@@ -9,11 +9,11 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from highwater.api.families import Row, counter, gauge, known
-from highwater.host.cgroup import EVENTS
-from highwater.host.outlook import Outlook
 from highwater.host.parts import Parts, parts_of
+from highwater.host.past import Outlook
 from highwater.host.reading import ContainerMemory, ProcessMemory, ShmMemory
 from highwater.host.watch import HostNow
+from highwater_worker.kernel.cgroup import EVENTS
 
 MAX_PROCESSES: Final = 64
 # Shown together, because their names, and so their series, would come and go.

@@ -1,34 +1,44 @@
 """The files that vLLM's processes write of themselves, read as foreign bytes. docs/recorder-file.md is the contract.
 
-What a file says is shown and never acted upon. An invalid file costs only itself and is named; a bounded number of
-bounded files is read. Reading blocks: call it in a thread.
+What a file says is bounded on entry, shown, and never acted upon; unknown fields are ignored. An invalid file costs
+only itself and is named; a bounded number of bounded files is read. Reading blocks: call it in a thread.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
-import struct
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.errors import os_reason
 from highwater.files.regular import NotARegularFileError, first_names, open_regular, stamp_of, status_of
 from highwater.flaws import flaw
-from highwater.host.process_record import ProcessRecord
+from highwater.host.kernel import container_key, container_of
+from highwater.host.reading import (
+    ROLES,
+    Bytes,
+    ContainerMemory,
+    EngineMemorySettings,
+    ProcessMemory,
+    Role,
+    Seconds,
+    Text,
+    name_of,
+)
 from highwater.process.machine import Machine
 from highwater.text.printable import plain
 from highwater.text.strict_json import parse_json
+from highwater_worker.kernel.proc import MACHINES_PID_NAMESPACE
+from highwater_worker.wire import PROCESS_FILE_BYTES, PROCESS_NAME, process_body
 
-MAGIC = b"HWPROC01"
-FILE_BYTES = 4096
 MAX_FILES = 256
 MAX_ENTRIES = 4096
 """Of the folder, whatever their names: it may hold files that are not Highwater's."""
@@ -37,13 +47,54 @@ CURRENT_SECONDS = 15.0
 STALE_SECONDS = 600.0
 MAX_SILENT = 128
 """Processes that have ended, of several lives of the engine in a crash loop."""
-_NAME = re.compile(r"highwater-([0-9]{1,10})-([0-9]{1,20})\.process", re.ASCII)
 _TMP_NAME = re.compile(r"\.highwater-[0-9]{1,10}-[0-9]{1,20}\.process\.tmp", re.ASCII)
-_HEAD = struct.Struct("<8sIII")
-"""Magic, sequence, length of the body, and the checksum of these and the body."""
-_CHECKED_BYTES = 16
 _MAX_PROBLEMS = 16
 _TORN_TRIES = 3
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord(ProcessMemory):
+    """One process by its own file; ``age_seconds`` is by the best clock that is shared with the writer.
+
+    Attributes:
+        at: Unix seconds; ``mono`` is the same moment on the machine's monotonic clock.
+        pid_namespace: The inode of its PID namespace: in another one its ``pid`` means another process.
+        cgroup: Its container's counters, of its own last look at ``mono`` of them; ``shm`` and ``others`` likewise.
+        others: Processes beside it that write no file, as it sees them.
+    """
+
+    schema: Annotated[int, Field(ge=1, le=1, strict=True)]
+    at: Seconds
+    mono: Seconds
+    boot_id: Text | None = None
+    pid_namespace: Bytes | None = None
+    vllm: Text | None = None
+    cgroup: dict[str, Any] | None = None
+    shm: dict[str, Any] | None = None
+    others: Annotated[tuple[ProcessMemory, ...], Field(max_length=32)] = ()
+    engine: EngineMemorySettings | None = None
+
+    def as_process(self) -> dict[str, Any]:
+        """Return a ``ProcessMemory`` as keywords."""
+        kept = {one.name: getattr(self, one.name) for one in fields(ProcessMemory)}
+        return kept | {"age_seconds": round(self.age_seconds, 3)}
+
+    def age_of(self, look: Mapping[str, Any]) -> float:
+        """Return the age of one of its looks: the processes of an engine look in turns."""
+        return self.age_seconds + _since(self.mono, look.get("mono"))
+
+    def last_container(self) -> ContainerMemory | None:
+        if self.cgroup is None:
+            return None
+        return container_of(
+            self.cgroup,
+            boot_id=self.boot_id,
+            host=self.host,
+            age_seconds=self.age_of(self.cgroup),
+            is_private=self.pid_namespace not in {None, MACHINES_PID_NAMESPACE},
+        )
+
 
 _RECORD = TypeAdapter(ProcessRecord)
 
@@ -85,7 +136,7 @@ class ProcessFiles:
         silent: list[ProcessRecord] = []
         seen: dict[str, _Known] = {}
         listed = self._listed(problems)
-        names = [name for name in listed if _NAME.fullmatch(name)]
+        names = [name for name in listed if PROCESS_NAME.fullmatch(name)]
         owners = self._owners(listed) if names else frozenset()
         if len(names) > MAX_FILES:
             problems.append(f"{self._folder}: more than {MAX_FILES} process files; the rest is not read")
@@ -97,7 +148,11 @@ class ProcessFiles:
             if isinstance(known[1], str):
                 problems.append(f"{name}: {known[1]}")
                 continue
-            record = replace(known[1], age_seconds=self._age(known[1]))
+            record = known[1]
+            # By the clock that both share, else by the wall's, of which a time to come is as far from now.
+            is_of_boot = self._machine.is_boot(record.boot_id)
+            age = self._machine.monotonic() - record.mono if is_of_boot else abs(self._machine.clock() - record.at)
+            record = replace(record, age_seconds=max(0.0, age))
             if self.has_ended(record) or record.age_seconds > CURRENT_SECONDS:
                 silent.append(record)
             else:
@@ -113,7 +168,7 @@ class ProcessFiles:
     def sweep(self) -> int:
         removed, now = 0, self._machine.clock()
         for name in self._listed([]):
-            if not (_NAME.fullmatch(name) or _TMP_NAME.fullmatch(name)):
+            if not (PROCESS_NAME.fullmatch(name) or _TMP_NAME.fullmatch(name)):
                 continue
             path = self._folder / name
             with suppress(OSError):
@@ -175,11 +230,6 @@ class ProcessFiles:
         except BadProcessFile as exc:
             return stamp, str(exc)
 
-    def _age(self, record: ProcessRecord) -> float:
-        if self._machine.is_boot(record.boot_id):
-            return max(0.0, self._machine.monotonic() - record.mono)
-        return abs(self._machine.clock() - record.at)  # a time to come is as far from now
-
 
 def read_record(path: Path, name: str) -> ProcessRecord:
     """Raises BadProcessFile: the content is damaged or invalid, or does not fit the file's name."""
@@ -191,24 +241,60 @@ def read_record(path: Path, name: str) -> ProcessRecord:
     except OSError as exc:
         raise BadProcessFile(os_reason(exc)) from exc
     try:
-        record: ProcessRecord = _RECORD.validate_python(parse_json(body.decode("utf-8")))
+        record: ProcessRecord = _RECORD.validate_python(_in_our_names(parse_json(body.decode("utf-8"))))
     except ValidationError as exc:
-        raise BadProcessFile(plain(flaw(exc.errors(include_url=False, include_input=False)), 200)) from exc
+        errors = exc.errors(include_url=False, include_input=False)
+        errors.sort(key=lambda error: error["loc"] != ("schema",))  # of another version the rest is of no account
+        raise BadProcessFile(plain(flaw(errors), 200)) from exc
     except ValueError as exc:
         raise BadProcessFile("its text is no JSON") from exc
-    matched = _NAME.fullmatch(name)
+    matched = PROCESS_NAME.fullmatch(name)
     if matched is None or int(matched[1]) != record.pid or record.started not in {None, int(matched[2])}:
         raise BadProcessFile("its name is of another process")
-    return record
+    return replace(
+        record,
+        container=None if record.cgroup is None else container_key(record.cgroup, record.boot_id, record.host),
+        run_seconds=None if record.started is None else round(record.mono - record.started / _TICKS, 3),
+    )
 
 
 def _body(descriptor: int) -> bytes:
     for _ in range(_TORN_TRIES):
-        content = os.pread(descriptor, FILE_BYTES, 0)
-        if len(content) < _HEAD.size or not content.startswith(MAGIC):
-            raise BadProcessFile("it is no process file")
-        _, _, length, checksum = _HEAD.unpack_from(content)
-        body = content[_HEAD.size : _HEAD.size + length]
-        if len(body) == length and zlib.crc32(body, zlib.crc32(content[:_CHECKED_BYTES])) == checksum:
+        try:
+            body = process_body(os.pread(descriptor, PROCESS_FILE_BYTES, 0))
+        except ValueError as exc:
+            raise BadProcessFile(str(exc)) from exc
+        if body is not None:
             return body
     raise BadProcessFile("its checksum is wrong")
+
+
+def _in_our_names(raw: object) -> object:
+    """Return a file's JSON with the fields that are told here; what is wrong in the others pydantic says."""
+    if not isinstance(raw, dict):
+        return raw
+    told = {"source": "file", "container": None, "age_seconds": 0.0, "run_seconds": None}
+    if isinstance(role := raw.get("role"), str):
+        known: Role = next((one for one in ROLES if one == role), "other")  # a newer worker package may have more
+        who = {name: raw.get(name) for name in ("index", "rank", "dp_rank", "command")}
+        told |= {"role": known, "name": name_of(known, **who)}
+    others = raw.get("others")
+    rows = others.get("largest") if isinstance(others, dict) else None
+    age = _since(raw.get("mono"), others.get("mono")) if isinstance(others, dict) else 0.0
+    return raw | told | {"others": [_other(row, age) for row in rows] if isinstance(rows, list) else []}
+
+
+def _since(mono: object, earlier: object) -> float:
+    """Return the seconds between two times of a file, 0 where it does not tell."""
+    if isinstance(mono, (int, float)) and isinstance(earlier, (int, float)) and 0 < earlier < mono < math.inf:
+        return mono - earlier
+    return 0.0
+
+
+def _other(row: object, age_seconds: float) -> object:
+    if not isinstance(row, dict):
+        return row
+    role: Role = "resource_tracker" if row.get("tracker") is True else "other"
+    name = name_of(role, command=row.get("name"))
+    told = {"role": role, "name": name, "source": "listed", "container": None, "run_seconds": None}
+    return row | told | {"age_seconds": age_seconds}

@@ -4,6 +4,9 @@ A process belongs to its parent's life. Without a known parent it belongs to the
 has its place: a second API server without a number is another life's. What began after the last sign of a life is not
 of it, and a container's first process begins one. How a life ended is told by what it left: the kernel's count of
 kills for memory in its container, else how full that was at the last look.
+
+And the processes that every request waits for: stopped ones, and an EngineCore that fell silent. In another PID
+namespace, as in a pod, nothing shows that a process is stopped: its file only grows old.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
-from highwater.host.names import bare_name
-from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role
+from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role, bare_name
 from highwater.readings.life import EndedLife, Process, ProcessLife
+from highwater.recorder.progress import LOST_SECONDS, SILENT_SECONDS, SilentCore, how_to_continue
 from highwater.units import size_text
 
 _SERVERS: Final[frozenset[Role]] = frozenset({"api_server", "launcher"})
@@ -156,3 +159,99 @@ def _named(ended: Sequence[EndedProcess]) -> str:
     parts = [f"{one.name} {size_text(one.peak_bytes)} at its peak" if one.peak_bytes else one.name for one in sized]
     more = len(parts) - _MAX_NAMED
     return ", ".join(parts[:_MAX_NAMED]) + (f", and {more} more" if more > 0 else "")
+
+
+# --- what every request waits for ---
+
+
+class SilentCores:
+    """Remembers which EngineCores fell silent under an API server that writes: their files may be swept meanwhile."""
+
+    def __init__(self) -> None:
+        self._silent: dict[Process, tuple[ProcessMemory, float]] = {}  # with the time of the last write
+        self._workers: set[str | None] = set()  # the containers in which one writes
+
+    def look(self, reading: HostReading) -> None:
+        servers = [one for one in reading.processes if one.source == "file" and one.role in _SERVERS]
+        writing = {_process(one) for one in reading.processes}
+        fallen = {
+            _process(one): (one, reading.taken_at - one.age_seconds)
+            for one in reading.ended
+            if one.role == "engine_core" and not one.is_known and one.age_seconds >= SILENT_SECONDS
+        }
+        self._silent = {  # never changed in place: `look` runs in a thread, and `longest` on the event loop
+            process: (one, at)
+            for process, (one, at) in (self._silent | fallen).items()
+            # Of one life with a server that writes: in a container the same numbers come again.
+            if process not in writing
+            and any(
+                (one.host, one.container) == (server.host, server.container)
+                and (server.started or 0) <= (one.started or 0)
+                for server in servers
+            )
+        }
+        self._workers = {one.container for one in reading.processes if one.role == "worker"}
+
+    def longest(self, now: float) -> SilentCore | None:
+        """Return the one that has been silent for the longest; ``now`` is in Unix seconds."""
+        one, at = min(self._silent.values(), key=lambda known: known[1], default=(None, now))
+        if one is None:
+            return None
+        name = f"{one.name} (pid {one.pid})"
+        return SilentCore(name=name, seconds=now - at, has_workers=one.container in self._workers)
+
+
+class StoppedEngine:
+    """Remembers since when processes of the engine are stopped.
+
+    For the first five seconds a debugger may let go, as with a worker.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._since: dict[tuple[int, int | None], float] = {}  # by pid and start
+
+    def look(self, processes: Sequence[ProcessMemory], stopped: Iterable[ProcessMemory]) -> str | None:
+        """Return in one sentence what holds every request, and what to do; ``None`` if nothing does.
+
+        That is an EngineCore, or all API servers: while one of several is stopped, the others serve. ``stopped`` are
+        the API servers and EngineCores among the last reading's ``processes`` that are stopped now.
+        """
+        now, before = self._monotonic(), self._since
+        own = _above_workers(processes)
+        # Two engines may have a parent in common: what only /proc shows may be the other's.
+        found = {
+            (one.pid, one.started): one
+            for one in stopped
+            if one.role == "api_server" or one.source != "proc" or one.pid in own
+        }
+        self._since = {key: before.get(key, now) for key in found}
+        lasting = [one for key, one in found.items() if now - self._since[key] >= LOST_SECONDS]
+        if not lasting or not _hold_all(lasting, processes):
+            return None
+        named = "; ".join(
+            f"{one.name} (pid {one.pid}) has been stopped by a signal or a debugger for "
+            f"{now - self._since[one.pid, one.started]:.0f} s"
+            for one in lasting
+        )
+        return f"{named}; requests wait until it goes on: {how_to_continue(one.pid for one in lasting)}"
+
+
+def _hold_all(stopped: Iterable[ProcessMemory], processes: Iterable[ProcessMemory]) -> bool:
+    if any(one.role == "engine_core" for one in stopped):
+        return True
+    servers = [one for one in processes if one.role == "api_server"]
+    # A shell or `timeout` that started vLLM has its command line.
+    wrappers = {one.parent_pid for one in servers}
+    return {one.pid for one in servers} - wrappers <= {one.pid for one in stopped}
+
+
+def _above_workers(processes: Iterable[ProcessMemory]) -> set[int]:
+    parents = {one.pid: one.parent_pid for one in processes}
+    above: set[int] = set()
+    for one in processes:
+        pid = one.pid if one.rank is not None else None
+        while pid is not None and pid in parents and pid not in above:
+            above.add(pid)
+            pid = parents[pid]
+    return above

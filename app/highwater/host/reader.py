@@ -10,17 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from highwater.host.cgroup import container_key, container_of, pressure_of, read_group
-from highwater.host.names import name_of, named_apart
+from highwater.host.kernel import container_of, find_engine, own_pressure, own_shm, read_process, shares_shm, shm_of
 from highwater.host.parts import SHM
-from highwater.host.proc import find_engine, read_machine, read_process
-from highwater.host.process_files import ProcessFiles
+from highwater.host.process_files import ProcessFiles, ProcessRecord
 from highwater.host.process_lives import engines_in
-from highwater.host.process_record import ProcessRecord
 from highwater.host.reading import (
     NO_FILES,
     ContainerMemory,
@@ -30,12 +27,14 @@ from highwater.host.reading import (
     ProcessMemory,
     Role,
     ShmMemory,
+    name_of,
+    named_apart,
 )
-from highwater.host.shared_memory import own_shm, shm_mount, shm_of
 from highwater.process.machine import STOPPED_STATES, Machine
 from highwater.readings.rank import RankReading
-from highwater_worker.devices.cgroup import read_pressure
-from highwater_worker.processes.shared_memory import SPARED
+from highwater_worker.kernel.cgroup import read_container
+from highwater_worker.kernel.proc import read_machine
+from highwater_worker.kernel.shm import SPARED
 
 _NO_FOLDER = (
     "no process of the engine can be seen from here: set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the "
@@ -50,9 +49,6 @@ _SEVERAL = (
     "sidecar's engine's is not known; give each engine a folder of its own (HIGHWATER_RECORDER_DIR, recorder_dir)"
 )
 _SWEEP_SECONDS = 60.0
-_TICKS = os.sysconf("SC_CLK_TCK")
-# PROC_PID_INIT_INO, linux/include/linux/proc_ns.h: the same on every machine.
-_MACHINES_PID_NAMESPACE = 0xEFFFFFFC
 _PROC_SECONDS = 10.0
 """The time between two searches of ``/proc`` for processes that write no file."""
 
@@ -74,7 +70,7 @@ class HostReader:
         root: Path = Path("/"),
         shm: Path = Path(SHM),
     ) -> None:
-        self._machine = Machine(clock, monotonic, root / "proc")
+        self._machine = Machine(clock, monotonic, root)
         self._has_folder = folder is not None
         self._files = ProcessFiles(folder, self._machine)
         self._workers = workers
@@ -97,7 +93,7 @@ class HostReader:
         if now >= self._swept_at + _SWEEP_SECONDS:
             self._swept_at = now
             self._files.sweep()
-        processes = [ProcessMemory(**_of_file(one)) for one in records]
+        processes = [ProcessMemory(**one.as_process()) for one in records]
         processes += self._listed(records, {one.pid for one in processes})
         processes += self._of_proc(records, {one.pid for one in processes}, now)
         containers = self._containers(records, processes)
@@ -113,19 +109,22 @@ class HostReader:
         others = [one for one in containers if main is None or one.key != main.key]
         if own is not None and own.key not in {one.key for one in containers}:
             others.append(own)
-        total, available = read_machine(self._machine.proc)
-        pressure = pressure_of(read_pressure(self._machine.proc / "pressure/memory"))
+        memory: dict[str, int] = {}
+        with suppress(OSError):
+            memory = read_machine(self._root)
         return HostReading(
             taken_at=self._machine.clock(),
             processes=named_apart(processes),
             ended=tuple(
-                EndedProcess(**_of_file(one), is_known=self._files.has_ended(one), last_container=_container_of(one))
+                EndedProcess(
+                    **one.as_process(), is_known=self._files.has_ended(one), last_container=one.last_container()
+                )
                 for one in self._files.silent
             ),
             container=main,
             other_containers=tuple(others),
             shm=self._shared(records),
-            machine=MachineMemory(total_bytes=total, available_bytes=available, pressure=pressure),
+            machine=MachineMemory(**memory, pressure=own_pressure(self._root)),
             engine=next((replace(one.engine, version=one.vllm) for one in records if one.engine is not None), None),
             problems=self._problems(processes, is_seen=bool(records or self._found)),
         )
@@ -151,25 +150,14 @@ class HostReader:
     def _listed(self, records: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:
         rows = []
         for record in records:
-            others = record.others
             # The sidecar shares the engine's container on a machine without containers, and is not the engine's.
             own_pid = os.getpid() if self._files.shares_processes_with(record) else None
-            for row in () if others is None else others.largest:
+            for row in record.others:
                 if row.pid in known or row.pid == own_pid:
                     continue
                 known.add(row.pid)
-                role: Role = "resource_tracker" if row.tracker else "other"
-                rows.append(
-                    ProcessMemory(
-                        **row.figures() | {"host": record.host},
-                        role=role,
-                        name=name_of(role, command=row.name),
-                        pid=row.pid,
-                        container=_container_key(record),
-                        age_seconds=round(record.age_seconds + _since(record.mono, others.mono if others else 0.0), 3),
-                        source="listed",
-                    )
-                )
+                age = round(record.age_seconds + row.age_seconds, 3)
+                rows.append(replace(row, host=record.host, container=record.container, age_seconds=age))
         return rows
 
     def _of_proc(self, records: Sequence[ProcessRecord], known: set[int], now: float) -> list[ProcessMemory]:
@@ -187,17 +175,17 @@ class HostReader:
         # Not for those that it did not find: a zombie, or one process too many, is not found by the next one either.
         if now >= self._searched_at + _PROC_SECONDS or not self._searched >= set(pids):
             self._searched_at, self._searched = now, frozenset(pids)
-            self._found = find_engine(self._machine.proc, pids)
+            self._found = find_engine(self._root, pids)
             if now >= self._shm_due and not any(one.shm for one in records):
-                began, proc = time.thread_time(), self._machine.proc
+                began = time.thread_time()
                 # With a shared PID namespace the engine's container still has a /dev/shm of its own.
-                is_engines = all(shm_mount(proc, one.pid) == shm_mount(proc, "self") for one in self._found[:1])
-                self._own_shm, self._shm_at = own_shm(str(self._shm), str(proc)) if is_engines else None, now
+                is_engines = all(shares_shm(one.pid, self._root) for one in self._found[:1])
+                self._own_shm, self._shm_at = own_shm(str(self._shm), self._root) if is_engines else None, now
                 self._shm_due = now + SPARED * (time.thread_time() - began)
         workers = {worker.pid: worker for worker in self._workers()}
         rows = []
         for before in self._found:
-            one = None if before.pid in known else read_process(self._machine.proc, before.pid)
+            one = None if before.pid in known else read_process(self._root, before.pid)
             if one is not None and one.started == before.started:
                 rows.append(one)
         # Its command line is that of an engine's only API server.
@@ -207,13 +195,13 @@ class HostReader:
 
     def _named(self, one: ProcessMemory, worker: RankReading | None) -> ProcessMemory:
         role: Role = "worker" if worker is not None and one.role == "other" else one.role
-        raw = read_group(one.pid, self._root)
+        container = self._container(one.pid)
         rank, dp_rank = (worker.rank, worker.dp_rank) if worker is not None else (None, None)
         return replace(
             one,
             role=role,
             name=name_of(role, rank=rank, dp_rank=dp_rank, command=one.name),
-            container=None if raw is None else container_key(raw, self._machine.boot_id, None),
+            container=None if container is None else container.key,
             rank=rank,
             dp_rank=dp_rank,
         )
@@ -225,7 +213,7 @@ class HostReader:
     ) -> list[ContainerMemory]:
         containers: dict[str, ContainerMemory] = {}
         for record in records:
-            container = _container_of(record)
+            container = record.last_container()
             if container is None:
                 continue
             if container.key not in containers or container.age_seconds < containers[container.key].age_seconds:
@@ -238,7 +226,7 @@ class HostReader:
         return list(containers.values())
 
     def _container(self, pid: int | str, host: str | None = None) -> ContainerMemory | None:
-        raw = read_group(pid, self._root)
+        raw = read_container(self._root, pid)
         return None if raw is None else container_of(raw, boot_id=self._machine.boot_id, host=host, sees="sidecar")
 
     def _shared(self, records: Sequence[ProcessRecord]) -> ShmMemory | None:
@@ -247,35 +235,6 @@ class HostReader:
             age = self._machine.monotonic() - self._shm_at
             return replace(self._own_shm, age_seconds=age) if self._found and self._own_shm is not None else None
         first, raw = seen[0]
-        age = first.age_seconds + _since(first.mono, raw.mono)
-        if len({one.pid_namespace for one, shm in seen if shm.device == raw.device}) > 1:
-            # A file that no process of one container has open may be the other's.
-            raw = replace(raw, left_over={}, not_known=raw.left_over | raw.not_known)
-        return shm_of(raw, age_seconds=age)
-
-
-def _of_file(record: ProcessRecord) -> dict[str, Any]:
-    return record.figures() | {
-        "role": record.known_role,
-        "name": record.name,
-        "pid": record.pid,
-        "container": _container_key(record),
-        "age_seconds": round(record.age_seconds, 3),
-        "run_seconds": None if record.started is None else round(record.mono - record.started / _TICKS, 3),
-    }
-
-
-def _container_key(record: ProcessRecord) -> str | None:
-    return None if record.cgroup is None else container_key(record.cgroup, record.boot_id, record.host)
-
-
-def _container_of(record: ProcessRecord) -> ContainerMemory | None:
-    if (raw := record.cgroup) is None:
-        return None
-    age = record.age_seconds + _since(record.mono, raw.mono)
-    is_private = record.pid_namespace not in {None, _MACHINES_PID_NAMESPACE}
-    return container_of(raw, boot_id=record.boot_id, host=record.host, age_seconds=age, is_private=is_private)
-
-
-def _since(mono: float, earlier: float) -> float:
-    return max(0.0, mono - earlier) if earlier else 0.0
+        # A file that no process of one container has open may be another's, which has the same file system.
+        namespaces = {one.pid_namespace for one, shm in seen if shm.get("device") == raw.get("device")}
+        return shm_of(raw, age_seconds=first.age_of(raw), sees_all=len(namespaces) == 1)

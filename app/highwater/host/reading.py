@@ -1,15 +1,19 @@
 """Host memory at one moment: the processes of the engine, the container as the kernel counts it, ``/dev/shm``.
 
 All sizes are bytes. ``None`` is what could not be read, never 0. The annotations bound what other processes report
-(``process_record``); nothing is checked where this process makes a value itself.
+(``process_files``); nothing is checked where this process makes a value itself.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field
+
+from highwater.text.table import rank_title
 
 Role: TypeAlias = Literal[
     "api_server", "launcher", "engine_core", "worker", "coordinator", "resource_tracker", "sidecar", "other"
@@ -46,13 +50,15 @@ Bytes: TypeAlias = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]
 Index: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000, strict=True)]
 Pid: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 Text: TypeAlias = Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, le=2**63 - 1, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFigures:
-    """One process as its kernel counts it.
+class ProcessMemory:
+    """One process of the engine as its kernel counts it, under its own PID namespace's ``pid``.
 
     Attributes:
+        name: Its display name, unique among those that run: ``API server 0``, ``worker rank 1``.
         started: When it started, in the kernel's ticks since boot: distinguishes it from a later process of its pid.
         host: The name of its machine or container.
         anonymous_bytes: Heap, stacks and other private memory in RAM (``RssAnon``). Pages that a forked child shares
@@ -63,6 +69,9 @@ class ProcessFigures:
         peak_bytes: The most that was resident since its start (``VmHWM``).
         descriptors: Open files, sockets and pipes.
         descriptors_limit: How many may be open at once (``RLIMIT_NOFILE``); ``None``: no limit, or not known.
+        container: The key of its container, as in ``ContainerMemory.key``.
+        age_seconds: Of the figures.
+        run_seconds: How long it had run when it wrote last; ``None``: not known, and negative after a suspension.
     """
 
     started: Bytes | None = None
@@ -78,25 +87,10 @@ class ProcessFigures:
     threads: Bytes | None = None
     descriptors: Bytes | None = None
     descriptors_limit: Bytes | None = None
-
-    def figures(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(ProcessFigures)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessMemory(ProcessFigures):
-    """One process of the engine, under its own PID namespace's ``pid``.
-
-    Attributes:
-        name: Its display name, unique among those that run: ``API server 0``, ``worker rank 1``.
-        container: The key of its container, as in ``ContainerMemory.key``.
-        run_seconds: How long it had run when it wrote last; ``None``: not known, and negative after a suspension.
-    """
-
     role: Role
-    name: str
+    name: Text
     pid: Pid
-    container: str | None = None
+    container: Text | None = None
     age_seconds: float = 0.0
     run_seconds: float | None = None
     source: Source = "file"
@@ -325,3 +319,55 @@ class HostReading:
     @property
     def containers(self) -> tuple[ContainerMemory, ...]:
         return self.other_containers if self.container is None else (self.container, *self.other_containers)
+
+
+# --- display names ---
+
+# Of the same container, and of no engine.
+_FOREIGN: Final = frozenset({"sidecar", "other"})
+# Other roles' titles are their names.
+_TITLES: Final[dict[Role, str]] = {
+    "api_server": "API server",
+    "engine_core": "EngineCore",
+    "coordinator": "DP coordinator",
+}
+
+
+def name_of(
+    role: Role,
+    *,
+    index: int | None = None,
+    rank: int | None = None,
+    dp_rank: int | None = None,
+    command: str | None = None,
+) -> str:
+    """Return a process's name: ``EngineCore 1``, ``worker rank 2.1``, ``other python3``."""
+    title = _TITLES.get(role, role.replace("_", " "))
+    if role == "worker" and rank is not None:
+        return f"{title} rank {rank_title(dp_rank, rank)}"
+    if role == "engine_core" and index is None and dp_rank:
+        return f"{title} {dp_rank}"
+    if role == "other" and command:
+        return f"{title} {command}"
+    return title if index is None else f"{title} {index}"
+
+
+def named_apart(processes: Iterable[ProcessMemory]) -> tuple[ProcessMemory, ...]:
+    """Return them in the order of their roles, with the pid behind a name that several have."""
+
+    def natural(name: str) -> tuple[object, ...]:
+        head, _, tail = name.rpartition(" ")
+        numbers = tail.split(".")
+        return (head, 0, *map(int, numbers)) if all(one.isascii() and one.isdigit() for one in numbers) else (name, 1)
+
+    ordered = sorted(processes, key=lambda one: (ROLES.index(one.role), natural(one.name), one.host or "", one.pid))
+    counts = Counter(one.name for one in ordered)
+    return tuple(one if counts[one.name] == 1 else replace(one, name=f"{one.name} (pid {one.pid})") for one in ordered)
+
+
+def bare_name(name: str) -> str:
+    return name.partition(" (pid ")[0]
+
+
+def of_engine(processes: Iterable[ProcessMemory]) -> int:
+    return sum(one.role not in _FOREIGN for one in processes)

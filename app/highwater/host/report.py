@@ -6,13 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from highwater.host.names import of_engine
-from highwater.host.outlook import NO_OUTLOOK, Outlook
+from highwater.host.needs import NOT_COUNTED, CacheCounts, ProcessorCaches, ShmNeeds, processor_caches, shm_needs
 from highwater.host.parts import SHM, Parts, parts_of
-from highwater.host.past import GrownPart, containers_of_engine
-from highwater.host.processor_cache import NOT_COUNTED, CacheCounts, ProcessorCaches, processor_caches
-from highwater.host.reading import ContainerMemory, HostReading, ShmMemory
-from highwater.host.shm_need import ShmNeeds, shm_needs
+from highwater.host.past import NO_OUTLOOK, GrownPart, Outlook, containers_of_engine
+from highwater.host.reading import ContainerMemory, HostReading, ShmMemory, of_engine
 from highwater.readings.report import HostSummary
 from highwater.readings.schema import RESPONSE_SCHEMA
 from highwater.units import share_text, size_text, span_text

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Final
 
-from highwater.host.names import bare_name, of_engine
 from highwater.host.parts import SHM, shm_title
-from highwater.host.reading import EndedProcess
+from highwater.host.reading import EndedProcess, bare_name, of_engine
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport
 from highwater.text.table import table
 from highwater.units import UNKNOWN, share_text, size_text, span_text

@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from highwater.host.outlook import Outlook, OutlookWindow
-from highwater.host.past import GrownPart, HostFacts, HostPast
-from highwater.host.processor_cache import NOT_COUNTED, CacheCounts, processor_caches
+from highwater.host.needs import NOT_COUNTED, CacheCounts, processor_caches
+from highwater.host.past import GrownPart, HostFacts, HostPast, Outlook, OutlookWindow
+from highwater.host.process_lives import SilentCores, StoppedEngine
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.host.report import HostReport, report_of, summary_of
-from highwater.host.stopped import SilentCores, StoppedEngine
 from highwater.readings.report import HostSummary
 from highwater.recorder.progress import SilentCore
 

@@ -82,7 +82,7 @@ class RecorderFolder:
     ) -> None:
         self.folder = folder
         self._instance = instance
-        self._machine = Machine(clock, monotonic, proc)
+        self._machine = Machine(clock, monotonic, proc.parent)
         self._files: dict[str, RankFile] = {}
         self._unusable: dict[str, tuple[tuple[int, ...] | None, str]] = {}
         self._folder_problem: str | None = None

@@ -13,8 +13,8 @@ from highwater.growth.host_series import host_series
 from highwater.growth.series import Measured
 from highwater.growth.store import FloorFile
 from highwater.growth.watch import GrowthWatch
+from highwater.host.needs import CacheCounts
 from highwater.host.process_lives import ProcessLives
-from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.watch import HostWatch
 from highwater.memory.poller import Poller

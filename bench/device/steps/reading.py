@@ -16,9 +16,10 @@ from bench.device.results import Findings
 from bench.device.torch_device import MIB, NO_DEVICE, SIMULATED, TorchDevice, tool
 from bench.device.worker import KitWorker, weights_bytes
 from highwater_worker.devices import device_of
-from highwater_worker.devices.host import HostMemory, rss_bytes
+from highwater_worker.devices.family import HostMemory
 from highwater_worker.errors import Notes
-from highwater_worker.recorder.sampler import Sampler
+from highwater_worker.kernel.proc import rss_bytes
+from highwater_worker.recorder.reading import Depth, MemoryReader
 
 SAYS = "the worker's reading: parts, identity, neighbours on the device, cost of a sample"
 CHECKS: Mapping[str, str] = {
@@ -184,7 +185,7 @@ def _mig(on: TorchDevice, answer: dict[str, Any], found: Findings) -> None:
 
 
 def _samples(on: TorchDevice, worker: KitWorker, found: Findings) -> None:
-    sampler = Sampler()
+    sampler = MemoryReader()
     _times(sampler, worker, 20)
     idle = _times(sampler, worker, SAMPLES)
     _figures("sample_idle", idle, found)
@@ -206,9 +207,9 @@ def _samples(on: TorchDevice, worker: KitWorker, found: Findings) -> None:
     del busy
 
 
-def _times(sampler: Sampler, worker: KitWorker, count: int) -> list[float]:
+def _times(sampler: MemoryReader, worker: KitWorker, count: int) -> list[float]:
     return [
-        _milliseconds(lambda number=number: sampler.memory(worker, time.monotonic(), number, whole=False))
+        _milliseconds(lambda number=number: sampler.read(worker, Depth.STEP, time.monotonic(), number))
         for number in range(count)
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from highwater.accounting.components import COMPONENTS
-from highwater.host.outlook import Outlook
+from highwater.host.past import Outlook
 from highwater.host.reading import ContainerMemory, HostReading, PressureStall, ProcessMemory, Role, ShmMemory, ShmOwner
 from highwater.host.watch import HostNow
 from highwater.readings.growth import GrowthKind, GrowthRate, SeriesGrowth

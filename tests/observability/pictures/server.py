@@ -36,7 +36,7 @@ from highwater.readings.rank import (
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from highwater.units import GIB, MIB
-from highwater_worker.identity import EXTENSION_VERSION
+from highwater_worker.wire import EXTENSION_VERSION
 from tests.observability.pictures.host import LEAK_PER_REQUEST, host_now, verdicts
 
 STEP_SECONDS: Final = 30

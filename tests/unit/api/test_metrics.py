@@ -26,7 +26,7 @@ from highwater.api import metrics
 from highwater.api.counters import Counters
 from highwater.api.growth_metrics import MAX_SHOWN
 from highwater.api.metrics import Exporter
-from highwater.host.outlook import Outlook
+from highwater.host.past import Outlook
 from highwater.host.reading import PressureStall
 from highwater.host.watch import HostNow
 from highwater.proxy.traffic import Connections

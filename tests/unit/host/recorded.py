@@ -8,7 +8,6 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from highwater.host.process_record import RawCgroup
 from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory, ShmMemory, ShmOwner
 from highwater.units import MIB
 
@@ -181,8 +180,3 @@ def reading(**changes: Any) -> HostReading:
     )
     given: dict[str, Any] = {"taken_at": 1.0, "container": container, "processes": processes, "shm": shm} | changes
     return HostReading(**given)
-
-
-def raw(**changes: Any) -> RawCgroup:
-    """A group's counters of version 2."""
-    return RawCgroup(**(record()["cgroup"] | changes))

@@ -48,7 +48,6 @@ _SHM = st.none() | st.builds(
 
 @given(container=_CONTAINERS, processes=_PROCESSES, shm=_SHM)
 def test_the_parts_always_sum_to_what_the_kernel_counts(container, processes, shm):
-    """Rows, and what is not attributed, less what several of them show: exactly, and no part is negative."""
     parts = parts_of(HostReading(taken_at=0.0, processes=processes, container=container, shm=shm))
     total = sum(row.bytes for row in parts.rows)
     assert total + parts.not_attributed_bytes - parts.counted_twice_bytes == container.used_bytes
@@ -68,7 +67,6 @@ def test_each_owner_is_named():
 
 
 def test_pages_that_a_forked_child_shares_are_not_taken_for_more_memory():
-    """Both processes show them; the line below takes them off once."""
     given_ = reading()
     child = replace(given_.processes[0], name="API server 1", pid=13)
     parts = parts_of(replace(given_, processes=(*given_.processes, child)))
@@ -76,13 +74,11 @@ def test_pages_that_a_forked_child_shares_are_not_taken_for_more_memory():
 
 
 def test_processes_of_another_container_are_not_in_the_sum():
-    """They are listed with their own."""
     given_ = reading()
     elsewhere = replace(given_.processes[0], name="API server elsewhere", container="d")
     assert parts_of(replace(given_, processes=(*given_.processes, elsewhere))) == parts_of(given_)
 
 
 def test_without_a_container_processes_are_listed_and_sum_to_nothing():
-    """On bare metal nothing says what they should come to."""
     parts = parts_of(replace(reading(), container=None))
     assert (parts.used_bytes, parts.not_attributed_bytes, len(parts.rows)) == (None, None, 3)

@@ -8,8 +8,8 @@ from itertools import cycle
 import pytest
 
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.host.needs import CacheCounts
 from highwater.host.past import MAX_PARTS, GrownPart, HostPast
-from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
 from highwater.host.text import host_text
@@ -110,7 +110,6 @@ async def test_a_whole_container_that_was_killed_has_left_its_last_look(pod):
 
 
 async def test_one_that_was_stopped_before_does_not_hide_that_all_others_ended_together(pod):
-    """A probe kills the container of an EngineCore that hung."""
     await leak(pod, 60)
     for _ in range(45):
         pod.now += 1.0
@@ -122,7 +121,6 @@ async def test_one_that_was_stopped_before_does_not_hide_that_all_others_ended_t
 
 
 async def test_files_that_are_gone_with_their_volume_have_been_read(pod):
-    """As an emptyDir of a pod that was evicted."""
     await leak(pod)
     for path in pod.folder.iterdir():
         path.unlink()
@@ -132,7 +130,6 @@ async def test_files_that_are_gone_with_their_volume_have_been_read(pod):
 
 
 async def test_what_grew_while_it_loaded_is_its_start(pod):
-    """Only from ready on does growth count; and a new life has a start of its own."""
     for size in (10, 400, 800):
         pod.write("worker", size, kept=size)
         await pod.pass_by(5.0)
@@ -164,7 +161,6 @@ async def test_what_the_dead_have_left_names_them_though_no_sidecar_saw_them(pod
 
 
 async def test_the_next_life_is_not_accused(pod):
-    """It loads when the incident is written, and grows by that; the dead one held the most."""
     pod.life = "a"
     for _ in range(3):
         pod.write("engine_core", 450, kept=900, started=5)
@@ -178,7 +174,6 @@ async def test_the_next_life_is_not_accused(pod):
 
 
 async def test_growth_that_began_late_is_told_since_then(pod):
-    """It stood still for three minutes before."""
     pod.life = "a"
     for passed in range(0, 200, 5):
         pod.write("worker", 700 + max(0, passed - 170) * 40, kept=2000)
@@ -188,7 +183,6 @@ async def test_growth_that_began_late_is_told_since_then(pod):
 
 
 async def test_the_host_report_names_the_part_that_grows_and_its_pace(pod):
-    """With advice for that one: no image was looked up, so no cache of images is emptied."""
     await leak(pod)
     report = await pod.watch.report()
     found = next(one for one in report.findings if one.name == "container_nearly_full")
@@ -199,7 +193,6 @@ async def test_the_host_report_names_the_part_that_grows_and_its_pace(pod):
 
 
 def test_the_number_of_parts_is_bounded():
-    """Whoever can write into the folder can invent processes; the last seen are kept."""
     past = HostPast()
     for number in range(3 * MAX_PARTS):
         one = ProcessMemory(role="other", name="x", pid=number + 1, started=1, anonymous_bytes=MIB)
@@ -231,7 +224,6 @@ def test_a_part_that_moves_by_itself_has_not_grown():
 
 @pytest.mark.parametrize("lives_on", [False, True])
 def test_the_fullest_moment_is_one_before_the_last_sign_of_the_engine(lives_on):
-    """What is seen later in its container is the next life's; a process that outlives the others is still a sign."""
     past, known = HostPast(), reading(taken_at=100.0)
     core = ProcessMemory(role="engine_core", name="c", pid=2, started=1, anonymous_bytes=MIB)
     other = replace(core, pid=1)

@@ -20,7 +20,7 @@ from tests.unit.host.recorded import framed, machine, record, write
 def files(tmp_path):
     """`files(now)` reads the folder at a time of the monotonic clock, and returns processes and problems."""
     root = machine(tmp_path / "root")
-    found = ProcessFiles(tmp_path / "ring", Machine(lambda: 1000.0, lambda: now[0], root / "proc"))
+    found = ProcessFiles(tmp_path / "ring", Machine(lambda: 1000.0, lambda: now[0], root))
     now = [501.0]
 
     def read(at=501.0):
@@ -36,7 +36,7 @@ def test_a_process_that_writes_is_read(files):
     write(files.folder, record())
     (one,) = files.files.read()
     assert (one.role, one.anonymous_bytes, one.age_seconds) == ("api_server", 700 << 20, 1.0)
-    assert one.cgroup.stat["anon"] == 3_221_225_472
+    assert one.last_container().anonymous_bytes == 3_221_225_472
 
 
 def test_one_that_has_fallen_silent_is_not_shown_as_running(files):
@@ -55,7 +55,6 @@ def test_a_file_of_another_boot_from_a_time_to_come_is_not_of_one_that_runs(file
 
 
 def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_path):
-    """Where the PID namespace is shared, the start tells."""
     (tmp_path / "root/proc/self/ns").mkdir(parents=True)
     (tmp_path / "root/proc/self/ns/pid").write_text("")
     inode = (tmp_path / "root/proc/self/ns/pid").stat().st_ino
@@ -63,7 +62,7 @@ def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_pa
     stat.parent.mkdir()
     stat.write_text(f"4242 (a ) b) S 1{' 0' * 17} 99 0\n")
     write(files.folder, record(pid_namespace=inode))
-    again = ProcessFiles(files.folder, Machine(monotonic=lambda: 501.0, proc=tmp_path / "root/proc"))
+    again = ProcessFiles(files.folder, Machine(monotonic=lambda: 501.0, root=tmp_path / "root"))
     assert [one.pid for one in again.read()] == [4242]
     stat.write_text(f"4242 (a) S 1{' 0' * 17} 100 0\n")
     assert again.read() == ()
@@ -88,7 +87,6 @@ def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_pa
     ],
 )
 def test_an_invalid_file_is_named_and_costs_only_itself(files, content, reason):
-    """With any fault: empty, foreign, not JSON, NaN, negative, huge, odd text, another's name."""
     write(files.folder, record(pid=7))
     write(files.folder, content, "highwater-4242-99.process")
     pids, (problem,) = files()
@@ -98,7 +96,6 @@ def test_an_invalid_file_is_named_and_costs_only_itself(files, content, reason):
 
 
 def test_a_file_with_a_wrong_checksum_is_not_used(files):
-    """One byte of the body differs."""
     content = bytearray(framed(json.dumps(record()).encode()))
     content[40] ^= 1
     write(files.folder, bytes(content), "highwater-4242-99.process")
@@ -120,7 +117,6 @@ def test_links_and_pipes_are_not_opened(files, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files are given to another user")
 def test_a_file_of_another_user_is_not_read(files):
-    """One who owns neither the folder nor a recorder in it."""
     path = write(files.folder, record())
     os.chown(path, 12345, 12345)
     pids, (problem,) = files()
@@ -155,7 +151,6 @@ def test_many_files_of_other_users_hide_no_process(files):
 
 
 def test_a_folder_of_too_many_files_is_reported(files, monkeypatch):
-    """A bounded number of names is read."""
     monkeypatch.setattr("highwater.host.process_files.MAX_ENTRIES", 3)
     for pid in range(1, 6):
         write(files.folder, record(pid=pid))
@@ -165,7 +160,6 @@ def test_a_folder_of_too_many_files_is_reported(files, monkeypatch):
 
 
 def test_files_of_processes_that_have_ended_are_swept(files):
-    """Ten minutes after their last write; other files stay."""
     old, new = write(files.folder, record(pid=1)), write(files.folder, record(pid=2))
     other = write(files.folder, b"", "something.process")
     os.utime(old, (100.0, 100.0))

@@ -68,7 +68,6 @@ def test_what_a_killed_api_server_leaves_loads_nothing():
 
 
 def test_several_api_servers_and_data_parallel_engines_are_one_life():
-    """The launcher's role is known later than its first write: it has the command line of an API server."""
     for first in ("launcher", "api_server"):
         processes = [runs(first, 1, 100, 0)]
         processes += [runs("api_server", 10 + n, 200, 1, name=f"API server {n}") for n in range(2)]
@@ -86,7 +85,6 @@ def test_a_worker_that_was_restarted_alone_is_of_the_same_life():
 
 @pytest.mark.parametrize("parent", [0, 1, 4711])
 def test_a_process_1_with_another_start_is_another_life(parent):
-    """A container gives the same numbers again; its children's parents are told apart by their start."""
     first = [ended("api_server", 1, 100, parent=parent), ended("engine_core", 60, 200, parent=1)]
     second = [runs("api_server", 1, 900, parent, container="c1"), runs("engine_core", 60, 950, 1, container="c1")]
     old, new = lives(*second, *first)
@@ -136,7 +134,6 @@ def test_a_process_that_only_loaded_the_package_is_none():
 
 
 def test_one_that_is_stopped_has_not_ended():
-    """It writes no more; where this machine shows that it exists, it runs."""
     server = runs("api_server", 7, 100)
     for exists in (True, False):
         watch = ProcessLives(lambda _, exists=exists: exists)
@@ -162,14 +159,12 @@ def test_a_kill_by_the_kernel_is_told_with_every_process_and_the_limit():
 
 @pytest.mark.parametrize(("used", "limit", "words"), [(0.97, LIMIT, True), (0.5, LIMIT, False), (0.97, None, False)])
 def test_a_container_that_was_nearly_full_was_probably_killed_at_once(used, limit, words):
-    """The last look is from before the kill, and nobody is left to count it."""
     (life,) = lives(ended("api_server", 1, 100, used=int(used * LIMIT), limit=limit))
     assert life.end.how.startswith("ended without a word")
     assert ("probably killed by the kernel" in life.end.how, life.end.oom_kills) == (words, 0)
 
 
 def test_a_kill_of_an_earlier_life_in_the_same_group_is_not_told_again():
-    """Under one supervisor the lives share a control group, whose counter goes on."""
     first, second = ended("api_server", 7, 100, kills=3), ended("api_server", 8, 900, kills=3)
     assert [life.end.oom_kills for life in lives(second, first)] == [3, 0]
 
@@ -184,7 +179,6 @@ def test_a_count_from_before_the_engine_is_not_told(is_private, kills):
 
 
 def test_the_containers_that_are_remembered_are_bounded():
-    """Whoever can write into the folder can name any number; one that is seen again and again stays."""
     watch = ProcessLives()
     for number in range(600):
         containers = tuple(ContainerMemory(key=key, events={"oom_kill": 7}) for key in ("own", f"c{number}"))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from highwater.accounting.attribution import account
 from highwater.host import reader as reader_module
 from highwater.host.reader import HostReader
-from highwater.host.reading import ShmMemory
+from highwater.host.reading import ShmMemory, name_of
+from highwater.host.report import HostReport, report_of
+from highwater.host.text import host_text
 from highwater.host.watch import HostWatch
 from highwater.readings.rank import Device, WorkerMemory
 from highwater.units import MIB
@@ -43,7 +49,6 @@ def host(tmp_path):
 
 
 def test_processes_come_in_the_order_of_their_roles_with_names_of_their_own(host):
-    """Workers by rank; two of one name have their numbers behind it."""
     write(host.folder, record(pid=1, role="worker", rank=10, dp_rank=0))
     write(host.folder, record(pid=2, role="worker", rank=9, dp_rank=0))
     write(host.folder, record(pid=3, role="api_server", index=1))
@@ -55,8 +60,22 @@ def test_processes_come_in_the_order_of_their_roles_with_names_of_their_own(host
     assert names[4:] == ["other python3 (pid 5)", "other python3 (pid 6)"]
 
 
+@pytest.mark.parametrize(
+    ("dp_rank", "rank", "name"),
+    [
+        (None, None, "worker"),
+        (None, 0, "worker rank 0"),
+        (0, 1, "worker rank 1"),
+        (1, 0, "worker rank 1.0"),
+        (2, 1, "worker rank 2.1"),
+    ],
+)
+def test_a_worker_is_named_as_its_rank_is_elsewhere(dp_rank, rank, name):
+    """With the engine's number from the second on: each engine numbers its ranks from 0."""
+    assert name_of("worker", rank=rank, dp_rank=dp_rank) == name
+
+
 def test_a_process_has_the_limit_of_open_files_that_its_file_says(host):
-    """And none where its worker package is older."""
     write(host.folder, record(pid=1, descriptors=60, descriptors_limit=1024))
     write(host.folder, record(pid=2, descriptors=60))
     assert [(one.descriptors, one.descriptors_limit) for one in host().processes] == [(60, 1024), (60, None)]
@@ -92,7 +111,6 @@ def test_the_newest_reading_of_a_container_counts(host):
 
 
 def test_processes_without_files_are_listed_by_the_first_one(host):
-    """Each once, and none that has a file."""
     rows = [
         {"pid": 50, "started": 5, "name": "resource tracker", "tracker": True, "anonymous_bytes": 9 * MIB},
         {"pid": 2, "name": "python3", "anonymous_bytes": 1},
@@ -124,7 +142,6 @@ def test_shared_memory_is_what_the_engine_sees(host):
 
 
 def test_only_files_in_use_count_for_what_may_still_be_taken(host):
-    """Those without a name too; each kind is a row of its own."""
     row = [1, MIB, 9 * MIB]
     write(host.folder, record(shm=SHM | {"unlinked": {"nccl": row}, "left_over": {"nccl": row, "other": row}}))
     shm = host().shm
@@ -231,7 +248,6 @@ OTHERS = "60 50 0:77 / {} rw,nosuid - tmpfs shm rw\n"
     ids=["its own", "the same", "empty", "hidden"],
 )
 def test_the_sidecars_own_shared_memory_is_not_the_engines(host, engines, is_shown):
-    """With shareProcessNamespace each container has a /dev/shm of its own all the same."""
     process(host.root, 12, 1, "VLLM::Worker_TP0", 900)
     own = OTHERS.format("/dev") + OTHERS.format("/dev/mqueue").replace("0:77", "0:78")
     machine(host.root, proc__self__mountinfo=own.replace("0:77", "0:77" if is_shown else "0:76"))
@@ -262,7 +278,6 @@ def test_a_worker_that_a_search_does_not_find_starts_no_further_one(host, monkey
 
 @pytest.mark.parametrize(("cpu_seconds", "looks"), [(0.001, [500, 510, 520, 530]), (0.05, [500, 530])])
 def test_its_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(host, monkeypatch, cpu_seconds, looks):
-    """As the worker package's, and they say how old they are."""
     process(host.root, 12, 1, "VLLM::Worker_TP0", 900)
     now, cpu, seen = 490.0, 0.0, []
 
@@ -295,7 +310,6 @@ def test_a_group_that_sidecar_and_engine_share_is_read_now(host):
 
 
 def test_two_lives_of_process_1_lie_there_and_one_has_ended(host):
-    """A container restart gives the same number another start; in another PID namespace the first is only silent."""
     kept = record()["cgroup"] | {"events": {"oom_kill": 1}, "inode": 76, "mono": 470.0}
     write(host.folder, record(pid=1, started=98, mono=474.0, parent_pid=0, cgroup=kept))
     write(host.folder, record(pid=1, started=99))
@@ -320,7 +334,6 @@ def test_a_stopped_process_is_silent_and_has_not_ended(host):
 
 
 def test_where_only_the_dead_have_left_files_the_set_up_is_not_blamed(host):
-    """The folder and the variable were right."""
     write(host.folder, record(mono=400.0))
     (problem,) = host().problems
     assert "any more" in problem
@@ -395,7 +408,6 @@ def test_a_worker_of_another_start_is_not_looked_for(host):
 
 
 def test_where_nothing_is_seen_it_says_what_to_do(host):
-    """With an empty folder, and without a folder."""
     assert "HIGHWATER_RECORDER_DIR" in host().problems[0]
     alone = HostReader(None, root=host.root, shm=host.shm).read()
     assert "share the PID namespace" in alone.problems[0]
@@ -415,8 +427,39 @@ def test_where_processes_were_seen_before_the_set_up_is_not_blamed(host):
 
 @pytest.mark.parametrize("command", ["²", "1.²", "٣", "1"])
 def test_a_process_may_be_called_anything(host, command):
-    """Digits of other scripts are names like any other."""
     process(host.root, 12, 1, "VLLM::Worker", 900)
     process(host.root, 13, 12, f"{command} 40", 1)
     names = [one.name for one in host(workers=lambda: [worker(12, 7)]).processes]
     assert names == ["worker rank 0", f"other {command}"]
+
+
+NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.booleans())
+ANYTHING = st.recursive(
+    st.one_of(st.none(), NUMBERS, st.text(max_size=9)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=9), inner, max_size=4)),
+    max_leaves=9,
+)
+CGROUP = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys([*record()["cgroup"], "pressure", "sock", "kernel"], ANYTHING)
+)
+SHARED = st.fixed_dictionaries({}, optional=dict.fromkeys([*SHM, "unlinked", "left_over", "not_known"], ANYTHING))
+LISTED = st.fixed_dictionaries({}, optional={"mono": ANYTHING, "largest": st.lists(ANYTHING, max_size=2)})
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={"cgroup": CGROUP | ANYTHING, "shm": SHARED | ANYTHING, "others": LISTED | ANYTHING}
+        | dict.fromkeys(
+            ("role", "index", "rank", "dp_rank", "command", "mono", "started", "engine", "source"), ANYTHING
+        ),
+    )
+)
+def test_whatever_a_file_says_a_report_can_be_made_and_written(host, content):
+    """Numbers that every reader of JSON takes, and text that a terminal may show; or a problem with the file's name."""
+    write(host.folder, record() | content, "highwater-4242-99.process")
+    reading = host()
+    text = TypeAdapter(HostReport).dump_json(report_of(reading)).decode()
+    assert all(abs(int(number)) < 2**64 for number in re.findall(r"(?<=[:\[,])-?[0-9]+(?=[,}\]])", text))
+    assert all(line.isprintable() for line in host_text(report_of(reading)).split("\n"))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.host.outlook import Outlook, OutlookWindow
-from highwater.host.processor_cache import CacheCounts, processor_caches
+from highwater.host.needs import CacheCounts, processor_caches, shm_needs
+from highwater.host.past import Outlook, OutlookWindow
 from highwater.host.reading import (
     ContainerMemory,
     EndedProcess,
@@ -19,7 +19,6 @@ from highwater.host.reading import (
     ShmOwner,
 )
 from highwater.host.report import report_of, summary_of
-from highwater.host.shm_need import shm_needs
 from highwater.host.text import host_text
 from highwater.units import GIB, MIB
 from tests.unit.host.recorded import reading
@@ -55,12 +54,10 @@ def test_a_container_that_is_nearly_full_names_its_largest_parts():
 
 
 def test_a_container_with_room_has_no_finding():
-    """Half of its limit."""
     assert names(report_of(reading())) == []
 
 
 def test_without_a_limit_the_machine_says_what_room_there_is():
-    """Bare metal: MemAvailable."""
     given = reading(machine=MachineMemory(total_bytes=64 * GIB, available_bytes=5 * GIB))
     report = report_of(replace(given, container=replace(given.container, limit_bytes=None)))
     assert report.room_bytes == 5 * GIB
@@ -90,7 +87,6 @@ def test_a_kill_is_a_warning_when_its_container_is_gone():
 
 
 def test_a_container_that_ended_full_may_have_been_killed():
-    """As a whole: nobody was left to read the count."""
     last = ContainerMemory(key="d", limit_bytes=1000, kept_bytes=970)
     (finding,) = report_of(reading(ended=(replace(ENDED, last_container=last),))).findings
     assert finding.name == "container_oom_kills"
@@ -110,7 +106,6 @@ def test_an_end_with_room_is_no_kill_nor_is_one_in_a_container_that_goes_on(ende
 
 
 def test_an_engine_that_was_killed_is_summed_up_though_no_process_runs():
-    """So that `status` and the page say it as well."""
     last = ContainerMemory(key="d", events={"oom_kill": 1})
     gone = reading(processes=(), container=None, ended=(replace(ENDED, last_container=last),))
     assert summary_of(gone, Outlook()).warnings == (report_of(gone).findings[0].text,)
@@ -126,7 +121,6 @@ def shm_of_a_killed_engine(free, state="left_over"):
 
 
 def test_what_a_dead_engine_left_promises_nothing():
-    """Nobody writes into it: no bus error is to be expected; the room that it takes is taken."""
     report = report_of(reading(shm=shm_of_a_killed_engine(600 * MIB)))
     assert [(one.name, one.level) for one in report.findings] == [("shm_left_over", "note")]
     text = host_text(report)
@@ -147,14 +141,12 @@ def test_where_it_is_not_known_who_has_files_open_nothing_is_said_to_be_left():
 
 
 def test_left_overs_take_room_from_what_the_command_line_needs():
-    """They are none of its own files."""
     shm = replace(shm_of_a_killed_engine(600 * MIB), used_bytes=40 * MIB)
     needs = shm_needs(reading(engine=SETTINGS, shm=replace(shm, size_bytes=680 * MIB)))
     assert needs.short_bytes == (664 + 30 - 680) * MIB
 
 
 def test_files_that_promise_more_than_is_free_are_a_finding_before_the_sigbus():
-    """Sparse files take their pages when they are written."""
     shm = ShmMemory(
         size_bytes=64 * MIB,
         used_bytes=60 * MIB,
@@ -189,7 +181,6 @@ def test_what_the_command_line_needs_of_shm():
     ],
 )
 def test_what_no_rule_covers_is_named_as_not_known(changes, unknown):
-    """It is never taken for nothing."""
     needs = shm_needs(reading(engine=replace(SETTINGS, **changes)))
     assert len(needs.unknown) == len(unknown)
     assert all(row.name.startswith(name) for row, name in zip(needs.unknown, unknown, strict=True))
@@ -209,7 +200,6 @@ def test_what_no_rule_covers_is_named_as_not_known(changes, unknown):
     ],
 )
 def test_where_the_processor_caches_lie_and_what_they_can_take(changes, kind, total):
-    """One copy has the data; with several API servers each keeps its own."""
     caches = processor_caches(reading(engine=replace(SETTINGS, **changes)), CacheCounts(queries=8, hits=2))
     assert (caches.kind, caches.max_bytes, caches.hit_ratio) == (kind, total * GIB, 0.25)
 
@@ -238,7 +228,6 @@ def test_the_pace_of_the_last_minutes_says_when_it_is_full():
 
 
 def test_what_does_not_grow_has_no_date():
-    """Nor has what shrinks."""
     window = OutlookWindow()
     for second in range(0, 200, 5):
         outlook = window.add(float(second), reading().container)
@@ -247,7 +236,6 @@ def test_what_does_not_grow_has_no_date():
 
 
 def test_the_text_has_every_part():
-    """Processes, parts with their sum, /dev/shm, processor caches."""
     text = host_text(report_of(reading(engine=SETTINGS), counts=CacheCounts(queries=8, hits=2)))
     for line in ("sum, as the kernel counts it", "/dev/shm: 1.37 GiB of 1.95 GiB used", "25.0 % of 8 items found"):
         assert line in text
@@ -256,7 +244,6 @@ def test_the_text_has_every_part():
 
 
 def test_processes_of_one_name_are_one_row():
-    """Their number, sums, and the largest; what they share is not summed. JSON has each."""
     sizes = (100, 400, 250)
     five = tuple(
         ProcessMemory(

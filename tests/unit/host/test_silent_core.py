@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from highwater.host.process_lives import SilentCores
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
-from highwater.host.stopped import SilentCores
 from highwater.recorder.progress import SilentCore
 from tests.unit.host.test_past import Pod
 
@@ -48,13 +48,11 @@ async def test_it_stays_silent_though_its_file_was_swept(pod):
 
 @pytest.mark.parametrize("roles", [(), ("worker",)])
 async def test_an_engine_that_has_ended_is_not_silent(pod, roles):
-    """Nobody writes any more, or only what outlives it."""
     await write_on(pod, 10, *STARTED)
     assert await write_on(pod, 60, *roles) is None
 
 
 async def test_the_core_of_the_life_before_is_not_silent(pod):
-    """A container gives the same numbers again."""
     await write_on(pod, 10, *STARTED)
     assert await write_on(pod, 60, "api_server", started=900) is None
 
@@ -67,7 +65,6 @@ async def test_one_whose_file_was_removed_ended_in_order(pod):
 
 
 def test_it_is_asked_on_another_thread_than_it_looks():
-    """What the event loop iterates over never changes under it."""
     watch = SilentCores()
     server = ProcessMemory(role="api_server", name="API server", pid=1, started=1)
     core = EndedProcess(role="engine_core", name="EngineCore", pid=2, started=2, age_seconds=60.0)

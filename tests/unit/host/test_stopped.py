@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.host.process_lives import StoppedEngine
 from highwater.host.reading import ProcessMemory, Role
-from highwater.host.stopped import StoppedEngine
 
 
 def process(role: Role, pid: int, parent: int, rank: int | None = None) -> ProcessMemory:
@@ -60,7 +60,6 @@ def test_what_every_request_waits_for_is_told(processes, stopped, told):
 
 
 def test_another_process_under_the_same_number_starts_from_zero():
-    """Its start tells it from the one before."""
     now = 0.0
     looked = StoppedEngine(lambda: now)
     looked.look(ENGINE, [ENGINE[1]])

@@ -38,7 +38,6 @@ async def test_requests_within_a_second_share_a_reading():
 
 
 async def test_the_pace_is_that_since_the_engine_was_ready():
-    """Its start grows faster than anything that comes after."""
     now, life = [100.0], [None]
     watch = HostWatch(Reader(), life=lambda: life[0], monotonic=lambda: now[0])
     windows = []
@@ -49,7 +48,6 @@ async def test_the_pace_is_that_since_the_engine_was_ready():
 
 
 async def test_a_fault_is_counted_and_the_next_reading_is_tried(caplog):
-    """The loop goes on; before the first reading there is nothing to show."""
     reader, errors, rounds = Reader(), [], []
     reader.fails = True
 
@@ -68,7 +66,6 @@ async def test_a_fault_is_counted_and_the_next_reading_is_tried(caplog):
 
 
 async def test_a_listener_that_fails_costs_the_others_nothing(caplog):
-    """Nor whoever requested the reading; it is counted and logged."""
     errors, heard = [], []
     watch = HostWatch(Reader(), internal_error=lambda: errors.append(1), monotonic=lambda: 1.0)
     watch.listeners += [lambda _: 1 / 0, heard.append]

@@ -37,7 +37,6 @@ def test_the_soft_limit_is_raised_to_the_hard_one(limits):
 
 
 def test_a_limit_that_is_not_granted_stays(limits):
-    """macOS names a hard limit of no end and grants less."""
     limits(256, resource.RLIM_INFINITY, refuses=True)
     assert descriptors.raise_limit() == 256
 

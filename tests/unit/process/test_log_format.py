@@ -42,7 +42,6 @@ def test_json_is_one_object_a_line():
 
 
 def test_text_is_for_people():
-    """Time, level, logger, message."""
     assert any(line.endswith(" INFO uvicorn: Started") for line in written("text"))
 
 
@@ -56,7 +55,6 @@ def test_no_line_break_or_escape_stands_in_a_line_of_json():
 
 @pytest.mark.parametrize("moment", [0.0, 1_700_000_000.1234])
 def test_the_time_is_utc_to_the_millisecond(moment):
-    """Whatever the machine's zone is."""
     record = logging.LogRecord("a", logging.INFO, "", 0, "x", (), None)
     record.created = moment
     assert len(json.loads(JsonLines().format(record))["time"]) == len("2026-01-01T00:00:00.000Z")

@@ -258,7 +258,11 @@ def fake_worker(kind: str = "npu", index: int | None = 1, **attributes: Any) -> 
     return worker
 
 
-def fake_runner(kind: str = "npu", **attributes: Any) -> SimpleNamespace:
+class FakeRunner(SimpleNamespace):
+    """A model runner; a class of its own, for weak references."""
+
+
+def fake_runner(kind: str = "npu", **attributes: Any) -> FakeRunner:
     """Return a model runner V1 with an empty encoder cache and two layers of KV cache."""
     values = {
         "encoder_cache": {},
@@ -268,7 +272,7 @@ def fake_runner(kind: str = "npu", **attributes: Any) -> SimpleNamespace:
         "kv_caches": [FakeTensor(400, device=kind), FakeTensor(400, device=kind)],
         "model_memory_usage": 12_345,
     }
-    return SimpleNamespace(**values | attributes)
+    return FakeRunner(**values | attributes)
 
 
 @contextmanager

@@ -37,26 +37,22 @@ def prose(path: Path) -> str:
 
 @by_file
 def test_a_file_of_somebody_elses_is_cited_in_full(path):
-    """Without version and line nobody can check it, and it is wrong soon."""
     named = set(SOURCE_FILE.findall(CITATION.sub("", prose(path))))
     assert named - OTHERS == set()
 
 
 @by_file
 def test_a_citation_is_in_the_table(path):
-    """Which says what stands there, and is held against the published package."""
     places = {place for claim in CLAIMS for place in claim.places}
     assert set(cited_in(prose(path))) - places == set()
 
 
 def test_every_claim_is_cited():
-    """One that no code depends on is only in the way."""
     cited = {place for path in (*FILES, *APP) for place in cited_in(prose(path))}
     assert [claim.says for claim in CLAIMS if not cited & set(claim.places)] == []
 
 
 def test_only_source_in_no_package_goes_unread():
-    """C++ is in none of the wheels; everything else can be had."""
     unread = {place for claim in CLAIMS if claim.unpublished is not None for place in claim.places}
     in_python = {(place.package, place.version) for place in unread if Path(place.file).suffix != ".cpp"}
     assert in_python == set()

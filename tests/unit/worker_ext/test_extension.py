@@ -79,7 +79,6 @@ def test_the_class_has_two_public_names():
 
 
 def test_no_name_is_one_of_a_worker():
-    """No class or instance attribute of any known worker is hidden, or hides ours."""
     ours = {name for name in dir(MemoryExtension) if not name.startswith("__")} | {"_highwater_state"}
     assert ours.isdisjoint(TAKEN)
 
@@ -133,7 +132,6 @@ class OddError(BaseException):
 @pytest.mark.parametrize("error", [ValueError("x"), MemoryError(), GeneratorExit(), OddError()])
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
 def test_whatever_is_raised_inside_is_answered(op, error):
-    """An answer always comes, also from a worker of which every attribute raises."""
     worker = fake_worker(device=Broken(error), model_runner=Broken(error), vllm_config=Broken(error))
     parsed(worker.highwater_rpc(op))
 
@@ -170,7 +168,6 @@ def test_sigterm_in_an_operation_ends_the_worker(monkeypatch):
 
 
 def test_a_worker_that_tells_nothing_still_answers():
-    """Before the device is set up there is not even a model runner."""
 
     class Bare(MemoryExtension):
         pass
@@ -201,7 +198,6 @@ def test_not_a_number_never_leaves(monkeypatch):
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
 def test_no_operation_overwrites_the_head(op, torch_device, tmp_path):
-    """The head's names mean the same in every answer."""
     torch_device("npu")
     worker, given = fake_worker(), {"directory": str(tmp_path), "instance": "0123456789abcdef", "name": "one"}
     body = OPERATIONS[op].run(
@@ -217,7 +213,6 @@ def test_no_operation_overwrites_the_head(op, torch_device, tmp_path):
     payload=ANYTHING | ANYTHING.map(json.dumps),
 )
 def test_any_op_and_payload_get_one_ascii_object(op, payload):
-    """Everything that JSON can bring, and more, is answered."""
     runner = fake_runner("cpu", encoder_cache={"\ud800": None}, model_memory_usage=float("nan"), get_model=lambda: 1)
     answer = parsed(fake_worker("cpu", None, model_runner=runner).highwater_rpc(op, payload))
     assert answer["ok"] is True or answer["error"]["code"] in {"unknown_op", "bad_payload", "unavailable"}
@@ -243,7 +238,6 @@ def test_the_collector_does_not_run_by_itself_meanwhile(enabled, monkeypatch):
 
 
 def test_an_exception_that_cannot_be_printed_is_answered(monkeypatch):
-    """The message of an error is foreign code too."""
 
     class Unprintable(Exception):
         def __str__(self) -> str:

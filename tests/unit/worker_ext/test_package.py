@@ -71,7 +71,6 @@ def test_a_file_has_the_grammar_of_python_3_9(path):
 
 
 def test_nothing_in_it_came_after_python_3_9():
-    """Neither a module, a function, nor one of their arguments, such as `zip(strict=)`."""
     folder = Path(highwater_worker.__file__).parent
     vermin = Path(sys.executable).with_name("vermin")
     command = [vermin, "-t=3.9-", "--violations", "--no-tips", "--processes=1", folder]
@@ -101,9 +100,9 @@ def test_the_readers_of_the_kernels_files_bring_nothing_that_watches_a_worker():
     """The sidecar reads with them; it has no use for recorders and operations."""
     code = """
 import sys
-import highwater_worker.devices.cgroup, highwater_worker.files, highwater_worker.processes.shared_memory
+import highwater_worker.kernel.cgroup, highwater_worker.kernel.shm, highwater_worker.wire
 loaded = {name.split(".")[1] for name in sys.modules if name.startswith("highwater_worker.")}
-assert loaded == {"attributes", "devices", "errors", "files", "processes"}, loaded
+assert loaded == {"kernel", "wire"}, loaded
 """
     folder = Path(highwater_worker.__file__).parent.parent
     done = subprocess.run(
@@ -130,7 +129,6 @@ assert threading.active_count() == 1
 
 
 def test_no_file_imports_one_that_imports_it():
-    """Also through others, and imports for types alone: every file can be read without those above it."""
     root = Path(highwater_worker.__file__).parents[2]
     names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
     graph = {name: set(_imported(ast.parse(path.read_text()), names)) for name, path in names.items()}

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import pytest
 
 from highwater_worker import plugin
-from highwater_worker.files import KEPT_STARTS
 from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
 from highwater_worker.recorder.begin import end_recorder, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
+from highwater_worker.wire import KEPT_STARTS
 from tests.fakes.started import story
 from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker, imported_as
 from tests.unit.worker_ext.ring_bytes import parse, records, table
@@ -108,7 +108,6 @@ def written(folder) -> dict[str, Any]:
 
 
 def test_a_worker_gets_our_method_without_an_extension_class(vllm):
-    """It answers as the mixed-in one does, and the class is as it was."""
     plugin.register()
     worker = vllm()
     assert json.loads(worker.highwater_rpc("memory"))["ok"]
@@ -123,7 +122,6 @@ def test_an_extension_class_of_anybodys_stays(vllm):
 
 
 def test_the_start_is_followed_and_changed_in_nothing(vllm):
-    """Arguments and results pass; each phase is kept with its figures."""
     plugin.register()
     worker = vllm()
     assert start(worker) == ["device", True, 7, {"blocks": 3}, 5]
@@ -157,7 +155,6 @@ def test_with_a_folder_the_recorder_runs_from_before_the_model_is_loaded(vllm, t
 
 
 def test_each_phase_is_followed_by_a_sample_of_what_it_has_made(vllm, tmp_path, monkeypatch):
-    """The KV pool too, which is otherwise looked at seldom."""
     # The fakes' pages are nowhere: all of them count as resident.
     monkeypatch.setattr(Residency, "total", lambda _, storages: sum(storage.nbytes for storage in storages))
     monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
@@ -219,7 +216,6 @@ def test_a_setting_that_is_wrong_is_named_once_and_costs_the_recorder_alone(vllm
 
 @pytest.mark.parametrize("obstacle", ["no folder", "no room", "another machine"])
 def test_a_folder_that_cannot_be_used_costs_the_recorder_alone(vllm, tmp_path, monkeypatch, caplog, obstacle):
-    """One line says why, and nothing is left in the folder."""
     folder = tmp_path / "rings"
     monkeypatch.setenv(plugin.DIRECTORY, str(folder))
     if obstacle == "no folder":
@@ -252,7 +248,6 @@ def test_a_folder_that_becomes_usable_is_used_from_then_on(vllm, tmp_path, monke
 
 
 def test_a_crash_loop_leaves_its_last_starts(vllm, tmp_path, monkeypatch):
-    """Each with its reason; those before them make room."""
     monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
     plugin.register()
     for number in range(KEPT_STARTS + 3):
@@ -290,7 +285,6 @@ def test_a_start_without_room_takes_that_of_starts_that_are_over(vllm, tmp_path,
 
 
 def test_settings_of_the_environment_are_taken(tmp_path):
-    """Empty ones count as unset."""
     environ = {
         "HIGHWATER_RECORDER_DIR": str(tmp_path),
         "HIGHWATER_RECORDER_RATE": "5",
@@ -309,14 +303,12 @@ def test_it_is_registered_once(vllm):
 
 
 def test_a_vllm_without_the_class_starts_as_ever(caplog):
-    """One warning says that nothing was changed."""
     with imported_as("vllm.v1.worker.worker_base", ModuleType("worker_base")):
         plugin.register()
     assert "changes nothing" in caplog.text
 
 
 def test_a_worker_that_cannot_be_attached_to_comes_up(vllm, monkeypatch, caplog):
-    """Whatever is wrong with us is not its affair."""
     monkeypatch.setattr(plugin, "watch_sleep", lambda *_: 1 / 0)
     plugin.register()
     assert vllm().init_device() == "device"
@@ -344,7 +336,6 @@ def test_the_encoders_budget_is_kept_where_v2_only_passes_it_on(vllm):
 
 
 def test_an_engine_that_loads_its_weights_again_and_again_fills_nothing(vllm):
-    """The account has an end."""
     plugin.register()
     worker = vllm()
     for _ in range(MAX_PHASES + 5):
@@ -353,7 +344,6 @@ def test_an_engine_that_loads_its_weights_again_and_again_fills_nothing(vllm):
 
 
 def test_nothing_keeps_a_worker_alive(vllm):
-    """Neither the method, nor the account, nor the watch on its sleep."""
     plugin.register()
     worker = vllm()
     start(worker)
@@ -386,7 +376,6 @@ def test_what_was_in_use_before_the_start_is_the_engines_own_look(vllm):
 
 
 def test_an_engine_that_finds_its_card_full_leaves_how_full_it_was(vllm):
-    """It looks, and gives up: what others have on the card is the reason."""
     plugin.register()
     worker = vllm()
     worker.device_config = SimpleNamespace(device_type="npu")
@@ -400,7 +389,6 @@ def test_an_engine_that_finds_its_card_full_leaves_how_full_it_was(vllm):
 
 
 def test_on_a_cpu_what_was_in_use_before_the_start_is_the_process(vllm):
-    """Its device is the host."""
     plugin.register()
     worker = vllm()
     worker.device_config = SimpleNamespace(device_type="cpu")
@@ -410,7 +398,6 @@ def test_on_a_cpu_what_was_in_use_before_the_start_is_the_process(vllm):
 
 
 def test_graphs_have_a_phase_of_their_own_within_the_last(vllm):
-    """What they take is no other phase's; the runner is left as it was."""
     plugin.register()
     worker = vllm()
     start(worker)
@@ -421,7 +408,6 @@ def test_graphs_have_a_phase_of_their_own_within_the_last(vllm):
 
 
 def test_the_budget_of_a_start_is_in_the_file(vllm, tmp_path, monkeypatch):
-    """With the bytes that the phases returned, and the layers as they were before they were grouped."""
     monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
     vllm.get_kv_cache_spec = lambda _: story().specs
     plugin.register()
@@ -492,7 +478,6 @@ def encoder_and_capacity(worker) -> tuple[dict[str, Any], int | None]:
     ],
 )
 def test_the_encoders_budget_is_the_one_that_model_runner_v2_profiles(vllm, profile):
-    """It keeps none; its capacity is one item where that is more than a batch."""
     worker = load_v2(vllm, profile)
     assert worker.determine_available_memory() == (["input"], BUDGET)
     budget, capacity = encoder_and_capacity(worker)
@@ -515,7 +500,6 @@ def test_without_a_profile_the_encoders_budget_is_not_known(vllm):
 
 
 def test_a_profile_of_the_encoder_that_fails_leaves_its_budget(vllm):
-    """It is what the start died of."""
     worker = load_v2(vllm, profile=lambda encoder: encoder.profile_encoder_cache(["input"], BUDGET))
     vars(worker)["model_runner"].model_state.encoder_runner.failing = True
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -34,7 +34,6 @@ def keys(value: object) -> object:
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
 def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp_path, monkeypatch):
-    """In the same nesting."""
     # As in an engine, which is not under pytest; the real timer is left alone.
     monkeypatch.setattr("highwater_worker.recorder.recorder.is_timer_taken", lambda: False)
     for name in ("dump_traceback_later", "cancel_dump_traceback_later"):

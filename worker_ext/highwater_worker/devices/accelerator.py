@@ -15,9 +15,8 @@ from inspect import signature
 from types import ModuleType
 from typing import Any, cast
 
-from highwater_worker.attributes import look_up, text, whole
-from highwater_worker.devices.family import AllocatorFigures, DeviceFamily, Space, on_main_thread
-from highwater_worker.devices.host import HostMemory
+from highwater_worker.devices.family import AllocatorFigures, DeviceFamily, HostMemory, Space, on_main_thread
+from highwater_worker.engine_view import look_up, text, whole
 from highwater_worker.errors import Notes, UnavailableError, UnreadableError
 
 # Our names to torch's keys (torch 2.13.0 cuda/memory.py:231, torch_npu 2.8.0 npu/memory.py:170, `memory_stats`).
@@ -157,17 +156,18 @@ class Accelerator(DeviceFamily):
         return value
 
 
-# torch_npu 2.10.0.post4 include/third_party/acl/inc/acl/error_codes/rt_error_codes.h:97.
-_LOST = "507010"
-
-
 @lru_cache(maxsize=8)  # they never change, and some drivers are called anew each time
 def device_properties(module: ModuleType, index: int | None) -> object:
     return module.get_device_properties(index)
 
 
+# torch_npu 2.10.0.post4 include/third_party/acl/inc/acl/error_codes/rt_error_codes.h:97.
+_LOST = "507010"
+
+
 class Npu(Accelerator):
     type = "npu"
+    visible_by = "ASCEND_RT_VISIBLE_DEVICES"
 
     def space(self, index: int | None, host: HostMemory) -> Space:
         """Return the whole card's memory. Raises UnreadableError where the device was lost."""
@@ -192,6 +192,7 @@ class Cuda(Accelerator):
     """A GPU under CUDA or ROCm."""
 
     type = "cuda"
+    visible_by = "CUDA_VISIBLE_DEVICES"
 
     def uuid(self, index: int | None) -> str | None:
         """Return the device's identity as nvidia-smi and DCGM write it."""
@@ -206,15 +207,14 @@ class Cuda(Accelerator):
         (vllm 0.12.0 utils/mem_utils.py:102, vllm 0.32.0 utils/mem_utils.py:151).
         """
         space = super().space(index, host)
-        available = host.node_available_bytes
-        if available is None or space.total_bytes is None or not self._is_integrated(index):
+        total, available = space.total_bytes, host.node_available_bytes
+        if total is None or available is None or _is_rocm():
             return space
-        free = min(available, space.total_bytes)
-        return Space(space.total_bytes, free, space.total_bytes - free)
-
-    def _is_integrated(self, index: int | None) -> bool:
-        # As vLLM does, and on NVIDIA's alone (vllm 0.32.0 platforms/cuda.py:698).
-        return not _is_rocm() and bool(look_up(device_properties(self._module(), index), "is_integrated"))
+        # As vLLM asks, and on NVIDIA's alone (vllm 0.32.0 platforms/cuda.py:698).
+        if not look_up(device_properties(self._module(), index), "is_integrated"):
+            return space
+        free = min(available, total)
+        return Space(total, free, total - free)
 
     def _host_empty_cache(self) -> Callable[[], object] | None:
         # torch 2.13.0 cuda/graphs.py:451.

@@ -11,8 +11,8 @@ import sys
 import weakref
 from collections.abc import Iterator
 
-from highwater_worker.attributes import look_up
-from highwater_worker.encoder_cache.encoder_outputs import spilling_cache
+from highwater_worker.encoder_cache.entries import spilling_cache
+from highwater_worker.engine_view import backend_is_asleep, look_up
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.wrapping import notice_calls
 
@@ -69,10 +69,8 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
 def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
     shown = _shown_by_allocators()
     tags = record.tags | (shown or set())
-    # Of other backends than the allocators, and of engines that fell asleep unwatched. After a partial wake-up it says
-    # RUNNING (vllm 0.27.0 device_allocator/sleep_mode_backend.py:133, vllm 0.32.0
-    # device_allocator/sleep_mode_backend.py:145).
-    if not tags and look_up(worker, "_sleep_mode_backend", "_state") not in {None, "RUNNING"}:
+    # Of other backends than the allocators, and of engines that fell asleep unwatched.
+    if not tags and backend_is_asleep(worker):
         tags = set(ALL_TAGS)
     if shown is None and not record.is_complete:
         # Copies show pools that fell asleep unwatched; a wake-up drops them.
@@ -83,7 +81,7 @@ def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
 
 
 def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
-    """Check that no memory of the engine's is unmapped; `memory_parts.refuse_suspended` checks that its device answers.
+    """Check that no memory of the engine's is unmapped; `engine_view.refuse_suspended` checks that its device answers.
 
     Raises RefusedError where some is: another process may use what was given up, and what is taken now may be missing
     when the engine wakes. Where it is unknown nothing is refused: the caller can read /is_sleeping.

@@ -7,21 +7,18 @@ this package alone.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Hashable, ItemsView, Iterator, Mapping, ValuesView
+from contextlib import contextmanager
 from dataclasses import dataclass
-from opcode import opmap
 from typing import Any, Protocol
 
 from highwater_worker.errors import Notes
 from highwater_worker.memory.storages import Tensor
 
-# The functions of vLLM and vllm-ascend that pop entries, all of them to free them: runner V1's up to 0.23 and from 0.27
-# on, and V2's (`tests.own_engine.test_vendor_wheels` reads them in published packages).
+# The methods of vLLM and vllm-ascend that pop entries, all of them to free them, whatever `pop` returns: runner V1's up
+# to 0.23 and from 0.27 on, and V2's (`tests.own_engine.test_vendor_wheels` reads them in published packages).
 FREEING = frozenset({"_update_states", "_process_encoder_cache_scheduler_output", "free_encoder_cache"})
-_POP_TOP = opmap["POP_TOP"]
-_CACHE = opmap.get("CACHE", 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +51,13 @@ class Ledger:
     restores: int = 0
     restore_seconds: float = 0.0
 
+    def figures(self) -> dict[str, Any]:
+        return {
+            "spills": self.spills,
+            "restores": self.restores,
+            "restore_seconds": round(self.restore_seconds, 6),
+        }
+
 
 class EntryRestorer(Protocol):
     @property
@@ -73,7 +77,7 @@ class EntryRestorer(Protocol):
 class SpillingDict(dict[Any, Any]):
     """A dict of encoder outputs, some of them in host memory; one whose way back fails stays there."""
 
-    __slots__ = ("_away", "_clock", "_ledger", "_returned", "_since", "_tick", "_uses", "restorer")
+    __slots__ = ("_away", "_clock", "_is_freeing", "_ledger", "_returned", "_since", "_tick", "_uses", "restorer")
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class SpillingDict(dict[Any, Any]):
         # Keys that may lie in host memory. One is added before its entry goes and taken out after it came back, so that
         # no key is missing, whatever ends a move in the middle.
         self._away: set[Any] = set()
+        self._is_freeing = False
 
     # --- for trim and restore ---
 
@@ -171,11 +176,18 @@ class SpillingDict(dict[Any, Any]):
     def pop(self, key: Hashable, *default: Any) -> Any:  # noqa: ANN401 - as above
         value = super().pop(key, *default)
         self._forget(key)
-        if type(value) is Spilled and _caller_drops_the_result():
-            # To bring the entry back for that would wait for the device, and allocate on it, for a value that the
-            # next instruction throws away.
-            return value.host
-        return self._last_value(value)
+        # To bring an entry back that is freed would wait for the device, and allocate on it, for a value that is
+        # thrown away.
+        return value.host if type(value) is Spilled and self._is_freeing else self._last_value(value)
+
+    @contextmanager
+    def freeing(self) -> Iterator[None]:
+        """Within, `pop` does not bring an entry back; for one of `FREEING`."""
+        before, self._is_freeing = self._is_freeing, True
+        try:
+            yield
+        finally:
+            self._is_freeing = before
 
     def popitem(self) -> tuple[Any, Any]:
         key, value = super().popitem()
@@ -291,18 +303,3 @@ class _Items(ItemsView[Any, Any]):
 
     def __reversed__(self) -> Iterator[tuple[Any, Any]]:
         return ((key, self._mapping[key]) for key in reversed(self._mapping))
-
-
-def _caller_drops_the_result() -> bool:
-    """Return whether the caller's caller is known to pop only to free, and throws its call's result away at once.
-
-    Both, because either alone can err: a later version may use the result, and a call from C (`map(cache.pop, keys)`)
-    is not in the bytecode. Where the answer is False, the result is as good as any dict's.
-    """
-    frame = sys._getframe(2)
-    if frame.f_code.co_name not in FREEING:
-        return False
-    code, position = frame.f_code.co_code, frame.f_lasti + 2  # instructions are two bytes wide
-    while position < len(code) and code[position] == _CACHE:  # room that newer interpreters leave behind a call
-        position += 2
-    return position < len(code) and code[position] == _POP_TOP

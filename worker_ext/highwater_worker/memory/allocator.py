@@ -21,6 +21,7 @@ from typing import Any
 
 from highwater_worker.devices import Device
 from highwater_worker.devices.family import AllocatorFigures, Space, on_main_thread
+from highwater_worker.engine_view import suspending_backend
 from highwater_worker.errors import RefusedError, UnavailableError, UnreadableError, describe
 from highwater_worker.wrapping import unwrap_method, wrap_method
 
@@ -64,9 +65,12 @@ class AllocatorReserve:
         unused = _unsplit_bytes(figures)
         if unused is None:
             return
-        # As for every look: on the main thread alone.
-        if self._is_expandable and on_main_thread() and abs(unused - self._seen(device)) > SURE_BYTES:
-            self._is_expandable, self._look_from = False, float("inf")
+        if self._is_expandable and on_main_thread():  # as for every look: on the main thread alone
+            seen = float("inf")
+            with suppress(Exception):  # whatever the reason: nothing can be compared
+                seen = kept_bytes(_segments(device), device.index)
+            if abs(unused - seen) > SURE_BYTES:
+                self._is_expandable, self._look_from = False, float("inf")
         self.kept_bytes, self.unknown_because = max(0, unused), None
 
     def look(self, device: Device | None) -> None:
@@ -91,11 +95,10 @@ class AllocatorReserve:
         pause = max(LOOK_AGAIN_SECONDS, LOOK_SHARE * (self.clock() - began))
         self._look_from = began + pause if self._is_expandable else float("inf")
 
-    def _seen(self, device: Device) -> float:
-        try:
-            return kept_bytes(_segments(device), device.index)
-        except Exception:  # noqa: BLE001 - whatever the reason: nothing can be compared
-            return float("inf")
+
+def look_at_segments(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
+    if suspending_backend(worker) is None:
+        reserve.look(device)
 
 
 def _unsplit_bytes(figures: AllocatorFigures) -> int | None:

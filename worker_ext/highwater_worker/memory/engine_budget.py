@@ -12,18 +12,29 @@ v1/worker/gpu_worker.py:740, `available_kv_cache_memory_bytes`).
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from highwater_worker.attributes import first_of, flag, fraction, look_up, short_text, text, whole
+from highwater_worker.engine_view import (
+    INIT_FREE,
+    configured_device,
+    encoder_budget,
+    first_of,
+    flag,
+    fraction,
+    look_up,
+    parallel_size,
+    short_text,
+    text,
+    vllm_version,
+    whole,
+)
 from highwater_worker.errors import Notes, printable
-from highwater_worker.identity import parallel_size
-from highwater_worker.memory.encoder_budget import encoder_budget
 from highwater_worker.memory.kv_cache import describe_groups, describe_layers
-from highwater_worker.memory.memory_parts import INIT_FREE, REQUESTED, given_kv_bytes
 from highwater_worker.memory.start_phases import StartPhases
 
 ENVIRONMENT = (
@@ -35,14 +46,12 @@ ENVIRONMENT = (
 )
 """The only variables that are read: each changes how much memory is used, and none holds a secret."""
 _MAX_TEXT = 200
+_REQUESTED = ("requested_memory", "requested_cpu_memory")
+_ASCEND_TAKES_GIVEN_BYTES = (0, 19)
 
 
 def _short(value: object) -> str | None:
     return short_text(value, _MAX_TEXT)
-
-
-def _negated(value: object) -> bool | None:
-    return None if value is None else not value
 
 
 _Source = tuple[Callable[[Any], Any], tuple[str, ...]]
@@ -51,7 +60,7 @@ _CONFIG, _MODEL, _SCHEDULER = "vllm_config.cache_config", "vllm_config.model_con
 _MEMORY: Mapping[str, _Source] = {
     "total_bytes": (whole, ("init_snapshot.total_memory",)),
     "init_non_torch_bytes": (whole, ("init_snapshot.non_torch_memory",)),
-    "requested_bytes": (whole, REQUESTED),
+    "requested_bytes": (whole, _REQUESTED),
     "weights_bytes": (whole, ("model_runner.model_memory_usage",)),
     "peak_activation_bytes": (whole, ("peak_activation_memory",)),
     "non_torch_bytes": (whole, ("non_torch_memory",)),
@@ -79,7 +88,10 @@ _LIMITS: Mapping[str, _Source] = {
     "max_encoder_tokens": (whole, (f"{_SCHEDULER}.max_num_encoder_input_tokens",)),
     "v2_runner": (flag, ("use_v2_model_runner",)),
     "async_scheduling": (flag, (f"{_SCHEDULER}.async_scheduling",)),
-    "hybrid_manager": (_negated, (f"{_SCHEDULER}.disable_hybrid_kv_cache_manager",)),
+    "hybrid_manager": (
+        lambda value: None if value is None else not value,
+        (f"{_SCHEDULER}.disable_hybrid_kv_cache_manager",),
+    ),
     "sleep_mode": (flag, (f"{_MODEL}.enable_sleep_mode",)),
 }
 _EMBED_WIDTHS = (
@@ -95,14 +107,19 @@ _PARALLEL = (
 def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, Any]:
     """Return the budget as one JSON object, unknown values as null; `start` is None where the plugin did not see it."""
     notes = Notes()
+
+    def architecture() -> str | None:
+        names = look_up(worker, "vllm_config", "model_config", "hf_config", "architectures")
+        return _short(names[0]) if isinstance(names, (list, tuple)) and names else None
+
     return {
-        "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
+        "vllm_version": vllm_version(),
         # The package itself states none (vllm-ascend 0.23.0.post1, 0.30.0rc2).
         "ascend_version": notes.attempt(
             "ascend_version", lambda: version("vllm-ascend") if "vllm_ascend" in sys.modules else None
         ),
         "torch_npu_version": text(look_up(sys.modules.get("torch_npu"), "__version__")),
-        "architecture": notes.attempt("architecture", lambda: _architecture(worker)),
+        "architecture": notes.attempt("architecture", architecture),
         "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),
         "memory": _memory(worker, start, notes),
         "kv_cache": _kv_cache(worker, start, notes),
@@ -126,7 +143,7 @@ def _values(worker: object, sources: Mapping[str, _Source], notes: Notes) -> dic
 def _memory(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
     returned = {} if start is None else start.returned
     values = _values(worker, _MEMORY, notes)
-    if look_up(worker, "device_config", "device_type") == "cpu":
+    if configured_device(worker) == "cpu":
         # There it is what the whole machine's use grew by, other processes included (vllm 0.32.0 platforms/cpu.py:780).
         values["weights_bytes"] = None
     return {
@@ -142,25 +159,21 @@ def _memory(worker: object, start: StartPhases | None, notes: Notes) -> dict[str
 
 def _kv_cache(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
     cache = look_up(worker, "model_runner", "kv_cache_config")
+    groups = look_up(cache, "kv_cache_groups")
     return {
         **_values(worker, _CACHE, notes),
         "given_bytes": notes.attempt("given_bytes", lambda: given_kv_bytes(worker)),
         "tensor_bytes": notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(cache, "kv_cache_tensors"))),
-        "groups": notes.attempt("groups", lambda: _groups(cache)),
-        "layers": notes.attempt("layers", lambda: _layers(cache, start)),
+        "groups": notes.attempt("groups", lambda: None if groups is None else describe_groups(groups)),
+        "layers": notes.attempt("layers", lambda: _layers(groups, start)),
     }
 
 
-def _groups(cache: object) -> list[dict[str, Any]] | None:
-    groups = look_up(cache, "kv_cache_groups")
-    return None if groups is None else describe_groups(groups)
-
-
-def _layers(cache: object, start: StartPhases | None) -> dict[str, Any] | None:
+def _layers(groups: Iterable[object] | None, start: StartPhases | None) -> dict[str, Any] | None:
     if start is not None and start.kv_layers is not None:
         return start.kv_layers
     specs: dict[str, object] = {}
-    for group in look_up(cache, "kv_cache_groups") or ():
+    for group in groups or ():
         shared = look_up(group, "kv_cache_spec")
         own = look_up(shared, "kv_cache_specs")
         specs.update({name: (own or {}).get(name, shared) for name in look_up(group, "layer_names") or ()})
@@ -196,6 +209,31 @@ def _encoder(worker: object, start: StartPhases | None, notes: Notes) -> dict[st
     }
 
 
-def _architecture(worker: object) -> str | None:
-    names = look_up(worker, "vllm_config", "model_config", "hf_config", "architectures")
-    return _short(names[0]) if isinstance(names, (list, tuple)) and names else None
+def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
+    """Return the memory that the engine was configured to take, and the free memory at its start; constant."""
+
+    def requested() -> int | None:
+        # With the KV cache's size given, the utilization has no effect: vLLM computes the number and leaves it unused
+        # (vllm 0.32.0 v1/worker/gpu_worker.py:649, vllm 0.32.0 v1/worker/cpu_worker.py:213,
+        # `determine_available_memory`).
+        return None if given_kv_bytes(worker) is not None else first_of(worker, *_REQUESTED, convert=whole)
+
+    reads: dict[str, Callable[[], float | None]] = {
+        "gpu_memory_utilization": lambda: _value(worker, _MEMORY["utilization"]),
+        "requested_bytes": requested,
+        "init_free_bytes": lambda: _value(worker, _MEMORY["init_free_bytes"]),
+    }
+    return {name: notes.attempt(f"budget.{name}", read) for name, read in reads.items()}
+
+
+def given_kv_bytes(worker: object) -> int | None:
+    """Return the size of the KV cache that a flag or a startup plan gives; None: none is given, or it has no effect.
+
+    vllm-ascend before 0.19 ignores it: there the share of the device sizes the KV cache all the same (vllm_ascend
+    0.18.0 worker/worker.py:339, vllm_ascend 0.23.0 worker/worker.py:540).
+    """
+    if "vllm_ascend" in sys.modules:
+        release = re.match(r"(\d+)\.(\d+)", vllm_version() or "")
+        if release is not None and tuple(map(int, release.groups())) < _ASCEND_TAKES_GIVEN_BYTES:
+            return None
+    return whole(look_up(worker, "vllm_config", "cache_config", "kv_cache_memory_bytes"))

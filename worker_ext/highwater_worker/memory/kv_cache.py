@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from highwater_worker.attributes import look_up, whole
-from highwater_worker.errors import UnreadableError, printable
-from highwater_worker.memory.storages import Storage, Tensor, tensors_in, unique_storages
+from highwater_worker.engine_view import look_up, whole
+from highwater_worker.errors import Notes, UnreadableError, printable
+from highwater_worker.memory.storages import Storage, tensors_in, unique_storages
 
 MAX_KINDS = 24  # layers that differ from one another; no model known has more than a handful
 MAX_RUNS = 512
@@ -25,22 +25,29 @@ _CHUNK_PAGES = 1 << 18
 _LOWEST_BIT = bytes(value & 1 for value in range(256))
 
 
+class KvCache(NamedTuple):
+    """The memory of keys and values in bytes, None where it could not be read."""
+
+    resident_bytes: int | None
+    reserved_bytes: int | None
+
+
+NO_KV_CACHE = KvCache(None, None)
+
+
 def kv_cache_storages(worker: object, device_type: str) -> list[Storage]:
     """Return the KV cache's storages, none where given back. Raises UnreadableError in an unknown place."""
     caches = look_up(worker, "model_runner", "kv_caches")
     layers = look_up(worker, "vllm_config", "compilation_config", "static_forward_context")
     if caches is None and layers is None:
         raise UnreadableError("neither model_runner.kv_caches nor compilation_config.static_forward_context is there")
-    return unique_storages(_tensors(caches, layers), device_type)
-
-
-def _tensors(caches: object, layers: object) -> Iterator[Tensor]:
     # The list alone is not enough: older engines put only the first layer of each index into it
     # (vllm 0.12.0 v1/worker/utils.py:324, `bind_kv_cache`). The layers alone are not either: not every one is
     # registered.
-    yield from tensors_in(caches)
+    tensors = list(tensors_in(caches))
     for layer in list(layers.values()) if isinstance(layers, dict) else ():
-        yield from tensors_in(look_up(layer, "kv_cache"))
+        tensors += tensors_in(look_up(layer, "kv_cache"))
+    return unique_storages(tensors, device_type)
 
 
 def describe_layers(specs: Mapping[str, object]) -> dict[str, Any]:
@@ -172,3 +179,15 @@ def resident_bytes(pointer: int, nbytes: int) -> int | None:
         # Only the lowest bit of each byte is defined (mincore(2)).
         resident += vector.translate(_LOWEST_BIT).count(1)
     return min(nbytes, resident * page)
+
+
+def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes) -> KvCache:
+    storages = notes.attempt("kv_cache_bytes", lambda: kv_cache_storages(worker, kind))
+    if storages is None:
+        return NO_KV_CACHE
+    reserved = sum(storage.nbytes for storage in storages)
+    if kind != "cpu":
+        return KvCache(reserved, reserved)
+    resident = notes.attempt("kv_cache_bytes", lambda: residency.total(storages))
+    notes.missing("kv_cache_bytes", resident, "the C library cannot show which pages are resident")
+    return KvCache(resident, reserved)

@@ -18,13 +18,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from highwater_worker.attributes import look_up, whole
-from highwater_worker.devices import device_of
-from highwater_worker.devices.host import HostMemory, read_host
+from highwater_worker.devices import device_of, read_allocator, read_space
+from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.engine_view import INIT_FREE, configured_device, describe_encoder_budget, first_of, look_up, whole
 from highwater_worker.errors import Notes, describe
-from highwater_worker.memory.encoder_budget import describe_budget
 from highwater_worker.memory.kv_cache import describe_layers
-from highwater_worker.memory.memory_parts import init_free_bytes, read_allocator, read_space
 from highwater_worker.wrapping import notice_calls, unwrap_method, wrap_method
 
 PHASES = {
@@ -82,7 +80,7 @@ class StartPhases:
         self.kv_layers = describe_layers(specs)
 
     def _keep_encoder_budget(self, dummy_mm_inputs: object, budget: object) -> None:  # noqa: ARG002 - by vLLM's names
-        self.encoder_budget = describe_budget(budget)
+        self.encoder_budget = describe_encoder_budget(budget)
 
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +91,9 @@ class StartPhases:
                 try:
                     returned = method(*arguments, **named)
                     with suppress(Exception):  # as above
-                        self._keep_returned(name, returned)
+                        size = whole(returned) if isinstance(returned, (int, float)) else None
+                        if size is not None and name in RETURNS_BYTES:
+                            self.returned[name] = size
                     return returned
                 except BaseException as raised:
                     error = raised
@@ -105,11 +105,6 @@ class StartPhases:
             return phase
 
         return make
-
-    def _keep_returned(self, name: str, returned: object) -> None:
-        size = whole(returned) if name in RETURNS_BYTES and isinstance(returned, (int, float)) else None
-        if size is not None:
-            self.returned[name] = size
 
     def _begin(self, name: str) -> None:
         runner = look_up(self._worker(), "model_runner")
@@ -147,9 +142,12 @@ class StartPhases:
         `total` is the driver's: some engines keep the free bytes alone.
         """
         worker, host = self._worker(), self._host_before
-        total, free = whole(look_up(worker, "init_snapshot", "total_memory")) or total, init_free_bytes(worker)
+        total, free = (
+            whole(look_up(worker, "init_snapshot", "total_memory")) or total,
+            first_of(worker, *INIT_FREE, convert=whole),
+        )
         used = None if total is None or free is None else total - free
-        if host is not None and look_up(worker, "device_config", "device_type") == "cpu":
+        if host is not None and configured_device(worker) == "cpu":
             total, free, used = host.total_bytes, host.free_bytes, host.rss_bytes
         rss = look_up(host, "rss_bytes")
         return {"total_bytes": total, "free_bytes": free, "used_bytes": used, "rss_bytes": rss}

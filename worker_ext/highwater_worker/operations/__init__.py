@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from highwater_worker.operations import encoder_cache, hello, memory, recorder, snapshot, spill
+from highwater_worker.operations import reading, recorder, relief, snapshot
 from highwater_worker.operations.operation import Operation, boolean, choice, integer, number, text
 from highwater_worker.recorder.begin import MAX_RATE, MAX_SECONDS, MIN_RATE, MIN_SECONDS, RATE, SECONDS
-
-
-def _hello(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {"ops": sorted(OPERATIONS), **hello.hello(worker, arguments)}
-
 
 _DIRECTORY = text(r"/[^\0]{0,999}", "an absolute path")
 _INSTANCE = text("[0-9a-f]{16}", "16 hexadecimal digits, in small letters")
@@ -20,17 +14,17 @@ _MAX_SECONDS = number(0, 60, default=0.2)
 """The time that a call may move entries: the engine waits meanwhile, and goes on between two calls."""
 
 OPERATIONS: Mapping[str, Operation] = {
-    "hello": Operation(_hello, is_timed=False),
-    "budget": Operation(hello.budget, is_timed=False),
-    "memory": Operation(memory.memory),
+    "hello": Operation(lambda worker, _: {"ops": sorted(OPERATIONS), **reading.hello(worker)}, is_timed=False),
+    "budget": Operation(reading.budget, is_timed=False),
+    "memory": Operation(reading.memory),
     "encoder_cache": Operation(
-        encoder_cache.encoder_cache,
-        {"limit": integer(0, encoder_cache.MAX_ENTRIES, default=100), "sort": choice("bytes", "age")},
+        reading.encoder_cache,
+        {"limit": integer(0, reading.MAX_ENTRIES, default=100), "sort": choice("bytes", "age")},
         is_timed=False,
     ),
-    "release": Operation(memory.release),
+    "release": Operation(relief.release),
     "trim": Operation(
-        spill.trim,
+        relief.trim,
         {
             "free_bytes": integer(0).or_null(),
             "keep_bytes": integer(0).or_null(),
@@ -39,7 +33,7 @@ OPERATIONS: Mapping[str, Operation] = {
             "max_seconds": _MAX_SECONDS,
         },
     ),
-    "restore": Operation(spill.restore, {"max_seconds": _MAX_SECONDS}),
+    "restore": Operation(relief.restore, {"max_seconds": _MAX_SECONDS}),
     "recorder_start": Operation(
         recorder.recorder_start,
         {

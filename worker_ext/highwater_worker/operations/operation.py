@@ -88,19 +88,6 @@ def choice(*choices: str) -> Field:
 
 def parse_payload(payload: object, fields: Mapping[str, Field]) -> dict[str, Any]:
     """Return the arguments for every field, defaults included. Raises BadPayloadError for a wrong key or value."""
-    given = _json_object(payload)
-    for key, value in given.items():
-        if key not in fields:
-            raise BadPayloadError(f"payload key {_shown(key)} is unknown; known keys: {', '.join(fields) or 'none'}")
-        if not fields[key].accepts(value):
-            raise BadPayloadError(f"payload key {_shown(key)} is {_shown(value)}; it must be {fields[key].right}")
-    for key, field in fields.items():
-        if key not in given and not field.accepts(field.default):
-            raise BadPayloadError(f"payload key {_shown(key)} is missing; it must be {field.right}")
-    return {key: given.get(key, field.default) for key, field in fields.items()}
-
-
-def _json_object(payload: object) -> dict[str, Any]:
     if not isinstance(payload, str):
         raise BadPayloadError(f"payload is of type {type(payload).__name__}; it must be the text of one JSON object")
     try:
@@ -111,7 +98,15 @@ def _json_object(payload: object) -> dict[str, Any]:
         ) from error
     if not isinstance(given, dict):
         raise BadPayloadError(f"payload is {_shown(given)}; it must be one JSON object")
-    return given
+    for key, value in given.items():
+        if key not in fields:
+            raise BadPayloadError(f"payload key {_shown(key)} is unknown; known keys: {', '.join(fields) or 'none'}")
+        if not fields[key].accepts(value):
+            raise BadPayloadError(f"payload key {_shown(key)} is {_shown(value)}; it must be {fields[key].right}")
+    for key, field in fields.items():
+        if key not in given and not field.accepts(field.default):
+            raise BadPayloadError(f"payload key {_shown(key)} is missing; it must be {field.right}")
+    return {key: given.get(key, field.default) for key, field in fields.items()}
 
 
 def _shown(value: object) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 from highwater_worker.errors import Notes
 from highwater_worker.recorder.begin import begin_recorder, running_recorder
-from highwater_worker.recorder.recorder import NOT_ENDED
-from highwater_worker.recorder.ring import Options
 from highwater_worker.state import state_of
+from highwater_worker.wire import Options
+from highwater_worker.writer import NOT_ENDED
 
 
 def recorder_start(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:

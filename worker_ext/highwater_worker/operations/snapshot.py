@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from highwater_worker.devices import device_of
+from highwater_worker.engine_view import identity
 from highwater_worker.errors import BadPayloadError, NoSpaceError, Notes
-from highwater_worker.files import new_file
-from highwater_worker.identity import identity
 from highwater_worker.spill.spilling import refuse_now
 from highwater_worker.state import state_of
+from highwater_worker.wire import new_file
 
 _ROOM = 2  # the free space needed, in file sizes: other ranks write theirs beside it
 _MAX_TRACE_ENTRIES = 200_000

@@ -9,31 +9,28 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from threading import main_thread
 from typing import Any
 
-from highwater_worker.attributes import look_up, short_text
 from highwater_worker.devices import describe_device
-from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache
-from highwater_worker.errors import BadPayloadError, Notes, RefusedError
-from highwater_worker.files import encoded, file_system_of, is_in_memory, is_remote, remove_old_rings
-from highwater_worker.identity import (
-    EXTENSION_VERSION,
-    boot_id,
+from highwater_worker.engine_view import (
+    engine_id,
+    find_encoder_cache,
     identity,
     model_name,
     parallel_sizes,
-    pid_namespace,
-    pid_started,
     ranks_expected,
+    short_text,
 )
-from highwater_worker.recorder.recorder import NOT_ENDED, Recorder
-from highwater_worker.recorder.ring import Layout, Options, Ring, make_ring
+from highwater_worker.errors import BadPayloadError, Notes, RefusedError
+from highwater_worker.kernel.proc import boot_id, file_system_of, is_in_memory, is_remote, pid_namespace, pid_started
+from highwater_worker.recorder.recorder import Recorder
 from highwater_worker.state import ATTRIBUTE, state_of
+from highwater_worker.wire import EXTENSION_VERSION, Layout, Options, Ring, encoded, make_ring, remove_old_rings
+from highwater_worker.writer import NOT_ENDED
 
 DIRECTORY = "HIGHWATER_RECORDER_DIR"
 RATE, MIN_RATE, MAX_RATE = 10.0, 1.0, 100.0
@@ -139,17 +136,8 @@ def _number(environ: Mapping[str, str], name: str, default: float, minimum: floa
 
 
 def instance_of(worker: object) -> str:
-    """Return a name that all workers of one life of one engine share, and no others: 16 hexadecimal digits.
-
-    vLLM draws an id for each configuration that it makes, and hands it to every process (vllm 0.12.0
-    config/vllm.py:882, vllm 0.32.0 config/vllm.py:2119); of a data-parallel engine under Ray it marks the copies (vllm
-    0.32.0 v1/engine/utils.py:485). Raises RefusedError where this vLLM has no such id.
-    """
-    engine = look_up(worker, "vllm_config", "instance_id")
-    if not isinstance(engine, str) or not engine:
-        raise RefusedError("this vLLM does not tell which engine a worker belongs to (vllm_config.instance_id)")
-    life = re.sub(r"_dp\d+$", "", engine)
-    return hashlib.sha256(f"{boot_id()}/{life}".encode()).hexdigest()[:16]
+    """Return `engine_id` on this boot of the machine, in 16 hexadecimal digits. Raises as that and `boot_id`."""
+    return hashlib.sha256(f"{boot_id()}/{engine_id(worker)}".encode()).hexdigest()[:16]
 
 
 def running_recorder(worker: object) -> Recorder | None:

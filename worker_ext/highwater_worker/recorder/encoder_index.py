@@ -9,27 +9,20 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from highwater_worker.attributes import look_up
 from highwater_worker.devices import Device
-from highwater_worker.devices.host import HostMemory
-from highwater_worker.encoder_cache.encoder_outputs import (
-    Entry,
-    entry_bytes,
-    entry_embeds,
-    find_encoder_cache,
-    moves,
-    read_entry,
-    restore_reserve_bytes,
-)
+from highwater_worker.devices.family import HostMemory
+from highwater_worker.encoder_cache.entries import Entry, entry_bytes, entry_embeds, read_entry, spilling_cache
+from highwater_worker.engine_view import encoder_budget, find_encoder_cache, look_up
 from highwater_worker.errors import printable
-from highwater_worker.memory.encoder_budget import encoder_budget
 from highwater_worker.memory.storages import Storage
-from highwater_worker.recorder.ring import MAX_ROWS, ROW
 from highwater_worker.spill.mover import HostCopies
-from highwater_worker.spill.trimmable import Groups, Movability, movability, trimmable_bytes
+from highwater_worker.spill.plan import Groups, Movability
+from highwater_worker.spill.spilling import trimmable_bytes
 from highwater_worker.state import state_of
+from highwater_worker.wire import MAX_ROWS, ROW
 
 _SLICE_SECONDS = 0.0005
 _SHARE = 500
@@ -89,7 +82,9 @@ class EncoderIndex:
         started = self._cost_clock()
         try:
             if self._read(worker, now, change, None if whole else started + _SLICE_SECONDS):
-                self.trimmable_bytes = self._trimmable(worker, host)
+                self.trimmable_bytes = None
+                with suppress(Exception):  # a trim would be refused, mostly, and a trim says why; this figure is lost
+                    self.trimmable_bytes = trimmable_bytes(worker, self._device, self._groups, self._storages_of, host)
         except BaseException:
             self._forget(now)
             raise
@@ -103,12 +98,13 @@ class EncoderIndex:
         state = state_of(worker)
         budget = encoder_budget(worker, look_up(state.start, "encoder_budget"))
         oldest = None if self._oldest_seen_at is None else round(max(self._now - self._oldest_seen_at, 0.0), 3)
+        cache = spilling_cache(worker)
         return {
             **self._figures,
             "capacity_embeds": (budget or {}).get("cache_size"),
             "oldest_age_seconds": oldest,
-            "restore_reserve_bytes": restore_reserve_bytes(worker),
-            **moves(state.ledger),
+            "restore_reserve_bytes": 0 if cache is None else cache.restorer.reserve_bytes,
+            **state.ledger.figures(),
         }
 
     def ages(self) -> dict[str, float]:
@@ -124,12 +120,6 @@ class EncoderIndex:
         self.is_new = False
         rows = [row.packed for row in self._rows.values()]
         return len(rows), b"".join(rows[:MAX_ROWS])
-
-    def _trimmable(self, worker: object, host: HostMemory) -> int | None:
-        try:
-            return trimmable_bytes(worker, self._device, self._groups, self._storages_of, host)
-        except Exception:  # noqa: BLE001 - a trim would be refused, mostly, and a trim says why; this figure alone is lost
-            return None
 
     def _storages_of(self, key: str) -> tuple[Storage, ...]:
         row = self._rows.get(key)
@@ -181,7 +171,7 @@ class EncoderIndex:
         # An entry that only went to the host and came back keeps its age.
         same = before is not None and before.origin == entry.origin
         seen_at = before.seen_at if before is not None and same else now
-        can_move = movability(entry, self._copies)
+        can_move = self._copies.movability(entry)
         storages = can_move.storages
         is_on_host = bool(storages) and all(storage.device_type != self._device_type for storage in storages)
         text = printable(entry.mm_hash)[:_HASH_CHARACTERS].encode("ascii", "replace")
@@ -221,12 +211,18 @@ def _weak(value: object) -> Callable[[], object]:
         return lambda: None
 
 
-def read_index(worker: object, device: Device, host: HostMemory | None = None) -> EncoderIndex:
-    """Return the index that operations keep, read to the end; the recorder has its own. Raises UnreadableError."""
+def index_of_operations(worker: object, device: Device) -> EncoderIndex:
+    """Return the index that operations keep, as it was read last; the recorder has its own."""
     state = state_of(worker)
     index = state.index if isinstance(state.index, EncoderIndex) else EncoderIndex(device)
     state.index = index
-    index.update(worker, time.monotonic(), None, host or HostMemory(), whole=True)
+    return index
+
+
+def read_index(worker: object, device: Device) -> EncoderIndex:
+    """Return the index that operations keep, read to the end. Raises UnreadableError for an unknown kind of cache."""
+    index = index_of_operations(worker, device)
+    index.update(worker, time.monotonic(), None, HostMemory(), whole=True)
     return index
 
 

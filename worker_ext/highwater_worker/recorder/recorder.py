@@ -7,7 +7,6 @@ alive.
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import time
@@ -16,20 +15,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
-from multiprocessing.util import Finalize
-from threading import Event, Thread, get_ident, main_thread
+from threading import Event, get_ident, main_thread
 from typing import Any, NamedTuple
 
-from highwater_worker.devices.host import HostMemory, read_host
+from highwater_worker.devices.family import HostMemory, read_host
 from highwater_worker.errors import Notes
-from highwater_worker.files import encoded
-from highwater_worker.memory.engine_budget import read_engine_budget
-from highwater_worker.memory.memory_parts import read_budget
-from highwater_worker.recorder.ring import MAX_HEAD_BYTES, Options, Ring
-from highwater_worker.recorder.sampler import Sampler
+from highwater_worker.memory.engine_budget import read_budget, read_engine_budget
+from highwater_worker.recorder.reading import Depth, MemoryReader
 from highwater_worker.recorder.stacks import GIVES_WAY, Stacks, Watchdog, is_timer_taken
 from highwater_worker.recorder.steps import Steps
 from highwater_worker.state import state_of
+from highwater_worker.wire import MAX_HEAD_BYTES, Options, Ring, encoded
+from highwater_worker.writer import Writer
 
 BUSY_SECONDS = 0.1
 IDLE_SECONDS = 1.0
@@ -39,10 +36,6 @@ _HOST_SECONDS = 1.0
 _SAMPLE_SHARE = 100
 """A sample is followed by so many times its duration without one: at most a 100th of the engine's thread."""
 _RETRY_SECONDS = 1.0  # the pause in writing after a write that failed
-_STOP_SECONDS = 1.0  # the time that a stop waits for the thread, which the disk may hold
-NOT_ENDED = "has not ended within a second: the disk holds its thread, and it ends once let go"
-_EARLY = 100
-"""Above every priority that multiprocessing gives its own finalizers: they take down things still read here."""
 _MAX_NOTES = 4  # in the head of an entry table, which has a fixed size
 _MAX_WAITING = 256  # samples that wait for a disk; older ones are dropped
 
@@ -61,7 +54,7 @@ class _Now(NamedTuple):
         return {"kind": kind, "at": round(self.at, 6), "mono": round(self.mono, 6), **values}
 
 
-class Recorder:
+class Recorder(Writer):
     """Records one worker.
 
     Where its file is `in_memory` the engine's thread may write into it; a disk's journal can hold a writer for seconds,
@@ -82,6 +75,7 @@ class Recorder:
         wait: Callable[[float], bool] | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
+        super().__init__("highwater-recorder")
         self.options = options
         self.ring = ring
         self.steps = Steps(clock, self._after_call)
@@ -90,18 +84,14 @@ class Recorder:
         # Called on the engine's thread only: the caller may hold the last reference, and would then free its tensors.
         self._worker = weakref.ref(worker, self._forget_worker)
         self._is_worker_gone = False
-        self._sampler = Sampler()
+        self._reader = MemoryReader()
         self._stacks = Stacks()
         self._watchdog = watchdog or Watchdog(ring, gives_way=is_timer_taken())
         self._clock = clock
         self._wall_clock = wall_clock
-        self._stopping = False
         self._woken = Event()
         self._wait = wait or self._wait_for_news
-        self._pid = os.getpid()
         self._parent = os.getppid()
-        self._thread: Thread | None = None
-        self._finalizer: Finalize[bool] | None = None
         # Of the engine's thread:
         self._main_thread = main_thread().ident
         self._tick = 0
@@ -135,20 +125,14 @@ class Recorder:
             notes.add("stack", GIVES_WAY)
         self._read_host(self._clock())
         self._sample(whole=True)
-        # A daemon: a thread that the disk holds must not hold the interpreter's end.
-        thread = Thread(target=self.run, name="highwater-recorder", daemon=True)
         try:
-            thread.start()
+            self.start_thread()
         except BaseException:
-            self._stopping = True
+            self._stopped.set()
             self._watchdog.stop()
             self.steps.detach(worker)
             raise
-        self._thread = thread
-        # Workers are mostly multiprocessing's children, which run its finalizers, and `atexit` only where they were
-        # spawned, not forked. Neither reaches the worker from here.
-        atexit.register(self._end)
-        self._finalizer = Finalize(None, self._end, exitpriority=_EARLY)
+        self.end_with_process()  # the worker is not reached from there
 
     @contextmanager
     def operation(self, op: str) -> Iterator[None]:
@@ -162,37 +146,25 @@ class Recorder:
             self._sample(whole=True)
             self._woken.set()
 
-    def is_running(self) -> bool:
-        """Return whether the thread runs; in a forked child of its process it does not."""
-        return self._thread is not None and self._pid == os.getpid() and self._thread.is_alive()
-
     def stop(self) -> bool:
         """Stop counting and recording, and return whether the thread has ended.
 
-        A thread that has not ended within a second ends as soon as it gets on, and writes nothing but its last record.
+        A thread that has not ended within a second writes nothing but its last record.
         """
         worker = self._worker()
         if worker is not None:
             self.steps.detach(worker)
-        self._forget_end()
-        return self._end()
+        self.forget_process()
+        return self.end()
 
     def _forget_worker(self, _: object) -> None:
         self._is_worker_gone = True
         self._woken.set()
 
-    def _forget_end(self) -> None:
-        atexit.unregister(self._end)
-        if self._finalizer is not None:
-            self._finalizer.cancel()
-
-    def _end(self) -> bool:
-        self._stopping = True
+    def end(self) -> bool:
+        self._stopped.set()
         self._woken.set()
-        if not self.is_running() or self._thread is None:
-            return True
-        self._thread.join(_STOP_SECONDS)
-        return not self._thread.is_alive()
+        return super().end()
 
     # --- on the engine's thread ---
 
@@ -207,12 +179,12 @@ class Recorder:
     def start_changed(self) -> None:
         """Write down another phase of the worker's start; on the engine's thread."""
         self._notes_written = self._engine_budget = None
-        self._sampler.start_changed()
+        self._reader.start_changed()
         self._sample(whole=True)
 
     def _sample(self, *, whole: bool) -> None:
         """Take a sample, with all encoder outputs that may have changed if `whole`; never raises."""
-        if self._stopping or get_ident() != self._main_thread or os.getpid() != self._pid:
+        if self._stopped.is_set() or get_ident() != self._main_thread or os.getpid() != self.pid:
             return
         started, now = time.perf_counter(), self._now()
         try:
@@ -227,9 +199,10 @@ class Recorder:
 
     def _write_sample(self, worker: object, now: _Now, *, whole: bool) -> None:
         notes = Notes()
-        self._sampler.host = self._host
+        self._reader.host = self._host
         change = self._calls_begun() if self.steps.progress() else None
-        memory = notes.attempt("memory", lambda: self._sampler.memory(worker, now.mono, change, whole=whole))
+        depth = Depth.WHOLE if whole else Depth.STEP
+        memory = notes.attempt("memory", lambda: self._reader.read(worker, depth, now.mono, change))
         record = now.record(
             "sample",
             calls=self._calls_begun(),
@@ -242,15 +215,15 @@ class Recorder:
             self.ring.write(body)
         else:
             self._samples.append(body)
-        index = self._sampler.index
-        if self._sampler.notes != self._notes_written or (index is not None and index.is_new):
+        index = self._reader.index
+        if self._reader.notes != self._notes_written or (index is not None and index.is_new):
             total, rows = (0, b"") if index is None else index.table()
             table = self._table_head(worker, now, total, notes), rows if self.ring.layout.rows else b""
             if self._samples is None:
                 self.ring.write_table(*table)
             else:
                 self._table = table
-            self._notes_written = self._sampler.notes
+            self._notes_written = self._reader.notes
 
     def _table_head(self, worker: object, now: _Now, total: int, notes: Notes) -> bytes:
         start = state_of(worker).start
@@ -263,7 +236,7 @@ class Recorder:
             budget=read_budget(worker, notes),
             start=[] if start is None else start.phases,
             engine_budget=self._engine_budget or None,
-            notes=self._sampler.notes[:_MAX_NOTES],
+            notes=self._reader.notes[:_MAX_NOTES],
         )
         body = encoded(head)
         if len(body) > MAX_HEAD_BYTES:  # the entries and the start come first
@@ -282,11 +255,11 @@ class Recorder:
         # workers end by themselves, as they do when it tells them to.
         has_lost_parent = parent_process() is not None and os.getppid() != self._parent
         self._write_heartbeat(self._now(), None, is_last=not (self.steps.has_failed or has_lost_parent))
-        self._stopping = True
+        self._stopped.set()
         self._stacks.close()
         self.ring.close()
         if self._is_worker_gone:
-            self._forget_end()
+            self.forget_process()
 
     def _beat(self) -> float:
         """Write everything that is due, and return the seconds until the next time; never raises."""
@@ -341,7 +314,7 @@ class Recorder:
     def _wait_for_news(self, seconds: float) -> bool:
         self._woken.wait(seconds)
         self._woken.clear()
-        return self._stopping
+        return self._stopped.is_set()
 
     # --- on either thread ---
 

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from highwater_worker.recorder.ring import Ring
+from highwater_worker.wire import Ring
 
 LONG_SECONDS = 1.0  # a call that has lasted for so long gets a stack
 _LONGEST_SECONDS = 30.0

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from highwater_worker.attributes import look_up
+from highwater_worker.engine_view import is_rays
 from highwater_worker.errors import Notes
 from highwater_worker.wrapping import unwrap_method, wrap_method
 
@@ -93,8 +93,7 @@ class Steps:
         # Ray's first executor, gone in 0.33 (vllm 0.33.0 v1/executor/abstract.py:76), runs steps on the runner, past
         # the worker (vllm 0.32.0 v1/executor/ray_utils.py:144, `execute_model_ray`): there, no step seen does not mean
         # no step run.
-        backend = look_up(worker, "vllm_config", "parallel_config", "distributed_executor_backend")
-        self._is_bypassed = "ray" in str(backend).lower()
+        self._is_bypassed = is_rays(worker)
 
     def detach(self, worker: Any) -> None:  # noqa: ANN401 - as above
         """Put back the methods; a foreign wrapper that was put over one since stays, with ours inside."""

@@ -15,10 +15,11 @@ from importlib import import_module
 from typing import Any
 
 from highwater_worker.devices import Device
+from highwater_worker.encoder_cache.entries import Entry
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpilledGroup, SpillingDict
 from highwater_worker.errors import Notes, describe
 from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, view_bytes
-from highwater_worker.spill.plan import Group
+from highwater_worker.spill.plan import Group, Movability
 
 
 class HostCopies:
@@ -52,6 +53,16 @@ class HostCopies:
         device = tensor.device
         return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
 
+    def movability(self, entry: Entry) -> Movability:
+        # Called for each entry of a cache of thousands: an entry that can be moved is one tensor, measured once.
+        storages, value = tuple(entry.storages.values()), entry.value
+        if type(value) is Spilled:
+            return Movability(storages, False, 0, 0, value.host_bytes)
+        if not self.can_take(value):
+            return Movability(storages, False, 0, 0, 0)
+        nbytes = view_bytes(value)
+        return Movability(storages, True, nbytes, self.copy_bytes(nbytes), 0)
+
     def host_bytes(self, tensor: Tensor) -> int:
         return self.copy_bytes(view_bytes(tensor))
 
@@ -61,7 +72,14 @@ class HostCopies:
 
     def to_host(self, tensor: Tensor, group: SpilledGroup, notes: Notes) -> Spilled:
         """Copy a tensor into host memory. The caller has waited for the device."""
-        host = self._pinned(tensor, notes) if self._pins else None
+        host: Tensor | None = None
+        if self._pins:
+            try:
+                host = self._copy(tensor, "cpu", pin_memory=True)
+            except RuntimeError as error:
+                # Containers limit locked memory. Pageable memory does as well, at a fraction of the speed.
+                notes.add("host_bytes_added", f"in pageable memory, because pinning failed: {describe(error)}")
+                self._pins = False
         is_pinned = host is not None
         if host is None:
             host = self._copy(tensor, "cpu")
@@ -84,15 +102,6 @@ class HostCopies:
         done.record()
         self._under_way.append((spilled.host, done))
         return made
-
-    def _pinned(self, tensor: Tensor, notes: Notes) -> Tensor | None:
-        try:
-            return self._copy(tensor, "cpu", pin_memory=True)
-        except RuntimeError as error:
-            # Containers limit locked memory. Pageable memory does as well, at a fraction of the speed.
-            notes.add("host_bytes_added", f"in pageable memory, because pinning failed: {describe(error)}")
-            self._pins = False
-            return None
 
     @staticmethod
     def _copy(tensor: Tensor, device: object, *, non_blocking: bool = False, **options: bool) -> Tensor:

@@ -1,31 +1,42 @@
 """Puts a cache that can spill in the place of the engine's encoder cache, and refuses where that is dangerous.
 
 That is wherever another object may hold the cache or its tensors, or a step may run beside this call: a missing entry
-ends the engine.
+ends the engine. An access that fails ends it too, so every harmless way to make room for an entry that comes back is
+tried first: the allocator's unused blocks go back to the device; idle entries go to host memory, least recently used
+first; the reserve is dropped.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
-from highwater_worker.attributes import look_up
 from highwater_worker.devices import Device
-from highwater_worker.devices.family import on_main_thread
-from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, spilling_cache
+from highwater_worker.devices.family import HostMemory, on_main_thread
+from highwater_worker.encoder_cache.entries import spilling_cache
 from highwater_worker.encoder_cache.sleep import refuse_while_asleep
-from highwater_worker.encoder_cache.spilling_dict import SpillingDict
-from highwater_worker.errors import RefusedError
-from highwater_worker.spill.restorer import Restorer
+from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict
+from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up, needed_hashes
+from highwater_worker.errors import Notes, RefusedError
+from highwater_worker.memory.allocator import AllocatorReserve
+from highwater_worker.memory.storages import Storage, Tensor, view_bytes
+from highwater_worker.spill.mover import HostCopies, Mover, RestoreReserve
+from highwater_worker.spill.plan import Groups, Target, make_plan, read_host_budget
 from highwater_worker.state import WorkerState, state_of
+from highwater_worker.wrapping import wrap_method
 
+_NO_TARGET = Target(free_bytes=None, keep_bytes=None, idle_seconds=None)
 # What vllm-ascend keeps encoder outputs in while it moves them to host memory itself. Its runners have all three from
 # 0.27.1rc1 on, and use them where `use_score_encoder_cache` is set (vllm_ascend 0.27.1rc1
 # worker/model_runner_v1.py:589, `__init__`).
 ASCENDS_OWN = ("cpu_encoder_cache", "tmp_encoder_cache", "_pending_encoder_cache_copies")
+_FREEING_IS_SEEN = "_highwater_freeing"
 
 
 def other_holders(owner: object, name: str) -> list[str]:
@@ -63,14 +74,36 @@ def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | 
         return None
     _refuse_lasting(worker)
     if spilling_cache(worker) is None:
-        owner, name = _owner(worker)
+        owner, name = encoder_cache_owner(worker)
         holders = other_holders(owner, name)
         if holders:
             raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
         restorer = Restorer(worker, device, state.allocator_reserve)
         # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
         setattr(owner, name, SpillingDict(getattr(owner, name), restorer, state.ledger))
+        with suppress(Exception):  # an entry that comes back to be freed is slow, not wrong
+            _watch_freeing(owner, name)
     return spilling_cache(worker)
+
+
+def _watch_freeing(owner: object, name: str) -> None:
+    """Have `owner.name` know while the engine frees entries. Raises TypeError where `owner` has no weak references."""
+    reference = weakref.ref(owner)
+
+    def make(method: Callable[..., Any]) -> Callable[..., Any]:
+        def freeing(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            cache = getattr(reference(), name, None)
+            if not isinstance(cache, SpillingDict):
+                return method(*arguments, **named)
+            with cache.freeing():
+                return method(*arguments, **named)
+
+        setattr(freeing, _FREEING_IS_SEEN, True)
+        return freeing
+
+    for method in FREEING:
+        if not hasattr(getattr(owner, method, None), _FREEING_IS_SEEN):  # the cache before this one was watched
+            wrap_method(owner, method, make)
 
 
 def refuse_trim(worker: object) -> None:
@@ -79,7 +112,7 @@ def refuse_trim(worker: object) -> None:
     Raises RefusedError where a trim would be refused, or only that search can show it.
     """
     _refuse_lasting(worker)
-    if spilling_cache(worker) is None and not is_held_once(*_owner(worker)):
+    if spilling_cache(worker) is None and not is_held_once(*encoder_cache_owner(worker)):
         raise RefusedError("other code may hold the encoder cache's dict; only a trim searches for it")
 
 
@@ -127,9 +160,8 @@ def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
     # also the copy that brings an entry back.
     if look_up(sys.modules.get("vllm.utils.gpu_sync_debug"), "_SYNC_CHECK_MODE") == "error":
         yield "VLLM_GPU_SYNC_CHECK=error is set, under which to bring an entry back would end the engine"
-    backend = look_up(config, "parallel_config", "distributed_executor_backend")
-    is_ray = "ray" in str(backend).lower() or look_up(config, "parallel_config", "use_ray") is True
-    if is_ray and not _busy_loop_waits():
+    if (is_rays(worker) or look_up(config, "parallel_config", "use_ray") is True) and not _busy_loop_waits():
+        backend = look_up(config, "parallel_config", "distributed_executor_backend")
         yield f"the executor is Ray's first ({backend}), under which a step may run beside this call"
 
 
@@ -158,11 +190,154 @@ def _busy_loop_waits() -> bool:
     return False
 
 
-def _owner(worker: object) -> tuple[Any, str]:
-    runner = look_up(worker, "model_runner")
-    cache = look_up(runner, "encoder_cache")
-    return (runner, "encoder_cache") if isinstance(cache, dict) else (cache, "encoder_outputs")
-
-
 def restorer_of(cache: SpillingDict) -> Restorer:
     return cast("Restorer", cache.restorer)
+
+
+def trimmable_bytes(
+    worker: object, device: Device, groups: Groups, storages_of: Callable[[str], Iterable[Storage]], host: HostMemory
+) -> int:
+    """Return what the device would gain by a `trim` without a target now, less what would be kept for the way back.
+
+    Nothing is moved. `trim` decides for itself: the needs of running requests, and the room on the host, may be
+    different a moment later.
+
+    `storages_of` returns the storages of the entry with a key. Raises RefusedError where a trim would be refused, or it
+    is unknown whether it would, and UnreadableError for a cache of an unknown kind.
+    """
+    if find_encoder_cache(worker) is None:
+        return 0
+    refuse_trim(worker)
+    cache = spilling_cache(worker)
+    reserve, allowed = RestoreReserve(device), None
+    if cache is not None:
+        reserve, allowed = restorer_of(cache).reserve, restorer_of(cache).host_budget_bytes
+    budget = read_host_budget(worker, allowed, groups.spilled_bytes, Notes(), host).left
+    # Where a runner does not show what is needed, a trim holds nothing back.
+    needed = (storage for key in needed_hashes(worker) or () for storage in storages_of(key))
+    movable, fitting = groups.without(needed, budget)
+    # As `trim` has it: where all that could go is what would be kept, nothing goes.
+    if movable.nbytes <= reserve.growth(movable.largest):
+        return 0
+    return max(0, fitting.nbytes - reserve.growth(fitting.largest))
+
+
+# --- the way back ---
+
+
+class Restorer:
+    """Brings one cache's entries back; the worker is not kept alive."""
+
+    def __init__(self, worker: object, device: Device, allocator_reserve: AllocatorReserve) -> None:
+        self._worker = weakref.ref(worker)
+        self._device = device
+        self._allocator_reserve = allocator_reserve
+        self._copies = HostCopies(device)
+        self.reserve = RestoreReserve(device)
+        self.host_budget_bytes: int | None = None
+        """The limit that the last caller of `trim` gave; entries that make room for others keep to it."""
+
+    @property
+    def reserve_bytes(self) -> int:
+        return self.reserve.nbytes
+
+    def bring(self, cache: SpillingDict, spilled: Spilled, *, is_urgent: bool) -> Tensor:
+        """Return an entry on its device, or raise a RuntimeError where there is still no room.
+
+        An urgent one is needed by the engine now: the copy is not waited for (the engine's next computation comes after
+        it on the same stream), and others make room. Else only the allocator's unused blocks do.
+        """
+        try:
+            return self._copies.to_device(spilled, is_waited_for=not is_urgent)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; torch_npu raises it as it is
+            failure = error.with_traceback(None)  # whose frames would hold on to what was allocated
+        had, freed = self.reserve.nbytes, 0
+        tensor: Tensor | None = None
+        for make_room in self._ways(cache, spilled) if is_urgent else [self._empty_cache]:
+            try:
+                made = make_room()
+                if made is None:
+                    continue
+                freed += made
+                tensor = self._copies.to_device(spilled, is_waited_for=not is_urgent)
+            except Exception:  # noqa: BLE001, S112 - the next way is tried; the engine gets the failure that began it
+                continue
+            break
+        if is_urgent:
+            # What is left of the reserve and of the room that others made stays kept: foreign allocations may have
+            # taken the rest of the device, and these bytes are the way back of the next entry.
+            left = had + freed - (0 if tensor is None else view_bytes(tensor))
+            self._keep(min(left, self._required_bytes(cache)))
+        if tensor is None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame: a cycle that would keep the callers' tensors
+        return tensor
+
+    def settle(self, cache: SpillingDict, notes: Notes, freed: int = 0) -> None:
+        """Make the reserve as large as the largest group in host memory; where that is impossible, it is noted.
+
+        On a full device the bytes that were just freed are kept instead: entries that come back one by one take the
+        reserve with them, and the bytes that they leave are the next one's way back.
+        """
+        wanted, had = self._required_bytes(cache), self.reserve.nbytes
+        if not self.reserve.keep(wanted):
+            self._keep(min(wanted, had + freed))
+            notes.add(
+                "encoder_cache.restore_reserve_bytes",
+                f"{self.reserve.nbytes} instead of {wanted}: the device has no room for more",
+            )
+
+    def drop_reserve(self) -> None:
+        self.reserve.drop()
+
+    def _ways(self, cache: SpillingDict, spilled: Spilled) -> list[Callable[[], int | None]]:
+        """Return the ways to make room, cheapest first; each returns the bytes freed, None where it changed nothing."""
+        if self._device.type == "cpu":  # what goes to the host there stays in the same memory
+            return [self._empty_cache]
+        return [
+            self._empty_cache,
+            partial(self._spill_idle, cache, spilled, view_bytes(spilled.host)),
+            partial(self._spill_idle, cache, spilled, None),  # where the device is in fragments
+            self._use_reserve,
+            self._empty_cache,
+        ]
+
+    def _empty_cache(self) -> int:
+        family, index = self._device.family, self._device.index
+        family.give_back(index)
+        # Our own reserve is in use, and so no part of what is left unused.
+        self._allocator_reserve.learn_after_release(self._device, family.allocator(index, Notes()))
+        return 0
+
+    def _spill_idle(self, cache: SpillingDict, spilled: Spilled, asked: int | None) -> int | None:
+        worker, notes = self._worker(), Notes()
+        mover = Mover(self._device, notes)
+        plan = make_plan(cache, _NO_TARGET, mover.copies.can_take, needed_hashes(worker), mover.device_type)
+        # Entries of the same group that came back are most likely needed by the same request.
+        idle = [group for group in plan.groups if all(cache.group(key) is not spilled.group for key in group.tensors)]
+        del plan  # it holds the tensors, and the device gets them back with the last reference
+        try:
+            budget = read_host_budget(worker, self.host_budget_bytes, cache.host_bytes(), notes).left
+        except RefusedError:  # nothing is known of the host's memory
+            return None
+        mover.spill(cache, idle, asked, budget)
+        if not mover.entries:
+            return None
+        self._empty_cache()
+        return mover.device_bytes
+
+    def _use_reserve(self) -> int | None:
+        if not self.reserve.nbytes:
+            return None
+        self.reserve.drop()
+        return 0
+
+    def _keep(self, nbytes: int) -> None:
+        if nbytes > self.reserve.nbytes:
+            self.reserve.keep(nbytes)
+
+    @staticmethod
+    def _required_bytes(cache: SpillingDict) -> int:
+        return max((value.group.nbytes for value in cache.spilled().values()), default=0)

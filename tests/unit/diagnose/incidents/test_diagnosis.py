@@ -17,8 +17,8 @@ from highwater.diagnose.log.lines import ended_by_signal
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import ANYWHERE, KNOWN_CAUSES, OF_INCIDENTS, judged
+from highwater.host.needs import CacheCopy, ProcessorCaches
 from highwater.host.past import Fill, GrownPart, HostFacts
-from highwater.host.processor_cache import CacheCopy, ProcessorCaches
 from highwater.host.reading import HostReading, ProcessMemory
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth

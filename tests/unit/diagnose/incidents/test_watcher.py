@@ -19,8 +19,8 @@ from highwater.diagnose.log.starts import FailedStart
 from highwater.engine.client import Engine
 from highwater.engine.verdict import in_words
 from highwater.errors import EngineUnresponsive
+from highwater.host.needs import ProcessorCaches
 from highwater.host.past import HostFacts
-from highwater.host.processor_cache import ProcessorCaches
 from highwater.host.reading import ProcessMemory
 from highwater.readings.engine import EngineStatus, StartedRank, StartFailure
 from highwater.readings.event import Event

@@ -18,8 +18,8 @@ from highwater.diagnose.incidents.text import incident_markdown
 from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, LogStory, story_of
+from highwater.host.needs import ProcessorCaches
 from highwater.host.past import Fill, HostFacts
-from highwater.host.processor_cache import ProcessorCaches
 from highwater.host.reading import HostReading
 from highwater.readings.rank import Device, Launch
 from tests.fakes.incident import AT, MIB, TOTAL, evidence, incident, rank, reading, unknown

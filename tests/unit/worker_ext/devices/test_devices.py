@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.devices import FAMILIES, device_of
-from highwater_worker.devices.host import HostMemory
+from highwater_worker.devices.family import HostMemory
 from highwater_worker.errors import UnreadableError
 from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
 
@@ -25,7 +25,6 @@ def in_a_thread(work):
 
 
 def test_the_families_are_these():
-    """One line each."""
     assert [family.type for family in FAMILIES] == [*ACCELERATORS, "cpu"]
 
 
@@ -64,7 +63,6 @@ def test_a_worker_without_a_device_has_its_runners():
 
 
 def test_a_worker_whose_configuration_says_cpu_is_one():
-    """Before the runner is there."""
     worker = fake_worker(device=None, device_config=SimpleNamespace(device_type="cpu"))
     assert device_of(worker).type == "cpu"
 
@@ -92,7 +90,8 @@ def machine_gives(monkeypatch):
 
     def put(available):
         host = HostMemory(10, None, None, 5_000, available)
-        monkeypatch.setattr("highwater_worker.operations.memory.read_host", lambda _: host)
+        for module in ("recorder.reading", "operations.relief"):
+            monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _: host)
 
     return put
 
@@ -131,7 +130,6 @@ def test_any_other_device_is_its_drivers_word(kind, properties, hip, torch_devic
 
 
 def test_an_integrated_gpu_without_proc_is_its_drivers_word(torch_device, machine_gives):
-    """Nothing is guessed."""
     torch_device("cuda").properties["is_integrated"] = 1
     machine_gives(None)
     assert space(fake_worker("cuda")) == (5_000, 1_000, 4_000)

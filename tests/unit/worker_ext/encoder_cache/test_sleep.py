@@ -62,7 +62,6 @@ def test_all_of_it_sleeps_and_wakes():
 
 
 def test_a_partial_wake_up_leaves_the_rest_asleep():
-    """As a trainer wakes weights first, and gives the device to the KV cache later."""
     worker = sleeper()
     asleep(worker)
     worker.sleep()
@@ -146,7 +145,6 @@ def test_watching_keeps_no_worker_alive():
 
 
 def test_a_worker_without_these_methods_is_asked_all_the_same():
-    """And nothing is hung on it."""
     worker = fake_worker()
     assert asleep(worker) == []
     assert not {"sleep", "wake_up", "discard"} & set(vars(worker))
@@ -179,7 +177,6 @@ def test_what_a_sleep_has_saved_tells_too(allocator):
 
 
 def test_unknown_is_said_and_not_refused_until_a_call_tells(allocator):
-    """The first sleep or whole wake-up that is seen makes it known."""
     allocator("vllm.device_allocator.cumem", "CuMemAllocator", SimpleNamespace(tag="kv_cache"))
     worker = sleeper()
     answer = ask(worker, "memory")

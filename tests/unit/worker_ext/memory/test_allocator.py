@@ -110,7 +110,6 @@ def figures(allocator) -> AllocatorFigures:
 
 @given(layout=st.lists(segments, max_size=8))
 def test_a_look_foretells_every_release(layout):
-    """Whatever is allocated, split, captured, or mapped by the page: to the byte."""
     allocator = FakeAllocator([made(*one) for one in layout])
     reserve = AllocatorReserve()
     reserve.look(device(allocator))
@@ -165,7 +164,6 @@ def test_segments_that_cannot_expand_are_walked_once(op, torch_device):
 
 @given(before=st.lists(segments, max_size=8), after=st.lists(segments, max_size=8))
 def test_expandable_segments_are_looked_at_again(before, after):
-    """The ends of free ranges change with every allocation: what an earlier look, or a release, told is not true."""
     now = [0.0]
     reserve = AllocatorReserve(clock=lambda: now[0])
     mapped = Segment([used(PAGE // MIB)], is_expandable=True)
@@ -178,7 +176,6 @@ def test_expandable_segments_are_looked_at_again(before, after):
 
 @pytest.mark.parametrize(("look_seconds", "pause"), [(0.001, LOOK_AGAIN_SECONDS), (0.05, 0.05 * LOOK_SHARE)])
 def test_a_look_costs_at_most_a_thousandth_of_the_engines_time(look_seconds, pause):
-    """However long it takes there."""
     now, looks = [0.0], []
     allocator = FakeAllocator([Segment([used(20)], is_expandable=True)])
     walk = allocator.memory_snapshot
@@ -211,7 +208,6 @@ def test_looks_end_where_a_release_proves_them_wrong():
 
 
 def test_a_release_off_the_main_thread_walks_nothing():
-    """Its figures are learned all the same."""
     reserve = AllocatorReserve()
     allocator = FakeAllocator([Segment([used(20), free(200), used(20)], is_expandable=True)])
     reserve.look(device(allocator))

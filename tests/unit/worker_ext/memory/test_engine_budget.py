@@ -11,15 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.errors import Notes, UnreadableError
-from highwater_worker.memory.engine_budget import read_engine_budget
+from highwater_worker.memory.engine_budget import read_budget, read_engine_budget
 from highwater_worker.memory.kv_cache import MAX_KINDS, describe_layers, describe_spec
-from highwater_worker.memory.memory_parts import read_budget
 from tests.fakes.started import BF16, GIB, full, gemma, qwen3_next, story
 from tests.unit.worker_ext.fakes import ask, fake_worker
 
 
 def test_the_start_of_the_story_is_read_to_the_byte():
-    """Every figure of its accounting."""
     budget = read_engine_budget(story(), None)
     memory = budget["memory"]
     gib = {name: round(memory[name] / GIB, 2) for name in memory if isinstance(memory[name], int)}
@@ -46,7 +44,6 @@ def test_a_worker_of_another_world_is_null_all_over():
 
 
 def test_the_version_of_vllm_ascend_is_its_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The package itself has none; where it is imported and not installed, the notes say so."""
     monkeypatch.setitem(sys.modules, "vllm_ascend", SimpleNamespace())
     assert read_engine_budget(SimpleNamespace(), None)["ascend_version"] is None
     assert "ascend_version" in {note["name"] for note in read_engine_budget(SimpleNamespace(), None)["notes"]}
@@ -76,7 +73,6 @@ def test_bytes_that_vllm_ascend_ignores_are_not_given(version, ascend, given, mo
 
 
 def test_an_attribute_that_raises_costs_only_itself():
-    """It is named in the notes."""
 
     class Odd(SimpleNamespace):
         @property
@@ -90,20 +86,17 @@ def test_an_attribute_that_raises_costs_only_itself():
 
 @pytest.mark.parametrize(("make", "kinds", "layers"), [(story, 1, 36), (gemma, 2, 62), (qwen3_next, 2, 48)])
 def test_layers_are_described_in_runs(make, kinds, layers):
-    """In the model's order, each kind once."""
     described = describe_layers(make().specs)
     assert len(described["kinds"]) == kinds
     assert sum(count for _, count in described["runs"]) == layers
 
 
 def test_layers_that_were_not_seen_are_read_of_the_groups():
-    """With a word that they were."""
     layers = read_engine_budget(story(), None)["kv_cache"]["layers"]
     assert (layers["are_grouped"], layers["runs"]) == (True, [[0, 36]])
 
 
 def test_a_field_that_nobody_knows_is_described_too():
-    """Of plain values: texts, numbers, lists of them, fractions; a data type is its size."""
     spec = SimpleNamespace(
         block_size=64, dtype=BF16, dtypes=(BF16, BF16), shapes=((3, 4), (5,)), tokens_per_state=Fraction(1, 4),
         cache_dtype_str="fp8_ds_mla", window=None, nested={"a": 1}, is_new=True,
@@ -122,7 +115,6 @@ def test_a_field_that_nobody_knows_is_described_too():
 
 
 def test_layers_that_all_differ_are_refused():
-    """The file has room for so many."""
     with pytest.raises(UnreadableError, match="differ too often"):
         describe_layers({str(n): full(n + 1, 64, 16) for n in range(MAX_KINDS + 1)})
 
@@ -145,7 +137,6 @@ def test_only_listed_variables_are_read(monkeypatch):
     ],
 )
 def test_tensors_of_one_allocation_count_once(tensors, expected):
-    """Each names the whole size there; without a stride each has its own."""
     worker = story()
     worker.model_runner.kv_cache_config.kv_cache_tensors = [SimpleNamespace(**tensor) for tensor in tensors]
     assert read_engine_budget(worker, None)["kv_cache"]["tensor_bytes"] == expected

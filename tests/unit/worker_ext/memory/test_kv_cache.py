@@ -63,7 +63,6 @@ def test_a_dear_measurement_holds_longer():
 
 
 def test_what_cannot_be_measured_is_not_known():
-    """No sum of the rest is passed off as all."""
     clock = FakeClock(0.0)
     assert Residency(Measure(clock, part=-1), clock).total(STORAGES) is None
 
@@ -82,11 +81,9 @@ def test_untouched_pages_are_not_resident():
 
 
 def test_an_address_that_is_not_mapped_is_not_known():
-    """The C library says so; nothing is touched."""
     assert resident_bytes(mmap.PAGESIZE, mmap.PAGESIZE) is None
 
 
 def test_a_c_library_without_mincore_is_not_known(monkeypatch):
-    """Windows; some sandboxes."""
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     assert resident_bytes(4096, 4096) is None

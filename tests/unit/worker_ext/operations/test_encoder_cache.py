@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.encoder_cache.encoder_outputs import read_entries
-from highwater_worker.operations import encoder_cache
+from highwater_worker.encoder_cache.entries import read_entries
+from highwater_worker.operations import reading
 from highwater_worker.recorder import encoder_index
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 
@@ -46,7 +46,6 @@ def npu(torch_device):
 
 
 def test_an_entry_is_told_in_full():
-    """One row has everything that an operator asks about."""
     answer = ask(worker_with({"abc": FakeTensor(256, 64)}), "encoder_cache")
     assert answer["present"] is True
     assert answer["entries"] == [
@@ -70,7 +69,6 @@ def test_an_entry_is_told_in_full():
 
 
 def test_views_of_one_storage_count_once():
-    """Three slices of one batch: freeing one frees nothing until the others go."""
     batch = FakeStorage(600)
     views = {name: FakeTensor(100, storage=batch) for name in "abc"}
     answer = ask(worker_with(views), "encoder_cache")
@@ -79,7 +77,6 @@ def test_views_of_one_storage_count_once():
 
 
 def test_what_lies_in_host_memory_counts_apart():
-    """The same address on host and device is two storages."""
     cache = {
         "near": FakeTensor(100, storage=FakeStorage(200, pointer=4096)),
         "far": FakeTensor(50, device="cpu", storage=FakeStorage(100, pointer=4096)),
@@ -97,7 +94,6 @@ def test_reading_does_not_restore_what_was_spilled():
 
 @pytest.mark.parametrize("outputs", [{}, {"a": FakeTensor(5)}])
 def test_runner_v2_keeps_its_outputs_one_deeper(outputs):
-    """Also when empty, which makes the object falsy."""
     worker = worker_with(EmptyIsFalsy(outputs), mm_budget=None)
     answer = ask(worker, "encoder_cache")
     # It keeps no budget: a step alone would be too little where one item is larger.
@@ -106,7 +102,6 @@ def test_runner_v2_keeps_its_outputs_one_deeper(outputs):
 
 
 def test_a_model_without_one_says_so():
-    """Not an error: text models have none."""
     answer = ask(worker_with(None), "encoder_cache")
     assert (answer["present"], answer["entries"], answer["capacity_embeds"]) == (False, [], None)
 
@@ -134,7 +129,6 @@ def test_a_tensor_without_a_storage_counts_with_its_elements(error, monkeypatch)
 
 
 def test_the_largest_come_first_and_the_limit_holds():
-    """Totals are of all entries, whatever the limit."""
     worker = worker_with({str(size): FakeTensor(size) for size in (3, 9, 6)})
     answer = ask(worker, "encoder_cache", '{"limit": 2}')
     assert [row["mm_hash"] for row in answer["entries"]] == ["9", "6"]
@@ -157,7 +151,6 @@ def test_ages_count_from_the_first_call_that_saw_the_entry(monkeypatch):
 
 
 def test_v1_needs_an_entry_until_its_request_has_computed_past_it():
-    """The last token of the item counts."""
     requests = {
         "r1": SimpleNamespace(mm_features=[feature("a", 0, 10), feature("b", 10, 10)], num_computed_tokens=10),
         "r2": SimpleNamespace(mm_features=None, num_computed_tokens=0),
@@ -191,7 +184,7 @@ def test_an_entry_that_leaves_during_the_call_is_still_listed(monkeypatch):
         del of.model_runner.encoder_cache["leaves"]
         return entries
 
-    monkeypatch.setattr(encoder_cache, "read_entries", read_then_lose)
+    monkeypatch.setattr(reading, "read_entries", read_then_lose)
     for sort in ("age", "bytes"):
         worker.model_runner.encoder_cache["leaves"] = FakeTensor(5, 5)
         answer = ask(worker, "encoder_cache", f'{{"sort": "{sort}"}}')

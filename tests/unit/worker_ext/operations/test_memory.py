@@ -15,7 +15,6 @@ def noted(answer):
 
 @pytest.mark.parametrize("kind", ["npu", "cuda"])
 def test_an_accelerators_memory_is_told_in_full(kind, torch_device):
-    """Driver, allocator, parts, budget: all from one call, and nothing missing."""
     torch_device(kind)
     answer = ask(fake_worker(kind), "memory")
     uuid = "GPU-cuda-0001" if kind == "cuda" else f"{kind}-0001"
@@ -69,7 +68,6 @@ def test_a_negative_figure_is_shown_as_zero_and_named(torch_device):
     ],
 )
 def test_a_function_that_raises_costs_only_its_own_values(function, nulls, torch_device, monkeypatch):
-    """The rest of the answer stands."""
 
     def fail(*_: object) -> object:
         raise RuntimeError("driver says no")
@@ -81,7 +79,6 @@ def test_a_function_that_raises_costs_only_its_own_values(function, nulls, torch
 
 
 def test_an_unknown_device_leaves_the_host_readable():
-    """A new platform is not a dead end."""
     answer = ask(fake_worker("hpu"), "memory")
     assert answer["device"] == {"type": "hpu", "index": 1, "physical_index": 1, "name": None, "uuid": None}
     assert answer["total_bytes"] is None
@@ -124,7 +121,6 @@ def test_a_multimodal_model_need_not_have_an_encoder_cache(attributes, rank, tor
 
 
 def test_an_empty_encoder_cache_is_there(torch_device):
-    """Zero bytes are known to be zero."""
     torch_device("npu")
     assert ask(fake_worker(), "memory")["encoder_cache"] == {
         "entries": 0,
@@ -142,7 +138,6 @@ def test_an_empty_encoder_cache_is_there(torch_device):
 
 
 def test_embeddings_are_the_rows_of_every_entry(torch_device):
-    """The unit of the cache's capacity: entries that share a storage count each, and so does one of several tensors."""
     torch_device("npu")
     rows = {"a": FakeTensor(256, 8192), "b": [FakeTensor(100, 8192), FakeTensor(2, 50, 8192)]}
     answer = ask(fake_worker(model_runner=fake_runner(encoder_cache=rows)), "memory")
@@ -150,7 +145,6 @@ def test_embeddings_are_the_rows_of_every_entry(torch_device):
 
 
 def test_an_encoder_cache_of_an_unknown_kind_is_named(torch_device):
-    """Not taken for an empty one."""
     torch_device("npu")
     answer = ask(fake_worker(model_runner=fake_runner(encoder_cache=object())), "memory")
     assert answer["encoder_cache"] is None
@@ -173,7 +167,6 @@ def test_an_older_ascend_worker_kept_only_the_free_bytes(torch_device):
 
 
 def test_a_cpu_workers_memory_is_its_process(monkeypatch):
-    """Used is the resident size, and the KV cache counts with its resident pages."""
     monkeypatch.setattr("highwater_worker.memory.kv_cache.resident_bytes", lambda _pointer, nbytes: nbytes // 4)
     runner = fake_runner("cpu", get_model=lambda: FakeModel(device="cpu"))
     answer = ask(fake_worker("cpu", None, model_runner=runner), "memory")
@@ -196,7 +189,6 @@ def test_weights_without_a_measurement_are_counted(torch_device):
 
 
 def test_weights_are_counted_once(torch_device, monkeypatch):
-    """A large model has thousands of tensors; they keep their size."""
     torch_device("npu")
     model = FakeModel()
     worker = fake_worker(model_runner=fake_runner(model_memory_usage=None, get_model=lambda: model))
@@ -208,7 +200,6 @@ def test_weights_are_counted_once(torch_device, monkeypatch):
 
 
 def test_weights_packed_by_the_cpu_backend_are_counted():
-    """It drops the parameter and keeps the packed copy in a closure."""
     packed, handle = FakeTensor(100, device="cpu"), SimpleNamespace(k=30, n=20, handler_tensor=object())
     weight = SimpleNamespace(dtype=SimpleNamespace(itemsize=2))
     model = FakeModel(0, device="cpu")
@@ -222,7 +213,6 @@ def test_weights_packed_by_the_cpu_backend_are_counted():
 
 
 def test_kv_caches_are_found_in_every_form_and_counted_once(torch_device):
-    """Tensors, Ascend's tuples, Mamba's lists, layers that no list names, layers that share; nothing elsewhere."""
     torch_device("npu")
     key, value, state, lonely, spilled = (FakeTensor(50) for _ in range(5))
     spilled.device.type = "cpu"
@@ -233,7 +223,6 @@ def test_kv_caches_are_found_in_every_form_and_counted_once(torch_device):
 
 
 def test_no_trace_of_a_kv_cache_is_named(torch_device):
-    """An empty list is a cache given back; no list at all is not known."""
     torch_device("npu")
     worker = fake_worker(model_runner=fake_runner(kv_caches=[]))
     assert ask(worker, "memory")["kv_cache_bytes"] == 0
@@ -252,7 +241,6 @@ class _UnprofiledRunner(SimpleNamespace):
 
 
 def test_a_property_of_the_engine_that_raises_costs_one_figure(torch_device):
-    """The others are reported, and a note says why this one is not."""
     torch_device("npu")
     runner = _UnprofiledRunner(
         encoder_cache={}, supports_mm_inputs=True, requests={}, kv_caches=(), model_memory_usage=5

@@ -18,12 +18,10 @@ OPTIONAL = {"bytes": integer(0).or_null(), "seconds": number(0).or_null()}
 
 
 def test_absent_keys_have_their_defaults():
-    """An empty object asks for the defaults."""
     assert parse_payload("{}", FIELDS) == {"limit": 100, "sort": "bytes"}
 
 
 def test_given_keys_win():
-    """Both ends of a range belong to it."""
     assert parse_payload('{"limit": 10000, "sort": "age"}', FIELDS) == {"limit": 10_000, "sort": "age"}
     assert parse_payload('{"limit": 0}', FIELDS)["limit"] == 0
 
@@ -80,7 +78,6 @@ def test_null_is_as_good_as_absent(payload, values):
     ],
 )
 def test_a_wrong_optional_value_is_named(payload, message):
-    """As any other."""
     with pytest.raises(BadPayloadError) as caught:
         parse_payload(payload, OPTIONAL)
     assert str(caught.value) == message
@@ -88,13 +85,11 @@ def test_a_wrong_optional_value_is_named(payload, message):
 
 @pytest.mark.parametrize("payload", ["", "{", "[" * 100_000, '{"limit": ' + "1" * 5000 + "}"])
 def test_what_is_no_json_is_refused(payload):
-    """Also what breaks the parser in its own ways: too deep, too many digits."""
     with pytest.raises(BadPayloadError):
         parse_payload(payload, FIELDS)
 
 
 def test_an_operation_without_arguments_takes_none():
-    """Nothing is ignored."""
     answer = json.loads(fake_worker().highwater_rpc("hello", '{"limit": 1}'))
     assert answer["error"] == {
         "code": "bad_payload",

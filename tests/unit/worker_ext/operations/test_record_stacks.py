@@ -111,14 +111,12 @@ def test_it_can_be_ended_early_and_made_longer(module, clock):
 
 
 def test_somebody_elses_history_is_left_alone(module, monkeypatch):
-    """Neither turned off later nor given another length."""
     monkeypatch.setattr(sys.modules["torch"]._C, "_npu_isHistoryEnabled", lambda: True)
     assert refusal(fake_worker(), "record_stacks").startswith("torch records its history already")
     assert module.history == []
 
 
 def test_devices_without_history_say_so(torch_device):
-    """As with a snapshot."""
     torch_device("cpu")
     error = json.loads(fake_worker("cpu").highwater_rpc("record_stacks"))["error"]
     assert error == {
@@ -128,7 +126,6 @@ def test_devices_without_history_say_so(torch_device):
 
 
 def test_torchs_own_trouble_fails_no_step(module, clock):
-    """What it raises while it is turned off stays here."""
     worker = steps(fake_worker())
     asked(worker, minutes=1)
     clock(61)
@@ -143,7 +140,6 @@ def test_torchs_own_trouble_fails_no_step(module, clock):
 
 @pytest.mark.parametrize("payload", [{"minutes": 61}, {"minutes": -1}, {"entries": 0}, {"entries": 10**9}])
 def test_it_is_bounded(module, payload):
-    """In time and in length."""
     assert json.loads(fake_worker().highwater_rpc("record_stacks", json.dumps(payload)))["error"]["code"] == (
         "bad_payload"
     )

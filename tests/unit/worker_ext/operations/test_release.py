@@ -23,7 +23,6 @@ class FakeLibrary:
 
 @pytest.mark.parametrize("kind", ["npu", "cuda"])
 def test_cached_blocks_go_back_to_the_device(kind, torch_device):
-    """What the device gained is what its driver says."""
     torch_device(kind)
     answer = ask(fake_worker(kind), "release")
     assert answer["mechanism"] == "empty_cache"
@@ -35,14 +34,12 @@ def test_cached_blocks_go_back_to_the_device(kind, torch_device):
 
 
 def test_a_loss_is_told_as_a_loss(torch_device, monkeypatch):
-    """Another process allocated meanwhile: the figure is signed."""
     module = torch_device("cuda")
     monkeypatch.setattr(module, "empty_cache", lambda: setattr(module, "free", 400), raising=False)
     assert ask(fake_worker("cuda"), "release")["freed_bytes"] == -600
 
 
 def test_an_unknown_gain_is_null(torch_device, monkeypatch):
-    """Null, not zero."""
 
     def fail(*_: object) -> object:
         raise RuntimeError("driver says no")
@@ -74,7 +71,6 @@ def test_an_npu_is_left_alone_off_the_main_thread(torch_device):
     ],
 )
 def test_the_heap_is_trimmed_by_the_allocator_that_keeps_it(functions, mechanism, monkeypatch):
-    """A preloaded allocator takes the C library's place."""
     library = FakeLibrary(*functions)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     answer = ask(fake_worker("cpu", None), "release")
@@ -110,7 +106,6 @@ def test_pinned_host_memory_goes_back_too(kind, torch_device):
 
 @pytest.mark.parametrize("kind", ["npu", "cuda"])
 def test_a_torch_that_cannot_give_pinned_memory_back_is_no_error(kind, torch_device):
-    """Older ones neither tell nor give."""
     torch_device(kind)
     answer = ask(fake_worker(kind), "release")
     assert (answer["freed_pinned_bytes"], answer["mechanism"], answer["notes"]) == (None, "empty_cache", [])

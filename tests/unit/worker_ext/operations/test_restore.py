@@ -27,7 +27,6 @@ def worker(npu):
 
 
 def test_everything_comes_back(worker, npu):
-    """It counts as restored, not as used."""
     cache = worker.model_runner.encoder_cache
     uses = [cache.last_use(key) for key in "abcd"]
     answer = ask(worker, "restore")
@@ -51,7 +50,6 @@ def test_what_was_used_last_comes_back_first_and_a_full_device_ends_it(worker, n
 
 @pytest.mark.parametrize("cache", [None, {}, {"a": FakeTensor(5)}])
 def test_nothing_to_bring_back_is_no_error(cache, npu):
-    """Zeros, and a note; the cache is not replaced for that."""
     worker = fake_worker(model_runner=fake_runner(encoder_cache=cache))
     answer = ask(worker, "restore")
     assert (answer["restored_entries"], answer["restored_bytes"], answer["left_entries"]) == (0, 0, 0)

@@ -107,20 +107,17 @@ def test_a_dry_run_writes_nothing_and_tells_the_same_size(module, take, tmp_path
 
 
 def test_a_dry_run_needs_no_directory(module):
-    """And says nothing of a disk then."""
     answer = ask(fake_worker(), "snapshot", '{"dry_run": true}')
     assert (answer["bytes"] > 0, answer["free_bytes"], answer["notes"]) == (True, None, [])
 
 
 def test_a_dry_run_makes_no_directory(module, tmp_path):
-    """That it is not there yet is a note."""
     answer = ask(fake_worker(), "snapshot", json.dumps({"dry_run": True, "directory": str(tmp_path / "later")}))
     assert [note["name"] for note in answer["notes"]] == ["free_bytes"]
     assert os.listdir(tmp_path) == []
 
 
 def test_the_directory_is_made(module, take, tmp_path):
-    """As the recorder does."""
     assert take(fake_worker(), directory=str(tmp_path / "a" / "b"))["ok"]
     assert os.listdir(tmp_path / "a" / "b") == [FILE]
 
@@ -153,7 +150,6 @@ def test_a_group_that_the_engine_is_not_in_gets_nothing(module, take, tmp_path, 
 
 
 def test_what_a_dead_process_left_is_replaced(module, take, tmp_path):
-    """Process numbers come again, in a container at once."""
     (tmp_path / f".{FILE}.tmp").write_text("half")
     assert take(fake_worker())["ok"]
     assert os.listdir(tmp_path) == [FILE]
@@ -179,7 +175,6 @@ def test_an_unknown_rank_is_not_guessed(module, take, tmp_path):
 
 
 def test_a_write_that_fails_leaves_nothing(module, take, tmp_path, monkeypatch):
-    """The reason is in the answer."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -191,7 +186,6 @@ def test_a_write_that_fails_leaves_nothing(module, take, tmp_path, monkeypatch):
 
 
 def test_a_link_is_not_written_through(module, take, tmp_path):
-    """Whoever put it there; what it points to stays as it was."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f".{FILE}.tmp").symlink_to(victim)
@@ -204,7 +198,6 @@ def test_a_link_is_not_written_through(module, take, tmp_path):
 
 
 def test_other_devices_have_none(torch_device, take, tmp_path):
-    """Also dry, and nothing is made on the disk."""
     torch_device("cpu")
     message = "PyTorch's memory snapshot is not taken on cpu; it is on npu and cuda devices"
     for dry_run in (True, False):
@@ -215,7 +208,6 @@ def test_other_devices_have_none(torch_device, take, tmp_path):
 
 @pytest.mark.parametrize("older", [SimpleNamespace(), None])
 def test_an_older_torch_has_none(module, take, older):
-    """Named with its version."""
     module.memory = older
     assert take(fake_worker())["error"] == {
         "code": "unavailable",
@@ -244,7 +236,6 @@ def test_what_torch_raises_is_an_answer(module, take, monkeypatch):
 
 
 def test_it_is_refused_off_the_main_thread(module):
-    """Nothing is asked of the device there."""
     reasons: list[str] = []
     thread = threading.Thread(target=lambda: reasons.append(refusal(fake_worker(), "snapshot", '{"dry_run": true}')))
     thread.start()
@@ -272,7 +263,6 @@ def test_wrong_arguments_are_named(payload, message):
 
 @pytest.mark.parametrize(("given", "missing"), [({}, "directory"), ({"directory": "/a"}, "name")])
 def test_a_file_needs_a_place_and_a_name(module, given, missing):
-    """Only a dry run goes without."""
     answer = json.loads(fake_worker().highwater_rpc("snapshot", json.dumps(given)))
     assert answer["error"] == {
         "code": "bad_payload",

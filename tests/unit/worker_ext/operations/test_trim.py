@@ -7,12 +7,13 @@ import json
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices.host import HostMemory
+from highwater_worker.devices.family import HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker, refusal
 
@@ -68,7 +69,6 @@ def request(*names, computed=0):
 
 
 def test_everything_that_nobody_needs_goes(npu):
-    """No target: the device gets back all but what running requests have yet to read."""
     worker = worker_with(tensors(), requests=request("b", "c", computed=10))
     answer = trim(worker)
     assert (answer["kind"], answer["asked_bytes"]) == ("dict", None)
@@ -82,7 +82,6 @@ def test_everything_that_nobody_needs_goes(npu):
 
 
 def test_the_engine_gets_every_entry_back_from_where_it_was(npu):
-    """Keys, order, values; the next access pays."""
     worker = worker_with(tensors())
     trim(worker)
     cache = worker.model_runner.encoder_cache
@@ -149,7 +148,6 @@ def test_needed_entries_go_last_and_only_for_bytes():
 
 
 def test_unknown_needs_hold_nothing_back_and_are_named():
-    """Null, not zero."""
     worker = worker_with(tensors(), requests=None)
     answer = trim(worker)
     assert (answer["spilled_entries"], answer["kept"]["needed_entries"]) == (4, None)
@@ -157,7 +155,6 @@ def test_unknown_needs_hold_nothing_back_and_are_named():
 
 
 def test_only_what_was_idle_for_long_enough_goes():
-    """Idle from the last use, or from when the cache was first watched."""
     worker = worker_with(tensors(), requests=request("b"))
     assert trim(worker, idle_seconds=60)["spilled_entries"] == 0
     cache, now = worker.model_runner.encoder_cache, [0.0]
@@ -173,7 +170,6 @@ def test_only_what_was_idle_for_long_enough_goes():
 
 
 def test_views_of_one_storage_go_together_or_not_at_all():
-    """The device gets nothing back for a part."""
     worker = worker_with({**batch("abc"), **tensors("d")})
     answer = trim(worker, keep_bytes=1099)
     assert (spilled(worker), answer["spilled_bytes"]) == (["a", "b", "c"], 1000)
@@ -192,7 +188,6 @@ def test_a_batch_is_as_young_and_as_needed_as_its_youngest():
 
 
 def test_siblings_come_back_one_by_one_and_may_go_again():
-    """Each on a storage of its own by then."""
     worker = worker_with({**batch("abc"), **tensors("d")})
     trim(worker)
     assert worker.model_runner.encoder_cache["b"].content == "b"
@@ -241,7 +236,6 @@ def sparse():
     ],
 )
 def test_what_would_not_come_back_the_same_stays(value):
-    """A plain tensor on the device goes; anything else is left alone, and counted."""
     worker = worker_with({"odd": value, **tensors("ab")})
     answer = trim(worker)
     assert (spilled(worker), kept(answer)) == (["a", "b"], (0, 0, 1))
@@ -311,7 +305,6 @@ def test_a_cpu_worker_spills_too_and_says_that_it_gains_nothing(torch_device):
 
 
 def test_a_copy_that_fails_leaves_its_batch_whole(npu):
-    """What went before has gone; the failed batch and what follows stay, and the reason is named."""
     worker = worker_with({**tensors("a"), **batch("bcd"), **tensors("e")})
     npu.copy_errors = [None, None, MemoryError("no host memory")]
     answer = trim(worker)
@@ -323,7 +316,6 @@ def test_a_copy_that_fails_leaves_its_batch_whole(npu):
 
 
 def test_a_device_that_cannot_be_waited_for_keeps_everything(npu, monkeypatch):
-    """Nothing is copied from a device in trouble."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("device says no")
@@ -351,7 +343,6 @@ def test_an_access_without_room_gets_the_allocators_blocks_and_a_second_try(npu)
 
 
 def test_the_first_failure_is_what_the_engine_sees(npu, monkeypatch):
-    """Not that of the attempt to help."""
 
     def fail() -> None:
         raise OSError("driver says no")
@@ -378,7 +369,6 @@ def test_runner_v2s_outputs_are_replaced_one_deeper():
 @pytest.mark.parametrize("runner", [{"encoder_cache": None}, {"supports_mm_inputs": False}, {}])
 @pytest.mark.parametrize(("payload", "asked"), [({}, None), ({"free_bytes": 7}, 7), ({"keep_bytes": 7}, 0)])
 def test_nothing_to_spill_is_no_error(runner, payload, asked):
-    """A text model, or an empty cache: zeros, and a note that says which."""
     worker = fake_worker(model_runner=fake_runner(**runner))
     answer = trim(worker, **payload)
     assert (answer["asked_bytes"], answer["spilled_entries"], kept(answer)) == (asked, 0, (0, 0, 0))
@@ -395,7 +385,6 @@ def test_nothing_to_spill_is_no_error(runner, payload, asked):
     ],
 )
 def test_two_targets_are_a_contradiction(payload, both):
-    """Both are named."""
     error = json.loads(worker_with(tensors()).highwater_rpc("trim", json.dumps(payload)))["error"]
     assert error["code"] == "bad_payload"
     assert all(repr(name) in error["message"] for name in both)
@@ -410,7 +399,6 @@ def test_the_counts_outlive_a_cache_that_the_engine_makes_anew():
 
 
 def test_an_entry_keeps_its_age_wherever_it_lies(monkeypatch):
-    """It was made when it was made; and from the first trim on it is known when it was last used."""
     worker = worker_with(tensors("ab"))
     ask(worker, "memory")
     for _ in range(2):
@@ -470,7 +458,6 @@ REFUSED = {
 
 @pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_would_be_dangerous_is_refused(make, reason):
-    """The reason is named, and the cache is as it was."""
     worker = make()
     before = worker.model_runner.encoder_cache
     kind = type(before)
@@ -585,3 +572,81 @@ def test_ranks_that_see_the_same_accesses_decide_alike():
             cache.get(key)
         trim(worker, keep_bytes=1050)
     assert spilled(ranks[0]) == spilled(ranks[1]) == ["a", "b", "c"]
+
+
+# --- what the engine frees ---
+
+
+class V1:
+    """Keeps the dict on the runner, and pops in a step."""
+
+    def __init__(self):
+        self.encoder_cache = tensors()
+        self.popped = []
+
+    def _process_encoder_cache_scheduler_output(self, names):
+        self.popped += [self.encoder_cache.pop(name, None) for name in names]
+
+    def _update_states(self, names):
+        self._process_encoder_cache_scheduler_output(names)
+        return "corrections"
+
+    def other(self, name):
+        return self.encoder_cache.pop(name)
+
+
+class V2Cache:
+    def __init__(self):
+        self.encoder_outputs = tensors()
+        self.popped = []
+
+    def free_encoder_cache(self, name):
+        self.popped.append(self.encoder_outputs.pop(name, None))
+
+
+def copies_back(npu):
+    return [call for call in npu.calls if call == ("copy", ("cpu", "npu"))]
+
+
+def test_what_model_runner_v1_frees_is_not_brought_back_first(npu):
+    runner = V1()
+    worker = fake_worker(model_runner=runner)
+    assert trim(worker)["spilled_entries"] == 4
+    assert runner._update_states(["a", "z"]) == "corrections"
+    runner._process_encoder_cache_scheduler_output(["b"])
+    assert (copies_back(npu), sorted(dict.keys(runner.encoder_cache))) == ([], ["c", "d"])
+    assert runner.other("c").device.type == "npu"
+    assert len(copies_back(npu)) == 1
+
+
+def test_what_model_runner_v2_frees_is_not_brought_back_first(npu):
+    cache = V2Cache()
+    worker = fake_worker(model_runner=SimpleNamespace(encoder_cache=cache))
+    assert trim(worker)["spilled_entries"] == 4
+    cache.free_encoder_cache("a")
+    assert (copies_back(npu), len(cache.encoder_outputs)) == ([], 3)
+    assert cache.encoder_outputs.pop("b").device.type == "npu"
+
+
+def test_a_cache_that_the_engine_made_anew_is_watched_as_the_first_one(npu):
+    """With one wrapper around the engine's method, however often; a plain dict is left to the engine."""
+    runner = V1()
+    worker = fake_worker(model_runner=runner)
+    for _ in range(3):
+        runner.encoder_cache = tensors()
+        runner._update_states(["a"])
+        assert trim(worker)["spilled_entries"] == 3
+        runner._update_states(["b"])
+    assert copies_back(npu) == []
+    assert not hasattr(vars(runner)["_update_states"].__wrapped__, "_highwater_freeing")
+
+
+def test_a_runner_that_frees_and_goes_is_not_kept_by_the_watch():
+    runner = V1()
+    worker = fake_worker(model_runner=runner)
+    trim(worker)
+    gone = weakref.ref(runner)
+    worker.model_runner = None
+    del runner
+    gc.collect()
+    assert gone() is None

@@ -18,13 +18,13 @@ import pytest
 
 import highwater_worker
 from highwater_worker.errors import BadPayloadError, Notes
-from highwater_worker.files import file_system_of, is_in_memory
+from highwater_worker.kernel.proc import file_system_of, is_in_memory
 from highwater_worker.operations import OPERATIONS
 from highwater_worker.operations.operation import Operation, parse_payload
 from highwater_worker.recorder.begin import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
-from highwater_worker.recorder.ring import Layout, Options, make_ring
 from highwater_worker.recorder.stacks import Watchdog
+from highwater_worker.wire import Layout, Options, make_ring
 from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, refusal
 from tests.unit.worker_ext.ring_bytes import file_bytes, heartbeat, parse, records, table, watchdog
 
@@ -82,7 +82,6 @@ def test_a_start_says_what_was_begun(start, tmp_path):
 
 
 def test_the_files_head_says_who_writes_it(worker, start, tmp_path):
-    """What never changes stands there once."""
     start(rate=2.5)
     identity, _ = parse(tmp_path / NAME)
     assert identity.pop("started_at") > 1.6e9
@@ -161,7 +160,6 @@ def test_a_start_after_the_file_was_taken_away_makes_it_anew(start, tmp_path):
 
 
 def test_a_start_that_fails_leaves_the_old_one_and_no_trace(worker, start, tmp_path, monkeypatch):
-    """The reason is in the answer."""
     start()
     recorder = running_recorder(worker)
 
@@ -178,7 +176,6 @@ def test_a_start_that_fails_leaves_the_old_one_and_no_trace(worker, start, tmp_p
 
 
 def test_a_thread_that_cannot_start_leaves_no_trace(worker, start, tmp_path, monkeypatch):
-    """Neither a file nor a method of ours."""
     method = worker.execute_model
 
     def fail(*_: object) -> None:
@@ -196,13 +193,11 @@ def test_a_worker_without_steps_is_recorded_with_a_note(start, worker):
 
 
 def test_a_text_model_needs_no_room_for_entries(torch_device, start, worker):
-    """A file of eight kilobytes more than its samples, its heartbeats and its stacks take."""
     worker.model_runner.encoder_cache = None
     assert start()["bytes"] == file_bytes(1320, 0)
 
 
 def test_a_stop_leaves_the_file(worker, start, tmp_path):
-    """With its last word; and the worker as it was."""
     method = worker.execute_model
     start()
     answer = ask(worker, "recorder_stop", STOP)
@@ -214,7 +209,6 @@ def test_a_stop_leaves_the_file(worker, start, tmp_path):
 
 
 def test_a_stop_of_nothing_says_so(worker):
-    """No error: it is as asked."""
     answer = ask(worker, "recorder_stop", STOP)
     assert (answer["stopped"], answer["path"]) == (False, None)
     assert answer["notes"] == [{"name": "stopped", "reason": "no recorder runs"}]
@@ -230,7 +224,6 @@ def test_the_engines_own_hook_ends_the_recorder(worker, start, tmp_path):
 
 
 def test_the_engines_own_hook_never_raises(worker, monkeypatch):
-    """The worker's shutdown is more important."""
 
     def fail(_: object) -> None:
         raise RuntimeError("no")
@@ -241,7 +234,7 @@ def test_the_engines_own_hook_never_raises(worker, monkeypatch):
 
 def test_a_thread_that_is_held_is_not_waited_for(worker, tmp_path, monkeypatch):
     """The engine stands still meanwhile: a second at most."""
-    monkeypatch.setattr("highwater_worker.recorder.recorder._STOP_SECONDS", 0.0)
+    monkeypatch.setattr("highwater_worker.writer._STOP_SECONDS", 0.0)
     let_go = threading.Event()
     options = Options(tmp_path, INSTANCE, 10.0, 10.0)
     ring = make_ring(options.path(1), b"{}", Layout(5, 0))
@@ -269,7 +262,6 @@ def test_an_operation_is_shown_while_it_runs(worker, start, monkeypatch):
 
 
 def test_an_operation_ends_with_a_sample(worker, start, tmp_path):
-    """All entries of the encoder cache are in it: a remedy is measured by it."""
     start()
     worker.model_runner.encoder_cache["a"] = FakeTensor(10)
     ask(worker, "hello")
@@ -388,7 +380,6 @@ def free_samples(monkeypatch):
 
 @pytest.mark.usefixtures("free_samples")
 def test_samples_are_taken_after_steps_at_ticks_of_the_wall_clock(worker, tmp_path):
-    """Ranks of one machine sample after the same step."""
     time = Time()
     _, path = recorder_on(time, worker, tmp_path)
     for moment in (1000.05, 1000.09, 1000.11, 1000.19, 1000.45, 1000.46, 1000.51):
@@ -414,17 +405,16 @@ def test_the_first_steps_without_tokens_are_always_followed_by_a_sample(worker, 
 
 
 def test_samples_take_a_hundredth_of_the_engines_thread_at_most(worker, tmp_path, monkeypatch):
-    """Where the driver is slow, ticks are left out."""
     time, spent = Time(), [0.0]
     recorder, path = recorder_on(time, worker, tmp_path)
-    memory = recorder._sampler.memory
+    memory = recorder._reader.read
     monkeypatch.setattr("highwater_worker.recorder.recorder.time.perf_counter", lambda: spent[0])
 
     def slow(*arguments: object, **named: object) -> object:
         spent[0] += 0.005
         return memory(*arguments, **named)
 
-    recorder._sampler.memory = slow
+    recorder._reader.read = slow
     for n in range(600):
         time.now = 1000.0 + n / 100
         worker.execute_model(plan())
@@ -453,7 +443,6 @@ def test_nothing_is_sampled_off_the_main_thread(worker, tmp_path):
 
 
 def test_a_forked_child_does_not_write_into_its_parents_file(worker, tmp_path, monkeypatch):
-    """The worker came with it, wrapped as it is."""
     time = Time()
     _, path = recorder_on(time, worker, tmp_path)
     monkeypatch.setattr("highwater_worker.recorder.recorder.os.getpid", lambda: 1)
@@ -473,7 +462,7 @@ def test_a_step_never_fails_for_a_sample(worker, tmp_path, broken):
         raise OSError(errno.EIO, "Input/output error")
 
     if broken == "sampler":
-        recorder._sampler.memory = fail
+        recorder._reader.read = fail
     else:
         recorder.ring.write = fail
     for n in range(21):
@@ -491,7 +480,7 @@ def test_who_ends_the_process_is_not_held_up(worker, tmp_path):
     def ends(*_: object, **__: object) -> None:
         raise SystemExit(3)
 
-    recorder._sampler.memory = ends
+    recorder._reader.read = ends
     with pytest.raises(SystemExit):
         worker.execute_model(plan())
 
@@ -512,7 +501,6 @@ def test_a_record_has_the_documents_names(worker, tmp_path, kind):
 
 
 def test_the_first_table_tells_the_budget(worker, tmp_path):
-    """Also where there are no entries, and nothing has been done yet."""
     time = Time()
     recorder, path = recorder_on(time, worker, tmp_path)
     recorder.start(Notes())
@@ -577,7 +565,6 @@ def test_heartbeats_come_ten_a_second_while_something_happens_and_one_while_noth
 def test_a_worker_whose_parent_was_killed_does_not_end_in_order(  # noqa: PLR0917 - pytest passes them by name
     worker, tmp_path, monkeypatch, is_child, parent, last
 ):
-    """EngineCore's death and its word end a worker alike: only the first is for an incident."""
     monkeypatch.setattr("highwater_worker.recorder.recorder.parent_process", lambda: object() if is_child else None)
     recorder, path = recorder_on(Time(waits=3), worker, tmp_path)
     monkeypatch.setattr("os.getppid", lambda: parent)
@@ -664,7 +651,6 @@ def test_what_lasts_for_a_second_shows_where_it_is(worker, tmp_path, what):
 
 
 def test_our_thread_touches_neither_torch_nor_the_collector(torch_device, tmp_path, monkeypatch):
-    """Nor frames by a way that allocates: each of them can stop a worker for good."""
     module = torch_device("npu")
 
     def forbidden(*_: object) -> None:
@@ -761,7 +747,6 @@ def run_program(folder: Path, code: str, returncode: int = 0) -> list[Path]:
     ids=["a program", "a forked child"],
 )
 def test_a_process_that_ends_in_order_says_so(tmp_path, code):
-    """Engines fork their workers, or spawn them; a fork runs no `atexit`."""
     (path,) = run_program(tmp_path, code)
     assert is_ended(path)
 
@@ -777,7 +762,6 @@ def folder_in_memory():
 
 
 def test_a_process_that_is_killed_leaves_its_records(folder_in_memory):
-    """Up to its last moment: that is what they are for."""
     tmp_path = folder_in_memory
     code = "\nif os.fork() == 0:\n    start(); ask('memory'); os.kill(os.getpid(), 9)\nos.wait()"
     (path,) = run_program(tmp_path, code)
@@ -808,7 +792,6 @@ assert watchdog._due > 0 and not watchdog.gives_way
 
 
 def test_a_hang_that_holds_pythons_lock_leaves_every_stack(folder_in_memory):
-    """Nobody else can run then, and the process is killed in it: the file tells where everybody was."""
     (path,) = run_program(
         folder_in_memory,
         """

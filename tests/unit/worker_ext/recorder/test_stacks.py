@@ -28,7 +28,6 @@ def test_a_dump_is_taken_ever_more_seldom(stacks, monkeypatch):
 
 
 def test_the_last_dump_is_shown_until_what_lasted_is_over(stacks):
-    """The next one that lasts has one of its own."""
     thread = threading.get_ident()
     assert stacks.look(100.0, thread, 100.9) is None
     first = stacks.look(100.0, thread, 101.1)
@@ -39,7 +38,6 @@ def test_the_last_dump_is_shown_until_what_lasted_is_over(stacks):
 
 
 def test_the_thread_that_is_asked_for_comes_first(stacks):
-    """All others follow."""
     started, let_go = threading.Event(), threading.Event()
 
     def wait_here() -> None:

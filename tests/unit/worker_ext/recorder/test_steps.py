@@ -53,7 +53,6 @@ def steps(clock, worker):
 
 
 def test_a_call_is_as_it_was(worker, steps):
-    """Arguments, result, name and text."""
     assert worker.execute_model("plan", flag=True) == ("plan", True)
     assert (worker.execute_model.__name__, worker.execute_model.__doc__) == ("execute_model", "Run the model.")
 
@@ -72,7 +71,6 @@ def test_a_step_is_counted_at_both_its_ends(clock, worker, steps):
 
 
 def test_an_exception_passes_and_ends_the_step(worker, steps):
-    """Whatever it is."""
 
     def fail() -> None:
         raise SystemExit(3)
@@ -132,7 +130,6 @@ def test_a_call_within_a_call_leaves_the_outer_one_running(clock, worker, steps)
 
 
 def test_afterwards_the_worker_is_as_it_was(worker, steps):
-    """Its class's methods again, or an attribute that somebody else had put there."""
     assert set(vars(worker)) == {"during", "execute_model", "sample_tokens", "reset_encoder_cache"}
     steps.detach(worker)
     assert set(vars(worker)) == {"during"}
@@ -145,7 +142,6 @@ def test_afterwards_the_worker_is_as_it_was(worker, steps):
 
 
 def test_what_somebody_put_over_ours_stays(worker, steps):
-    """To take it away is not ours."""
     ours = worker.execute_model
     worker.execute_model = somebody = lambda plan: [ours(plan)]
     steps.detach(worker)
@@ -154,7 +150,6 @@ def test_what_somebody_put_over_ours_stays(worker, steps):
 
 
 def test_a_worker_without_steps_is_named():
-    """Null, not nought."""
     notes, steps, worker = Notes(), Steps(), SimpleNamespace()
     steps.attach(worker, notes)
     assert [note["name"] for note in notes.as_list()] == ["moving.steps_begun"]
@@ -205,7 +200,6 @@ def test_memory_must_be_looked_at_after_what_follows_the_last_step(worker, looks
 
 
 def test_whether_the_last_step_had_tokens(worker, looks):
-    """Not known before the first has ended."""
     assert worker.steps.was_empty is None
     seen = []
     for tokens in (5, 0, 3):
@@ -223,13 +217,11 @@ def test_a_plan_by_name_and_one_that_does_not_tell_are_steps_with_tokens(worker,
 
 
 def test_what_changes_memory_outside_of_steps_must_be_looked_at(worker, looks):
-    """A reset, say; it is no step."""
     assert worker.reset_encoder_cache() == "reset"
     assert (looks, worker.steps.calls, worker.steps.progress()[:2]) == ([True], 1, (0, 0))
 
 
 def test_in_the_middle_of_a_step_memory_is_not_looked_at(worker, looks):
-    """Its own end is near."""
 
     def within() -> None:
         worker.during = lambda: None
@@ -257,7 +249,6 @@ def test_after_a_step_that_raised_memory_is_not_looked_at(worker, looks):
 
 
 def test_counting_does_not_keep_the_worker():
-    """Not even where somebody had put a method of its own on it."""
     worker = Worker()
     worker.execute_model = worker.sample_tokens
     counting, gone = Steps(), weakref.ref(worker)
@@ -299,7 +290,6 @@ def test_a_wait_for_an_output_is_seen(clock, worker, steps):
 
 
 def test_an_exception_passes_through_a_wait(worker, steps):
-    """And ends it."""
 
     def fail() -> None:
         raise ValueError("the device says no")

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from highwater_worker.recorder import stacks as module
-from highwater_worker.recorder.ring import Layout, make_ring
 from highwater_worker.recorder.stacks import Watchdog, is_timer_taken
+from highwater_worker.wire import Layout, make_ring
 from tests.unit.worker_ext.ring_bytes import watchdog as area
 
 
@@ -38,7 +38,6 @@ def watchdog(path, timer):
 
 
 def test_the_timer_is_moved_on_once_a_second(watchdog, timer, path):
-    """To do so stops everybody for a moment."""
     for tenth in range(25):
         watchdog.push(100.0 + tenth / 10)
     assert timer == ["cancel", 4.0] * 3
@@ -73,7 +72,6 @@ def test_afterwards_the_module_is_as_it_was(path, timer):
 
 
 def test_under_pytest_the_timer_is_taken(monkeypatch):
-    """Its plugin arms it for each test where it is told to."""
     assert is_timer_taken()
     monkeypatch.delitem(sys.modules, "_pytest.faulthandler")
     assert not is_timer_taken()

@@ -56,7 +56,6 @@ def test_a_trim_ends_when_its_time_is_up_and_says_what_is_left(bench, clock):
 
 @pytest.mark.parametrize("target", [{"free_bytes": 300}, {"keep_bytes": 300}])
 def test_what_is_left_of_a_target_leads_to_it(bench, clock, target):
-    """To keep what there is less what is left, that is the same target, whatever was reached before."""
     before = bench.torch.live
     answer = ask(bench.worker, "trim", json.dumps(target))
     while not answer["complete"]:
@@ -67,13 +66,11 @@ def test_what_is_left_of_a_target_leads_to_it(bench, clock, target):
 
 
 def test_every_call_moves_something(bench, clock):
-    """Whoever asks again and again gets there, also with no time at all."""
     for left in (5, 4, 3):
         assert ask(bench.worker, "trim", '{"max_seconds": 0}')["remaining_entries"] == left
 
 
 def test_a_restore_ends_when_its_time_is_up_and_says_what_is_left(bench, clock):
-    """The reserve is kept for what is still away."""
     ask(bench.worker, "trim", '{"max_seconds": 9}')
     answer = ask(bench.worker, "restore", '{"max_seconds": 0.2}')
     assert (answer["restored_entries"], answer["left_entries"], progress(answer)) == (2, 4, (False, 4, 400))
@@ -130,7 +127,6 @@ CALLS = {
 @pytest.mark.untraced
 @pytest.mark.parametrize(("before", "call"), CALLS.values(), ids=CALLS)
 def test_wherever_the_end_comes_no_entry_is_lost(before, call):
-    """At every line of ours. Whoever goes on after Ctrl-C has every entry, and the next calls find all in order."""
     for line in itertools.count(1):
         bench = Bench(capacity=5000)
         try:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices.host import HostMemory
+from highwater_worker.devices.family import HostMemory
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.spill.plan import read_host_budget
 
@@ -40,7 +40,6 @@ def test_the_ranks_on_a_machine_share_it(parallel, ranks):
 
 
 def test_a_budget_holds_as_it_is_given():
-    """Above the default, too."""
     assert budget(900).total == 900
     assert budget(0).total == 0
 
@@ -53,7 +52,6 @@ def test_more_than_the_host_has_is_cut_and_named():
 
 
 def test_an_unreadable_host_needs_a_budget():
-    """Nothing is guessed."""
     assert budget(300, free=None).total == 300
     with pytest.raises(RefusedError, match="give host_budget_bytes"):
         budget(free=None)

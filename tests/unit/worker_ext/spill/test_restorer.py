@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from highwater_worker.devices.host import HostMemory
+from highwater_worker.devices.family import HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Spilled
 from tests.unit.worker_ext.fakes import ask, fake_runner, fake_worker, imported_as
 from tests.unit.worker_ext.full_device import DeviceFullError, DeviceStorage, FullDevice
@@ -193,7 +193,6 @@ def test_release_gives_the_reserve_to_nobody(bench):
 
 
 def test_a_way_back_that_empties_the_cache_learns_what_stays(bench):
-    """What captured graphs keep is promised to nobody from then on, nor is our own reserve."""
     kept = 64
 
     def stats(_index: object) -> dict[str, object]:
@@ -218,7 +217,6 @@ def test_a_way_back_that_empties_the_cache_learns_what_stays(bench):
 
 
 def test_nothing_is_moved_where_the_device_would_gain_nothing(bench):
-    """The reserve for one batch is as large as the batch."""
     bench.encode("a", "b")
     answer = ask(bench.worker, "trim")
     assert (answer["spilled_entries"], answer["encoder_cache"]["restore_reserve_bytes"]) == (0, 0)
@@ -227,7 +225,6 @@ def test_nothing_is_moved_where_the_device_would_gain_nothing(bench):
 
 
 def test_bytes_that_are_kept_are_not_bytes_let_go(bench):
-    """A target in bytes is reached on the device, not on paper."""
     for name in "abcde":
         bench.encode(name)
     before = bench.torch.live
@@ -252,7 +249,6 @@ def test_a_reserve_that_finds_no_room_is_noted(bench, monkeypatch):
 
 
 def test_restore_uses_the_reserve_at_its_end_and_drops_it(bench):
-    """A device that had room for all of it has room for all of it again."""
     for name in "abcdefghij":
         bench.encode(name)
     ask(bench.worker, "trim")
@@ -343,7 +339,6 @@ def carry_out(bench: Bench, name: str, *arguments: Any) -> None:
 
 @pytest.mark.parametrize("again", ["a0", "a1", "b0", "b1"])
 def test_a_trim_on_a_full_device_keeps_what_it_freed_for_the_way_back(bench, again):
-    """Two entries of a batch that came back took its reserve with them; what they free is no longer somebody else's."""
     bench.encode("a0", "a1", elements=3)
     bench.encode("b0", "b1", elements=4)
     ask(bench.worker, "trim")
@@ -358,7 +353,6 @@ def test_a_trim_on_a_full_device_keeps_what_it_freed_for_the_way_back(bench, aga
 )
 @given(batches=st.lists(BATCH, min_size=2, max_size=5), steps=st.lists(STEPS, min_size=8, max_size=24))
 def test_no_access_fails_whatever_was_before_it(batches, steps):
-    """Trims, restores, and somebody who always takes all of the device but what the reserve is to have."""
     bench = Bench(capacity=5000)
     try:
         for letter, (count, elements) in zip("abcde", batches, strict=False):

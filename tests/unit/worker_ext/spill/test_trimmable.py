@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from highwater_worker.devices import device_of
-from highwater_worker.devices.host import HostMemory
+from highwater_worker.devices.family import HostMemory
 from highwater_worker.recorder.encoder_index import EncoderIndex
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 from tests.unit.worker_ext.operations.test_trim import REFUSED, batch, request, tensors, trim, worker_with
@@ -23,7 +23,7 @@ def host(available: int = 1 << 30) -> HostMemory:
 
 @pytest.fixture(autouse=True)
 def npu(torch_device, monkeypatch):
-    for module in ("spill.plan", "operations.memory"):
+    for module in ("spill.plan", "recorder.reading"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: host())
     return torch_device("npu")
 
@@ -79,19 +79,16 @@ def test_views_of_one_storage_go_together_or_not_at_all():
     ids=["empty", "one storage, which would be kept", "on the host", "one that cannot go", "one of no bytes"],
 )
 def test_what_a_trim_could_not_move_does_not_count(cache, expected):
-    """It is no gain."""
     worker = worker_with(dict(cache))  # the test's own would be held by pytest as well
     assert told(worker) == expected
     assert gained(worker) == expected
 
 
 def test_a_text_model_has_nothing_to_trim():
-    """That is known, and not null: a trim is not refused there, and moves nothing."""
     assert told(fake_worker(model_runner=fake_runner(encoder_cache=None))) == 0
 
 
 def test_a_cpu_worker_tells_what_would_go():
-    """Nothing is kept for the way back; that it gives nothing back there is the trim's note."""
     worker = worker_with({name: FakeTensor(50, device="cpu") for name in "ab"}, kind="cpu")
     assert told(worker) == 200
     assert gained(worker) == 200
@@ -102,12 +99,11 @@ def test_no_more_goes_than_the_host_has_room_for(monkeypatch, available, expecte
     """Half of what it has, for two ranks of one machine; a pinned copy of 100 bytes takes 128, and two fit into 275."""
     worker = worker_with(tensors())
     worker.vllm_config.parallel_config.local_world_size = 2
-    monkeypatch.setattr("highwater_worker.operations.memory.read_host", lambda _notes: host(available))
+    monkeypatch.setattr("highwater_worker.recorder.reading.read_host", lambda _notes: host(available))
     assert ask(worker, "memory")["trimmable_bytes"] == sampled(worker, available) == expected
 
 
 def test_the_budget_of_the_last_trim_holds():
-    """It is the operator's setting, which comes with each trim."""
     worker = worker_with(tensors("abcdef"))
     trim(worker, free_bytes=1, host_budget_bytes=400)
     assert told(worker) == 100, "two lie there, one more may; the way back is there already"
@@ -116,14 +112,13 @@ def test_the_budget_of_the_last_trim_holds():
 def test_a_host_that_cannot_be_read_leaves_it_unknown(monkeypatch):
     """A trim would be refused."""
     unknown = HostMemory(None, None, None, None, None)
-    for module in ("spill.plan", "operations.memory"):
+    for module in ("spill.plan", "recorder.reading"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: unknown)
     assert ask(worker_with(tensors()), "memory")["trimmable_bytes"] is None
 
 
 @pytest.mark.parametrize(("make", "_reason"), REFUSED.values(), ids=REFUSED)
 def test_it_is_null_where_a_trim_would_be_refused(make, _reason):
-    """Without a note: the trim says why, and `highwater check` warns of notes."""
     worker = make()
     kind = type(worker.model_runner.encoder_cache)
     answer = ask(worker, "memory")
@@ -134,7 +129,6 @@ def test_it_is_null_where_a_trim_would_be_refused(make, _reason):
 
 
 def test_a_sleeping_engine_has_nothing_that_may_be_touched():
-    """Null, until it wakes."""
     worker = worker_with(tensors())
     worker._sleep_mode_backend = SimpleNamespace(_state="SUSPENDED")
     assert told(worker) is None
@@ -165,7 +159,6 @@ def test_who_else_holds_the_cache_is_not_searched_for(monkeypatch):
 
 
 def test_nothing_is_moved_and_nothing_put_in_place():
-    """Neither the dict, nor its order, nor a byte."""
     worker = worker_with(tensors())
     assert told(worker) == 300
     assert type(worker.model_runner.encoder_cache) is dict
@@ -173,14 +166,12 @@ def test_nothing_is_moved_and_nothing_put_in_place():
 
 
 def test_a_cache_of_an_unknown_kind_is_named_once():
-    """By the figures of the cache."""
     answer = ask(fake_worker(model_runner=fake_runner(encoder_cache=object())), "memory")
     assert answer["trimmable_bytes"] is None
     assert [note["name"] for note in answer["notes"]] == ["encoder_cache"]
 
 
 def test_a_runner_that_does_not_tell_what_is_needed_holds_nothing_back():
-    """As a trim does."""
     worker = worker_with(tensors(), requests=None)
     assert told(worker) == 300
     assert gained(worker) == 300
@@ -222,7 +213,6 @@ def test_answer_sample_and_trim_agree_on_any_cache(seed):
 
 
 def test_it_costs_no_more_where_nothing_came_or_went(monkeypatch):
-    """Between two passes of the index the last figure stands."""
     calls = []
     module = sys.modules["highwater_worker.recorder.encoder_index"]
     assert isinstance(module, ModuleType)

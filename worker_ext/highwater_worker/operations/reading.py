@@ -1,0 +1,112 @@
+"""The operations that only read: `hello`, `budget`, `memory`, `encoder_cache`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from highwater_worker.devices import describe_device, device_of
+from highwater_worker.encoder_cache.entries import Entry, entry_bytes, read_entries
+from highwater_worker.engine_view import (
+    encoder_cache_kind,
+    look_up,
+    needed_hashes,
+    note_odd_absence,
+    runner_version,
+    torch_version,
+    vllm_version,
+)
+from highwater_worker.errors import Notes, printable
+from highwater_worker.memory.allocator import look_at_segments
+from highwater_worker.memory.engine_budget import read_engine_budget
+from highwater_worker.recorder.encoder_index import read_index
+from highwater_worker.recorder.reading import Depth, MemoryReader
+from highwater_worker.state import state_of
+from highwater_worker.wire import EXTENSION_VERSION
+
+MAX_ENTRIES = 10_000
+
+
+def hello(worker: object) -> dict[str, Any]:
+    """Return the worker's identity, without the list of operations."""
+    notes = Notes()
+    device, described = describe_device(worker, notes)
+    # The sidecar says hello once an engine is ready: the best time for the first look at the allocator's segments.
+    look_at_segments(worker, device, state_of(worker).allocator_reserve)
+    runner = look_up(worker, "model_runner")
+
+    def cache_kind() -> str | None:
+        kind = encoder_cache_kind(worker)
+        if kind is None:
+            note_odd_absence(worker, "encoder_cache_kind", notes)
+        return kind
+
+    return {
+        "extension_version": EXTENSION_VERSION,
+        "device": described,
+        "worker_class": _class_name(worker),
+        "runner_class": None if runner is None else _class_name(runner),
+        "runner_version": runner_version(worker),
+        "vllm_version": vllm_version(),
+        "torch_version": torch_version(),
+        "encoder_cache_kind": notes.attempt("encoder_cache_kind", cache_kind),
+        "notes": notes.as_list(),
+    }
+
+
+def _class_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def budget(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    """Return the engine's memory budget and the phases of its start: constant once the engine has started."""
+    start = state_of(worker).start
+    return {"engine_budget": read_engine_budget(worker, start), "start": [] if start is None else start.phases}
+
+
+def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    reader = MemoryReader()
+    return {**reader.read(worker, Depth.ALL, time.monotonic()), "notes": reader.notes}
+
+
+def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """List the largest or oldest entries; equal ones by mm_hash, so that rows do not change places."""
+    device, ledger = device_of(worker), state_of(worker).ledger
+    entries, index = read_entries(worker), read_index(worker, device)
+    figures, ages = index.figures(worker) or {}, index.ages()
+    needed = None if entries is None else needed_hashes(worker)
+    sharers: dict[tuple[str, int], set[str]] = {}
+    for entry in entries or ():
+        for key in entry.storages:
+            sharers.setdefault(key, set()).add(entry.mm_hash)
+
+    def order(entry: Entry) -> tuple[float, str]:
+        return -(ages.get(entry.mm_hash, 0.0) if arguments["sort"] == "age" else entry_bytes(entry)), entry.mm_hash
+
+    def row(entry: Entry) -> dict[str, Any]:
+        only = entry.tensors[0] if len(entry.tensors) == 1 else None
+        on_device = any(storage.device_type == device.type for storage in entry.storages.values())
+        return {
+            "mm_hash": printable(entry.mm_hash),
+            "shape": None if only is None else [int(size) for size in only.shape],
+            "dtype": None if only is None else str(only.dtype).removeprefix("torch."),
+            "bytes": entry_bytes(entry),
+            "storage_bytes": sum(storage.nbytes for storage in entry.storages.values()),
+            "shared_with": len(set().union(*(sharers[key] for key in entry.storages)) - {entry.mm_hash}),
+            "age_seconds": round(ages.get(entry.mm_hash, 0.0), 3),
+            "idle_seconds": None if entry.idle_seconds is None else round(entry.idle_seconds, 3),
+            "residency": "device" if on_device else "host",
+            "referenced": None if needed is None else entry.mm_hash in needed,
+        }
+
+    return {
+        "present": entries is not None,
+        "entries": [row(entry) for entry in sorted(entries or (), key=order)[: arguments["limit"]]],
+        "entries_total": len(entries or ()),
+        "storages": len(sharers),
+        "device_bytes": figures.get("device_bytes", 0),
+        "host_bytes": figures.get("host_bytes", 0),
+        "capacity_embeds": figures.get("capacity_embeds"),
+        **ledger.figures(),
+    }

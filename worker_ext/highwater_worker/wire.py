@@ -1,0 +1,340 @@
+"""The files that a worker's processes write for others to read: frames, checksums and places, and who removes them.
+
+docs/recorder-file.md is the contract. A leaf without imports of ours, which the sidecar may import. It refuses to map a
+file (a process that touches a mapped file after its truncation is killed), to write through a link, and to leave
+anything behind where a file cannot be made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+EXTENSION_VERSION = "0.1.0"
+"""Of this package; every recorder file and the answer to `hello` name it."""
+
+# A recorder file.
+HEADER_BYTES = 4096
+SLOT_BYTES = 2048
+HEARTBEAT_BYTES = 16 * 1024
+STACK_BYTES = 64 * 1024
+ROW = struct.Struct("<64sQdB7x")
+"""One row of the entry table: mm_hash, bytes, when it was first seen (monotonic seconds), 1 in host memory."""
+MAX_ROWS = 4096
+_RING_MAGIC = b"HIGHWATR"
+_RING_VERSION = 2
+_HEADER = struct.Struct("<8sHHIIIIII")
+_SLOT = struct.Struct("<QI")
+_CHECKSUM = struct.Struct("<I")
+_FRAME_BYTES = _SLOT.size + _CHECKSUM.size
+_HEAD_LENGTH = struct.Struct("<I")
+_STACK_HEAD = struct.Struct("<dd")
+_NO_STACK = bytes(16)  # over the beginning of an older stack, so that none is there
+_TABLE_HEAD_BYTES = 32 * 1024  # the bytes of an entry table besides its rows: its frame, and a JSON object
+MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - _FRAME_BYTES - _HEAD_LENGTH.size
+MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
+MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES
+MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM.size
+_RING_NAME = re.compile(r"\.?highwater-([0-9a-f]{16})-[0-9]{1,10}\.ring(?:\.tmp)?", re.ASCII)
+
+# A process file.
+PROCESS_MAGIC = b"HWPROC01"
+PROCESS_FILE_BYTES = 4096
+PROCESS_SUFFIX = ".process"
+PROCESS_NAME = re.compile(r"highwater-([0-9]{1,10})-([0-9]{1,20})\.process", re.ASCII)
+"""The groups are the process's pid and its start, in ticks since boot."""
+_PROCESS_HEAD = struct.Struct("<8sII")
+MAX_PROCESS_BYTES = PROCESS_FILE_BYTES - _PROCESS_HEAD.size - _CHECKSUM.size
+
+_READABLE_BY_ALL = 0o644  # the readers are other users in other containers
+_SILENT_SECONDS = 60.0  # a recorder writes once a second at least
+_SILENT_SECONDS_WITHOUT_ROOM = 5.0
+KEPT_STARTS = 8
+_MAX_SCANNED = 1024
+
+encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode
+
+
+def encoded(record: dict[str, Any]) -> bytes:
+    return encode_json(record).encode("ascii")
+
+
+def _checked(head: bytes, body: bytes) -> bytes:
+    return b"".join((head, _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(head))), body))
+
+
+@contextmanager
+def new_file(path: Path, mode: int) -> Iterator[int]:
+    """Open a new file that replaces the one at a path once the block ends, or leaves nothing where it raises.
+
+    The mode is the file's, whatever the process's umask; a link at the path is replaced, not followed. Yields a
+    descriptor to read and write by, which the caller closes, except where the block raises. Raises OSError: it cannot
+    be made.
+    """
+    hidden = path.with_name(f".{path.name}.tmp")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(hidden, flags, 0o600)
+    except FileExistsError:
+        # Left by a process of the same number that died here, or a link put there: it goes, and its target stays.
+        hidden.unlink()
+        descriptor = os.open(hidden, flags, 0o600)
+    try:
+        os.fchmod(descriptor, mode)
+        yield descriptor
+        hidden.rename(path)
+    except BaseException:
+        os.close(descriptor)
+        with suppress(OSError):
+            hidden.unlink()
+        raise
+
+
+class OpenFile:
+    """A file that is written until its process ends, and that readers find by its path."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        # No write may go into a descriptor that was closed, and is another file's by now.
+        self._lock = Lock()
+
+    def is_there(self) -> bool:
+        """Return whether the file is still in its place: a removed file can be written and never be found."""
+        try:
+            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def close(self, *, removes: bool = False) -> None:
+        """Close the file and leave it to its readers, or remove it from its place; a second call does nothing."""
+        is_removed = removes and self.is_there()
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        with suppress(OSError):  # the disk is unreachable; there is nowhere to report it
+            if descriptor >= 0:
+                os.close(descriptor)
+        with suppress(OSError):
+            if is_removed:
+                self.path.unlink()
+
+    def leave(self) -> None:
+        """Close it in a forked child, and leave it to the parent, a thread of which may have held the lock then."""
+        self._lock = Lock()
+        self.close()
+
+    def _pwrite(self, content: bytes, position: int) -> None:
+        with self._lock:
+            done = os.pwrite(self._descriptor, content, position)
+        if done != len(content):
+            raise OSError(f"only {done} of {len(content)} bytes were written to {self.path}")
+
+
+# --- process files ---
+
+
+class ProcessFile(OpenFile):
+    """One process's file, rewritten in place with one system call; it is removed where its process ends in order."""
+
+    _written = 1
+
+    def write(self, body: bytes) -> None:
+        """Write one JSON object in ASCII over the old; raises OSError, and ValueError over `MAX_PROCESS_BYTES`."""
+        self._written += 1
+        self._pwrite(_process_frame(self._written, body), 0)
+
+
+def make_process_file(path: Path, body: bytes) -> ProcessFile:
+    """Make a file with its first content; the folder is made where it is missing. Raises as `ProcessFile.write`."""
+    frame = _process_frame(1, body)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path, _READABLE_BY_ALL) as descriptor:
+        os.pwrite(descriptor, frame, 0)
+    return ProcessFile(path, descriptor)
+
+
+def _process_frame(sequence: int, body: bytes) -> bytes:
+    if len(body) > MAX_PROCESS_BYTES:
+        raise ValueError(f"{len(body)} bytes do not fit into {MAX_PROCESS_BYTES}")
+    head = _PROCESS_HEAD.pack(PROCESS_MAGIC, sequence & 0xFFFFFFFF, len(body))
+    return _checked(head, body).ljust(PROCESS_FILE_BYTES, b"\0")
+
+
+def process_body(content: bytes) -> bytes | None:
+    """Return the body in a process file's bytes, None where the checksum is wrong. Raises ValueError for another file.
+
+    A wrong one may be of a write under way: read again.
+    """
+    if len(content) < _PROCESS_HEAD.size + _CHECKSUM.size or not content.startswith(PROCESS_MAGIC):
+        raise ValueError("it is no process file")
+    _, _, length = _PROCESS_HEAD.unpack_from(content)
+    (checksum,) = _CHECKSUM.unpack_from(content, _PROCESS_HEAD.size)
+    start = _PROCESS_HEAD.size + _CHECKSUM.size
+    body = content[start : start + length]
+    is_right = len(body) == length and zlib.crc32(body, zlib.crc32(content[: _PROCESS_HEAD.size])) == checksum
+    return body if is_right else None
+
+
+# --- recorder files ---
+
+
+class Layout(NamedTuple):
+    """The places of a file's parts: header, two heartbeats, two entry tables, the ring, the stack area."""
+
+    slots: int  # in the ring
+    rows: int  # in an entry table
+
+    @property
+    def table_bytes(self) -> int:
+        return _TABLE_HEAD_BYTES + self.rows * ROW.size
+
+    @property
+    def tables_at(self) -> int:
+        return HEADER_BYTES + 2 * HEARTBEAT_BYTES
+
+    @property
+    def ring_at(self) -> int:
+        return self.tables_at + 2 * self.table_bytes
+
+    @property
+    def stack_at(self) -> int:
+        """The offset of the stack area; it is the last part, because a long stack runs over the end of the file."""
+        return self.ring_at + self.slots * SLOT_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        return self.stack_at + STACK_BYTES
+
+
+class Options(NamedTuple):
+    directory: Path
+    instance: str
+    rate: float
+    seconds: float
+
+    def layout(self, *, has_entries: bool) -> Layout:
+        """Return the layout for the samples of the rate, and one more a second for samples that cannot wait."""
+        return Layout(math.ceil(self.seconds * (self.rate + 1)), MAX_ROWS if has_entries else 0)
+
+    def path(self, pid: int) -> Path:
+        return self.directory / f"highwater-{self.instance}-{pid}.ring"
+
+
+class Ring(OpenFile):
+    """The open file. Each kind of write has one caller at a time: samples and tables, heartbeats, the stack's head.
+
+    What is written is JSON in ASCII. Every write raises an OSError where it fails, and a ValueError where a record is
+    too long.
+    """
+
+    def __init__(self, path: Path, descriptor: int, layout: Layout) -> None:
+        super().__init__(path, descriptor)
+        self.layout = layout
+        self._written = self._heartbeats = self._tables = 0
+
+    def write(self, body: bytes) -> None:
+        """Write one sample, of at most `MAX_BODY_BYTES`, over the oldest; after a failure the next takes its number."""
+        position = self.layout.ring_at + self._written % self.layout.slots * SLOT_BYTES
+        self._write_frame(self._written + 1, body, MAX_BODY_BYTES, position)
+        self._written += 1
+
+    def write_heartbeat(self, body: bytes) -> None:
+        """Write a heartbeat, of at most `MAX_HEARTBEAT_BYTES`, over the one before the last."""
+        position = HEADER_BYTES + self._heartbeats % 2 * HEARTBEAT_BYTES
+        self._write_frame(self._heartbeats + 1, body, MAX_HEARTBEAT_BYTES, position)
+        self._heartbeats += 1
+
+    def write_table(self, head: bytes, rows: bytes) -> None:
+        """Write an entry table over the one before the last."""
+        size = self.layout.table_bytes
+        body = b"".join((_HEAD_LENGTH.pack(len(head)), head, rows))
+        self._write_frame(self._tables + 1, body, size - _FRAME_BYTES, self.layout.tables_at + self._tables % 2 * size)
+        self._tables += 1
+
+    def clear_stack(self, mono: float, seconds: float) -> int:
+        """Empty the stack area at a monotonic time, and return a descriptor whose next plain `write` begins in it.
+
+        Unless it is cleared again, a stack is written there in so many seconds.
+        """
+        self._pwrite(_STACK_HEAD.pack(mono, seconds) + _NO_STACK, self.layout.stack_at)
+        # Everything else is written with `pwrite`, which leaves the offset alone.
+        os.lseek(self._descriptor, self.layout.stack_at + _STACK_HEAD.size, os.SEEK_SET)
+        return self._descriptor
+
+    def _write_frame(self, sequence: int, body: bytes, limit: int, position: int) -> None:
+        if len(body) > limit:
+            raise ValueError(f"a record of {len(body)} bytes does not fit into {limit}")
+        self._pwrite(_checked(_SLOT.pack(sequence, len(body)), body), position)
+
+
+def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
+    """Make a file with a header and empty areas, in its whole size, and put it in place of one of the same name.
+
+    The folder is made where it is missing. The identity is one JSON object in ASCII. Raises OSError with the reason.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if len(identity) > MAX_IDENTITY_BYTES:
+            raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
+        sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
+        header = _checked(_HEADER.pack(_RING_MAGIC, _RING_VERSION, HEADER_BYTES, *sizes, len(identity)), identity)
+        with new_file(path, _READABLE_BY_ALL) as descriptor:
+            os.posix_fallocate(descriptor, 0, layout.nbytes)
+            os.pwrite(descriptor, header, 0)
+        return Ring(path, descriptor, layout)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(f"the recorder's file {path} of {layout.nbytes} bytes cannot be made: {reason}") from error
+
+
+# --- files whose writers are gone ---
+
+
+def remove_silent(directory: Path, suffix: str, before: float) -> None:
+    """Remove files of this package that end with a suffix and were last written before a time in Unix seconds.
+
+    What cannot be removed stays, and so does what lies behind the first 1,024 files.
+    """
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in islice(entries, _MAX_SCANNED):
+            with suppress(OSError):
+                is_ours = entry.name.startswith("highwater-") and entry.name.endswith(suffix)
+                if is_ours and entry.stat(follow_symlinks=False).st_mtime < before:
+                    os.unlink(entry.path)
+
+
+def remove_old_rings(
+    directory: Path, instance: str, *, has_room: bool = True, clock: Callable[[], float] = time.time
+) -> None:
+    """Remove the recorder files of silent starts but for the last ones; what cannot be removed stays.
+
+    A sidecar removes them ten minutes after their writers fell silent. Where none runs, an engine that crashes again
+    and again would fill a file system in memory with them. None of the start under way (`instance`) is removed; without
+    room for another file, no silent start is kept. The folder may be missing. `clock` is Unix seconds.
+    """
+    starts: dict[str, list[tuple[float, str]]] = {}
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            name = _RING_NAME.fullmatch(entry.name)
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if name is not None and name[1] != instance and stat.S_ISREG(status.st_mode):
+                    starts.setdefault(name[1], []).append((status.st_mtime, entry.path))
+    before = clock() - (_SILENT_SECONDS if has_room else _SILENT_SECONDS_WITHOUT_ROOM)
+    silent = sorted((max(files), files) for files in starts.values() if max(files)[0] < before)
+    for _, files in silent[:-KEPT_STARTS] if has_room else silent:
+        for _, path in files:
+            with suppress(OSError):
+                os.unlink(path)
