@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from highwater.proxy.proxy import Proxy
-from highwater.proxy.traffic import ProxyTraffic
+from gated_proxy.proxy import Proxy
+from gated_proxy.traffic import ProxyTraffic
 from tests.patience import patiently, until
 
 
@@ -359,7 +359,7 @@ async def test_requests_leave_nothing_for_the_garbage_collector(front, upstream)
             await wire.answer()
         await wire.leave()
         await until(lambda: not front.proxy.clients)
-        left = [thing for thing in gc.get_objects() if str(type(thing).__module__).startswith("highwater.proxy")]
+        left = [thing for thing in gc.get_objects() if str(type(thing).__module__).startswith("gated_proxy")]
     finally:
         gc.enable()
     counts = Counter(type(thing).__name__ for thing in left)

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from highwater.proxy.client import STEPS_PER_TURN, ClientConnection
-from highwater.proxy.destination import Destination
-from highwater.proxy.failures import Failure
-from highwater.proxy.incoming import LINES_AT_ONCE
-from highwater.proxy.proxy import Proxy
+from gated_proxy.client import STEPS_PER_TURN, ClientConnection
+from gated_proxy.failures import Failure
+from gated_proxy.incoming import LINES_AT_ONCE
+from gated_proxy.proxy import Proxy
+from gated_proxy.routes import Destination
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import AllProxied, Front, Observed, serving
 from tests.patience import patience, until

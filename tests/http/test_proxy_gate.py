@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from gated_proxy.exchange import EngineExchange, State
+from gated_proxy.gate import Gate
+from gated_proxy.heads import parse_head
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
-from highwater.proxy.exchange import EngineExchange, State
-from highwater.proxy.gate import Gate
-from highwater.proxy.request_head import parse_head
 from highwater.settings.sections import GateSettings
 from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
@@ -62,8 +62,8 @@ async def test_a_stream_under_way_is_never_cut(front, upstream):
 
 async def test_after_a_reset_one_waits_for_the_response_to_the_one_before(front, upstream, monkeypatch):
     """Its head is enough: by then the engine has that request."""
-    monkeypatch.setattr("highwater.proxy.gate.PACE_SECONDS", 60.0)
-    monkeypatch.setattr("highwater.proxy.gate.ALONE_SECONDS", 20.0)
+    monkeypatch.setattr("gated_proxy.gate.PACE_SECONDS", 60.0)
+    monkeypatch.setattr("gated_proxy.gate.ALONE_SECONDS", 20.0)
     begin, end = asyncio.Event(), asyncio.Event()
 
     @upstream.on("/v1/completions")

@@ -7,7 +7,7 @@ import socket
 
 import uvloop
 
-from highwater.proxy.listeners import ACCEPTED_PER_TURN, accept_several
+from gated_proxy.transports import ACCEPTED_PER_TURN, accept_several
 from tests.patience import patience
 
 CLIENTS = 5 * ACCEPTED_PER_TURN

@@ -14,9 +14,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 
+from gated_proxy.gate import Gate
+from gated_proxy.logs import AccessLog
 from highwater.demo.sidecar import DemoSidecar
-from highwater.proxy.access_log import AccessLog
-from highwater.proxy.gate import Gate
 from tests.fakes.engine import FakeEngine
 from tests.patience import until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from highwater.proxy.proxy import Proxy
+from gated_proxy.proxy import Proxy
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import sidecar_before

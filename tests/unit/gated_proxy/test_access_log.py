@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from highwater.proxy.access_log import AccessLog, EndedRequest
+from gated_proxy.logs import AccessLog, EndedRequest
 from tests.patience import wait_until
 
 ENDED = EndedRequest(
@@ -157,7 +157,7 @@ def test_the_end_does_not_wait_for_a_reader_that_stopped(monkeypatch):
     """What waits is lost then, and the sidecar ends."""
     blocked = Blocked()
     monkeypatch.setattr("sys.stdout", blocked)
-    monkeypatch.setattr("highwater.proxy.access_log.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("gated_proxy.logs.CLOSE_SECONDS", 0.05)
     access_log = AccessLog("-", queue_lines=1)
     access_log.write(ENDED)
     access_log.write(ENDED)

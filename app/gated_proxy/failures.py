@@ -8,7 +8,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Literal
 
-from highwater.proxy.traffic import Result
+from gated_proxy.traffic import Result
 
 _KINDS = {
     400: "invalid_request_error",

@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import select
 import socket
+import ssl
 import struct
+from collections.abc import Callable, Sequence
 
 # What uvloop reads at once, and repeats up to 32 times before it serves another connection, as long as a read fills the
 # buffer. One upload would keep every stream waiting.
@@ -217,3 +219,33 @@ class WaitingPieces:
             self._pieces.clear()
             self._bytes = 0
             self._read_side.let_go("waiting")
+
+
+# Each costs a system call that finds nothing whenever a single client connects.
+ACCEPTED_PER_TURN = 8
+# A connection is counted once its TLS handshake is over; until then it takes a descriptor, and for no longer.
+HANDSHAKE_SECONDS = 5.0
+
+
+async def accept_several(
+    servers: Sequence[asyncio.Server],
+    make_protocol: Callable[[], asyncio.Protocol],
+    *,
+    tls: ssl.SSLContext | None,
+    backlog: int,
+) -> list[asyncio.Server]:
+    """Listen several times on the sockets of servers that listen already; return further servers, to be closed too."""
+    loop = asyncio.get_running_loop()
+    handshake_seconds = None if tls is None else HANDSHAKE_SECONDS
+    return [
+        await loop.create_server(
+            make_protocol,
+            sock=socket.fromfd(sock.fileno(), sock.family, sock.type),
+            ssl=tls,
+            ssl_handshake_timeout=handshake_seconds,
+            backlog=backlog,
+        )
+        for server in servers
+        for sock in server.sockets
+        for _ in range(ACCEPTED_PER_TURN - 1)
+    ]

@@ -7,8 +7,8 @@ import math
 import time
 from enum import Enum
 
-from highwater.proxy.destination import SAFE_METHODS, method_class
-from highwater.proxy.failures import (
+from gated_proxy.engine import EngineConnection
+from gated_proxy.failures import (
     CLIENT_LEFT,
     CLIENT_NOT_READING,
     CLIENT_STALLED,
@@ -22,13 +22,12 @@ from highwater.proxy.failures import (
     ending_within_response,
     error_response,
 )
-from highwater.proxy.gate import Admission, Shed
-from highwater.proxy.proxy import Proxy
-from highwater.proxy.request_head import NEVER_A_TRAILER, Header, RequestHead
-from highwater.proxy.response_head import ResponseHead
-from highwater.proxy.roles import Client, Exchange, Requester
-from highwater.proxy.transports import WaitingPieces
-from highwater.proxy.upstream import EngineConnection
+from gated_proxy.gate import Admission, Shed
+from gated_proxy.heads import NEVER_A_TRAILER, Header, RequestHead, ResponseHead
+from gated_proxy.logs import RequestRecord
+from gated_proxy.proxy import Client, Proxy
+from gated_proxy.routes import SAFE_METHODS, method_class
+from gated_proxy.transports import WaitingPieces
 
 
 class State(Enum):
@@ -40,7 +39,7 @@ class State(Enum):
     OVER = "over"
 
 
-class EngineExchange(Exchange, Requester):
+class EngineExchange(RequestRecord):
     """One request to the engine, from its head to the end of its response.
 
     The gate counts it from the piece that makes it whole, without which the engine can do nothing: uvicorn calls the
@@ -49,23 +48,6 @@ class EngineExchange(Exchange, Requester):
     response begins early is counted from there on. So a body goes on as it comes, and only its last piece waits while
     the gate is closed; a head that comes while it is closed waits with all that follows.
     """
-
-    # Defaults here and not in __init__: a plain request changes few of them.
-    _state = State.HELD
-    _engine: EngineConnection | None = None
-    _response: ResponseHead | None = None
-    _is_gated = False
-    _admission: Admission | None = None  # while the gate counts it
-    _last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
-    _body_ticks = 0  # ticks in which more of the body was waited for
-    _task: asyncio.Task[None] | None = None
-    _pieces: WaitingPieces | None = None  # for the engine, once some had to wait
-    _held_since: float | None = None  # while it waits at the gate
-    _engine_is_full = False
-    _client_is_full = False
-    _has_repeated = False
-    _quiet = 0  # ticks since the last byte in either direction
-    _patience = math.inf  # ticks that it may be quiet
 
     def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
         super().__init__(head)
@@ -78,6 +60,21 @@ class EngineExchange(Exchange, Requester):
         self.to_head = head.method == b"HEAD"
         self.wants_bare_body = head.is_http10
         self.wants_tunnel = head.websocket
+        self._state = State.HELD
+        self._engine: EngineConnection | None = None
+        self._response: ResponseHead | None = None
+        self._is_gated = False
+        self._admission: Admission | None = None  # while the gate counts it
+        self._last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
+        self._body_ticks = 0  # ticks in which more of the body was waited for
+        self._task: asyncio.Task[None] | None = None
+        self._pieces: WaitingPieces | None = None  # for the engine, once some had to wait
+        self._held_since: float | None = None  # while it waits at the gate
+        self._engine_is_full = False
+        self._client_is_full = False
+        self._has_repeated = False
+        self._quiet = 0  # ticks since the last byte in either direction
+        self._patience = math.inf  # ticks that it may be quiet
 
     # --- the way to the engine ---
 

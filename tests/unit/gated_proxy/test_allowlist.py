@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from highwater.proxy.allowlist import (
+from gated_proxy.allowlist import (
     CONTROL_PATHS,
     INFERENCE_PREFIXES,
     NEVER,

@@ -1,8 +1,9 @@
-"""The access log: one JSON object per line for each request that ended, written by a thread of its own.
+"""The two logs of requests: warnings at a bounded rate, and the access log.
 
-A line has no query, no header but the request's id, and nothing of a body. The event loop only puts a value into a
-bounded queue; where the disk, or the reader of standard output, is slower than the traffic, lines are dropped and
-counted, and no request waits.
+The access log has one JSON object per line for each request that ended, written by a thread of its own. A line has no
+query, no header but the request's id, and nothing of a body. The event loop only puts a value into a bounded queue;
+where the disk, or the reader of standard output, is slower than the traffic, lines are dropped and counted, and no
+request waits.
 """
 
 from __future__ import annotations
@@ -18,19 +19,58 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
-from typing import Any, NamedTuple, TextIO, cast
+from typing import NamedTuple, TextIO, cast
 
-from highwater.process.limited_log import LimitedLog, printable
-from highwater.proxy.request_head import RequestHead
-from highwater.proxy.traffic import Result
+from gated_proxy.heads import RequestHead
+from gated_proxy.traffic import Result
 
 STANDARD_OUTPUT = "-"
 QUEUE_LINES = 10_000
 # The time to write the queue at the end; the remaining lines are lost.
 CLOSE_SECONDS = 2.0
 _PRECISION = 6  # digits of a second
+LOGGED_CHARACTERS = 200
 
 log = logging.getLogger("highwater.access_log")
+
+
+def printable(text: bytes | str) -> str:
+    """Return a client's text fit for one line of a log: cut, and with escapes for all but printable ASCII."""
+    cut = text[:LOGGED_CHARACTERS]
+    shown = cut.decode("latin-1") if isinstance(cut, bytes) else cut
+    escaped = shown.encode("unicode_escape").decode("ascii")
+    return escaped if len(text) <= LOGGED_CHARACTERS else f"{escaped}..."
+
+
+class LimitedLog:
+    """Passes a few lines per kind and period on to a logger; the next period's first line counts those left out."""
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        *,
+        lines: int = 5,
+        period_seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._logger = logger
+        self._lines = lines
+        self._period_seconds = period_seconds
+        self._clock = clock
+        self._periods: dict[str, tuple[float, int]] = {}  # kind: (start of its period, lines seen in it)
+
+    def warning(self, kind: str, message: str, *arguments: object) -> None:
+        """Log a line of a kind, of a bounded set, at its rate; a client's argument must go through ``printable``."""
+        now = self._clock()
+        start, seen = self._periods.get(kind, (float("-inf"), 0))
+        if now - start >= self._period_seconds:
+            if seen > self._lines:
+                left_out = seen - self._lines
+                self._logger.warning("%d more lines of kind %s were left out in the last period", left_out, kind)
+            start, seen = now, 0
+        self._periods[kind] = (start, seen + 1)
+        if seen < self._lines:
+            self._logger.warning(message, *arguments)
 
 
 class EndedRequest(NamedTuple):
@@ -60,19 +100,17 @@ class RequestRecord:
     body's alone.
     """
 
-    # Defaults here and not in __init__: a plain request changes few of them.
-    status: int | None = None
-    result: Result = "complete"
-    reason: str | None = None
-    request_bytes = 0
-    response_bytes = 0
-    first_byte_seconds: float | None = None
-    held_seconds = 0.0
-    was_reused: bool | None = None
-
     def __init__(self, head: RequestHead) -> None:
         self.head = head
         self.started = time.perf_counter()
+        self.status: int | None = None
+        self.result: Result = "complete"
+        self.reason: str | None = None
+        self.request_bytes = 0
+        self.response_bytes = 0
+        self.first_byte_seconds: float | None = None
+        self.held_seconds = 0.0
+        self.was_reused: bool | None = None
 
     def note_first_byte(self) -> None:
         self.first_byte_seconds = time.perf_counter() - self.started
@@ -111,7 +149,7 @@ class AccessLog:
         self._is_closed = False
         self._writer: _Reporting = _File(where, encoding="utf-8") if self.is_file else _Stream(sys.stdout)
         self._writer.setFormatter(_JsonLine())
-        self._lines: queue.Queue[Any] = queue.Queue(queue_lines)
+        self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(queue_lines)
         self._sender = _Sender(self._lines)
         self._sender.failed = self._writer.failed = self._failed
         self._listener = QueueListener(self._lines, self._writer)
@@ -150,9 +188,9 @@ def _record(ended: EndedRequest | None) -> logging.LogRecord:
 
 class _JsonLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        ended: Any = record.msg
+        ended = cast("EndedRequest", record.msg)
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {"time": moment.replace("+00:00", "Z"), **ended._asdict()}
+        line: dict[str, object] = {"time": moment.replace("+00:00", "Z"), **ended._asdict()}
         for key, value in line.items():
             if isinstance(value, float):
                 line[key] = round(value, _PRECISION)

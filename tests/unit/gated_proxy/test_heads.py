@@ -11,10 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from highwater.proxy.failures import BadRequest, Failure, head_too_large
-from highwater.proxy.incoming import Chunks
-from highwater.proxy.request_head import TAKEN_OUT, RequestHead, parse_head
-from highwater.proxy.response_head import EngineOrigin, ResponseHead, repeats_length, with_one_length
+from gated_proxy.failures import BadRequest, Failure, head_too_large
+from gated_proxy.heads import (
+    TAKEN_OUT,
+    EngineOrigin,
+    RequestHead,
+    ResponseHead,
+    parse_head,
+    repeats_length,
+    with_one_length,
+)
+from gated_proxy.incoming import Chunks
 
 HOST = b"host: engine\r\n"
 CAP = 300

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from highwater.proxy.gate import ALONE_SECONDS, PACE_SECONDS, STEP_SECONDS, Admission, Gate, Shed
+from gated_proxy.gate import ALONE_SECONDS, PACE_SECONDS, STEP_SECONDS, Admission, Gate, Shed
 
 
 async def settle() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -11,19 +10,14 @@ from typing import Any, NamedTuple, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from highwater.proxy.clients import Clients, UnreadWatch
-from highwater.proxy.destination import LIVE_STREAM, Destination
-from highwater.proxy.exchange import EngineExchange
-from highwater.proxy.failures import BadRequest, Failure, error_response
-from highwater.proxy.forwarded import forwarding
-from highwater.proxy.incoming import IncomingRequest
-from highwater.proxy.proxy import Proxy
-from highwater.proxy.request_head import NOT_HTTP, RequestHead, has_bare_line_feed, parse_head
-from highwater.proxy.roles import Client, Exchange
-from highwater.proxy.sidecar import SidecarExchange
-from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has_hung_up, keep_alive
-
-log = logging.getLogger("highwater.proxy")
+from gated_proxy.exchange import EngineExchange
+from gated_proxy.failures import BadRequest, Failure, error_response
+from gated_proxy.heads import NOT_HTTP, Forwarding, RequestHead, forwarding, has_bare_line_feed, parse_head
+from gated_proxy.incoming import IncomingRequest
+from gated_proxy.proxy import Clients, Proxy
+from gated_proxy.routes import LIVE_STREAM, Destination
+from gated_proxy.sidecar import SidecarExchange
+from gated_proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has_hung_up, keep_alive, peer_of
 
 _CR = ord("\r")
 # Bytes of requests that wait; above it no more are read. Not before: only reading notices that the client leaves.
@@ -38,21 +32,56 @@ Route = Callable[[bytes, bytes, bool], Destination]
 """Decides where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
 
 
+class UnreadWatch:
+    """Judges, tick by tick, a client that does not take a complete response: it holds memory meanwhile.
+
+    It has ``wait_ticks``, and one more for each ``held_bytes_per_tick``; in ``wait_ticks`` it must take something.
+    """
+
+    def __init__(self, wait_ticks: float, held_bytes_per_tick: float) -> None:
+        self._wait_ticks = wait_ticks
+        self._held_bytes_per_tick = held_bytes_per_tick
+        self._unsent = 0  # bytes at the last tick
+        self._ticks = 0.0  # for which they have waited
+        self._patience = 0.0  # ticks for which they may wait
+        self._untaken_ticks = 0  # in which the client took none of them
+
+    def restart(self) -> None:
+        self._ticks = 0.0
+
+    def is_over(self, unsent: int) -> bool:
+        """Count one tick with so many bytes unsent, and return whether the time has passed."""
+        if not unsent:
+            self._unsent = self._untaken_ticks = 0
+            self._ticks = 0.0
+            return False
+        if not self._ticks:
+            self._patience = self._wait_ticks + unsent / self._held_bytes_per_tick
+        self._ticks += 1
+        self._untaken_ticks = self._untaken_ticks + 1 if unsent == self._unsent else 0
+        self._unsent = unsent
+        return self._untaken_ticks > self._wait_ticks or self._ticks > self._patience
+
+
 class Port(NamedTuple):
     route: Route
     clients: Clients
 
 
-class ClientConnection(Client):
+class ClientConnection(asyncio.Protocol):
     """The protocol that uvicorn runs on each connection.
 
     One request is served at a time, and none is begun while responses wait for the client to take them: further bytes
     stay unread, first here, then with the client. So a connection costs one response more than its client takes, and
     not as many as its client has requested.
 
-    An ``asyncio.Protocol`` in all but name: a compiled class cannot have that base. uvicorn passes the arguments from
-    ``config`` on.
+    uvicorn passes the arguments from ``config`` on.
     """
+
+    transport: asyncio.Transport
+    read_side: ReadSide
+    write_side: WriteSide
+    forwarding: Forwarding | None
 
     def __init__(
         self,
@@ -89,7 +118,7 @@ class ClientConnection(Client):
         self.read_side = ReadSide(self.transport)
         self.write_side = WriteSide(self.transport, self._proxy.write_batch)
         self.forwarding = forwarding(self._proxy.forwarded, self.transport)
-        self._ends: Any = (self.transport.get_extra_info("peername"), self.transport.get_extra_info("sockname"))
+        self._ends = (self.transport.get_extra_info("peername"), self.transport.get_extra_info("sockname"))
         self._connections.add(self)
         self._clients.add(self)
         surplus = self._clients.surplus
@@ -133,6 +162,14 @@ class ClientConnection(Client):
             self._keep(data)
         else:
             self._take_all(data)
+
+    @property
+    def peer(self) -> str:
+        return peer_of(self.transport)
+
+    @property
+    def unread_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
 
     def _take_all(self, data: bytes) -> None:
         at = steps = 0
@@ -250,7 +287,7 @@ class ClientConnection(Client):
             if close:
                 self._end_after(incoming)
             return
-        exchange: Exchange
+        exchange: EngineExchange | SidecarExchange
         if where.to == "sidecar":
             config, server_state, app_state = self._uvicorn
             exchange = SidecarExchange(
@@ -286,7 +323,7 @@ class ClientConnection(Client):
         else:
             self._go_on_soon()
 
-    def _forget_current(self) -> Exchange | None:
+    def _forget_current(self) -> EngineExchange | SidecarExchange | None:
         incoming, self._current = self._current, None
         if incoming is None:
             return None

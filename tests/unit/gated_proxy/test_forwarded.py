@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.proxy.failures import Failure
-from highwater.proxy.forwarded import Forwarding
-from highwater.proxy.request_head import parse_head
+from gated_proxy.failures import Failure
+from gated_proxy.heads import Forwarding, parse_head
 
 SPOOFED = (
     b"x-forwarded-for: 6.6.6.6",
