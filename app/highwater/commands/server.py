@@ -20,7 +20,7 @@ import uvicorn
 from uvicorn.lifespan.off import LifespanOff
 from uvicorn.server import ServerState
 
-from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
+from gated_proxy.transports import HANDSHAKE_SECONDS, accept_several
 from highwater.wiring.sidecar import ListeningPort, Sidecar
 
 # For requests to the control port if those of the data port have used up the time to stop.
@@ -78,8 +78,7 @@ class Server(uvicorn.Server):
 
     async def _serve_on(self, port: ListeningPort, state: ServerState) -> list[Any]:
         config, loop = self.config, asyncio.get_running_loop()
-        # Not an asyncio.Protocol, though it has its methods: a compiled class cannot be one.
-        make: Any = partial(port.protocol, config=config, server_state=state, app_state=self.lifespan.state)
+        make = partial(port.protocol, config=config, server_state=state, app_state=self.lifespan.state)
         tls: Any = {} if config.ssl is None else {"ssl": config.ssl, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
         scheme = "https" if tls else "http"
         first = []
