@@ -26,5 +26,6 @@ uvicorn's HTTP and the ASGI application behind it, request by request on the sam
 If the client leaves, the engine's connection is cut at once; if the engine leaves before the head of its response, the
 client gets an error; if it leaves within its response, the client's connection ends without the response's end.
 
-It imports nothing of ours, and knows nothing of memory or policy. The gate admits a request before it goes on, and the observer counts it.
+It imports nothing of ours, and knows nothing of memory or policy. The gate admits a request before it goes on, and the
+observer counts it.
 """
