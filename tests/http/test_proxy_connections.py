@@ -153,7 +153,7 @@ async def test_who_holds_a_kept_place_without_a_word_loses_it(start_proxy):
         assert not ordinary.reader.at_eof()
 
 
-class _OutOfFiles:
+class _NoConnection:
     """A loop that can open nothing."""
 
     def __init__(self, number: int) -> None:
@@ -166,11 +166,17 @@ class _OutOfFiles:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 async def test_a_lack_of_descriptors_is_not_the_engines(front, upstream, number):
     """503 that says what to raise, counted as ours."""
-    front.proxy.pool._loop = _OutOfFiles(number)
+    front.proxy.pool._loop = _NoConnection(number)
     answer = await front.post("/v1/x", JSON)
     assert (answer.status, answer.header("retry-after")) == (503, ["1"])
     assert b"ulimit -n" in answer.body
     assert (front.observed.refused, front.observed.errors, upstream.calls) == (["file_descriptors"], [], [])
+
+
+async def test_a_connect_that_takes_too_long_is_the_engines(front):
+    front.proxy.pool._loop = _NoConnection(errno.ETIMEDOUT)
+    assert (await front.post("/v1/x", JSON)).status == 504
+    assert (front.observed.refused, front.observed.errors) == ([], ["connect_timeout"])
 
 
 # --- how long ---

@@ -154,8 +154,8 @@ async def test_a_client_that_leaves_before_the_answer_has_seen_nothing(logged, u
     assert line["time_to_first_byte_seconds"] is None
 
 
-async def test_a_stream_whose_engine_dies_is_truncated(logged, upstream):
-    """A 200 that is none: the result and the reason say so."""
+async def test_a_stream_whose_engine_dies_is_truncated(logged, upstream, caplog):
+    """A 200 that is none: the result and the reason say so, and one line of the log, without a traceback."""
 
     @upstream.on("/v1/completions")
     async def stream(call):
@@ -173,6 +173,8 @@ async def test_a_stream_whose_engine_dies_is_truncated(logged, upstream):
     assert (line["status"], line["result"], line["reason"]) == (200, "truncated", "truncated")
     assert line["response_bytes"] == len(received)
     assert front.observed.errors == ["truncated"]
+    (told,) = [record for record in caplog.records if record.name.startswith("highwater.")]
+    assert told.exc_info is None
 
 
 async def test_a_stream_that_is_cut_at_the_end_of_the_sidecar_is_truncated(logged, upstream):
@@ -230,16 +232,19 @@ async def test_a_body_to_an_own_path_that_cannot_be_read_is_refused(tmp_path):
     assert (line["path_class"], line["status"], line["result"]) == ("sidecar", 400, "refused")
 
 
-async def test_an_engine_that_is_down_is_answered_for(logged, unused_tcp_port):
+async def test_an_engine_that_is_down_is_answered_for(logged, unused_tcp_port, caplog):
     """The sidecar answers in its place: refused, with the reason of the engine's failure."""
+    sent = request("POST", "/v1/completions", b"", "connection: close", "x-request-id: r1")
     async with logged.proxy(f"http://127.0.0.1:{unused_tcp_port}") as front:
-        received, _ = await exchange(front, request("POST", "/v1/completions", b"", "connection: close"))
+        received, _ = await exchange(front, sent)
         (ended,) = front.observed.ended
     assert ended[:4] == ("completions", "POST", 502, "refused")
     line = logged.line
     assert (line["status"], line["result"], line["reason"]) == (502, "refused", "connect")
     assert (line["response_bytes"], line["engine_connection_reused"]) == (len(received), None)
     assert (front.observed.errors, front.observed.refused) == (["connect"], [])
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "POST /v1/completions: the engine does not accept connections, request_id=r1" in told
 
 
 async def test_a_request_that_waits_at_the_gate_says_how_long(logged):
