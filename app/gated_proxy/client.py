@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gated_proxy.exchange import EngineExchange
 from gated_proxy.failures import BadRequest, Failure, error_response
-from gated_proxy.heads import NOT_HTTP, Forwarding, RequestHead, forwarding, has_bare_line_feed, parse_head
+from gated_proxy.heads import NOT_HTTP, Forwarding, RequestHead, forwarding, parse_head
 from gated_proxy.incoming import IncomingRequest
 from gated_proxy.proxy import Clients, Proxy
 from gated_proxy.routes import LIVE_STREAM, Destination
@@ -63,11 +63,6 @@ class UnreadWatch:
         return self._untaken_ticks > self._wait_ticks or self._ticks > self._patience
 
 
-class Port(NamedTuple):
-    route: Route
-    clients: Clients
-
-
 class ClientConnection(asyncio.Protocol):
     """The protocol that uvicorn runs on each connection.
 
@@ -86,14 +81,17 @@ class ClientConnection(asyncio.Protocol):
     def __init__(
         self,
         proxy: Proxy,
-        port: Port,
+        route: Route,
+        clients: Clients,
+        *,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._proxy = proxy
-        self._route, self._clients = port
+        self._route = route
+        self._clients = clients
         self._uvicorn = (config, server_state, app_state)
         self._connections: set[Any] = server_state.connections
         self._rest = b""  # bytes not taken yet: an incomplete head, or requests that wait
@@ -179,7 +177,10 @@ class ClientConnection(asyncio.Protocol):
                 asyncio.get_running_loop().call_soon(self._go_on)
                 break
             before = at
-            at = self._take(data, at)
+            if self._receiving is not None:
+                at = self._take_body(self._receiving, data, at)
+            elif self._current is None and not self._is_full:
+                at = self._take_head(data, at)
             if at == before:
                 break
             steps += 1
@@ -215,11 +216,8 @@ class ClientConnection(asyncio.Protocol):
         if self._is_last and self._may_take_next and not self._ignores_input:
             self.write_side.close()
 
-    def _take(self, data: bytes, at: int) -> int:
-        """Take a head, or a piece of a body; return the place behind it, or the same where a request must wait."""
-        incoming = self._receiving
-        if incoming is None:
-            return self._take_head(data, at) if self._current is None and not self._is_full else at
+    def _take_body(self, incoming: IncomingRequest, data: bytes, at: int) -> int:
+        """Take a piece of a body; return the place behind it."""
         try:
             piece, at = incoming.take(data, at)
         except BadRequest as bad:
@@ -232,6 +230,7 @@ class ClientConnection(asyncio.Protocol):
         return at
 
     def _take_head(self, data: bytes, at: int) -> int:
+        """Take a head; return the place behind it, or the same where it is not complete."""
         if data[at] == _CR and data.startswith(b"\r\n", at):  # of old clients, behind a body (RFC 9112 2.2)
             self._begin_head()
             return at + 2
@@ -239,7 +238,13 @@ class ClientConnection(asyncio.Protocol):
         limits = self._proxy.limits
         if end < 4 or end - at > limits.max_header_bytes:  # noqa: PLR2004 - not found
             self._begin_head()
-            self._check_start(data[at:] if at else data)
+            start = data[at:] if at else data
+            if len(start) > limits.max_header_bytes:
+                self._refuse(self._proxy.head_too_large)
+            elif not start[:1].isalpha() and start not in (b"", b"\r"):
+                self._refuse(NOT_HTTP)  # no method: a client that speaks TLS, perhaps, and waits
+            elif start.count(b"\n") != start.count(b"\r\n"):
+                self._refuse(NOT_HTTP)  # a line feed without its carriage return: the head's end would never come
             return at
         self._is_within_head = False
         head = parse_head(data[at:end])
@@ -260,13 +265,6 @@ class ClientConnection(asyncio.Protocol):
         if not self._is_within_head:
             self._is_within_head = True
             self._quiet = 0
-
-    def _check_start(self, data: bytes) -> None:
-        if len(data) > self._proxy.limits.max_header_bytes:
-            self._refuse(self._proxy.head_too_large)
-        elif (not data[:1].isalpha() and data not in (b"", b"\r")) or has_bare_line_feed(data):
-            # No method, or line feeds alone: a client that speaks TLS, perhaps, and waits.
-            self._refuse(NOT_HTTP)
 
     def _complete(self, incoming: IncomingRequest) -> None:
         self._receiving = None
@@ -413,4 +411,4 @@ class ClientConnection(asyncio.Protocol):
 
 def protocol(proxy: Proxy, route: Route, clients: Clients | None = None) -> Callable[..., ClientConnection]:
     """Return uvicorn's ``http=`` for a port; without clients of its own it is the one for requests to the engine."""
-    return partial(ClientConnection, proxy, Port(route, proxy.clients if clients is None else clients))
+    return partial(ClientConnection, proxy, route, proxy.clients if clients is None else clients)

@@ -389,10 +389,7 @@ class EngineExchange(RequestRecord):
             self._client.read_side.let_go("engine")
         if self._pieces is not None:
             self._pieces.drop()
-        self._count(now - self.started)
-
-    def _count(self, seconds: float) -> None:
-        proxy = self._proxy
+        seconds = now - self.started
         status = self.status or CLIENT_LEFT.status
         proxy.observer.request_ended(
             self._path_class,

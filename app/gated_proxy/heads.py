@@ -204,11 +204,6 @@ def parse_head(raw: bytes) -> RequestHead | Failure:
     return head
 
 
-def has_bare_line_feed(start: bytes) -> bool:
-    """Return whether a head's start has a line feed without its carriage return: its end would never come."""
-    return start.count(b"\n") != start.count(b"\r\n")
-
-
 Mode = Literal["pass", "replace", "append"]
 
 _FORWARDED = re.compile(rb"\r\n(x-forwarded-(?:for|proto|host)|forwarded):[ \t]*([^\r]*)", re.IGNORECASE)
