@@ -12,7 +12,6 @@ from tests.patience import patiently, until
 
 
 async def test_connections_are_reused(front, upstream):
-    """A keep-alive client costs one connection to the engine, not one per request."""
     wire = await front.connect()
     for _ in range(5):
         await wire.request("POST", "/v1/completions", body=b"{}")
@@ -55,7 +54,6 @@ def test_an_upstream_of_another_kind_is_refused():
 
 
 async def test_the_observer_hears_of_every_request(front, upstream):
-    """With labels from a bounded set, whatever the client sends."""
     await front.post("/v1/chat/completions", b"{}")
     await front.get("/v1/models/org%2Fname")
     wire = await front.connect()
@@ -191,7 +189,6 @@ async def test_a_body_that_was_not_asked_for_ends_the_connection(front, upstream
 
 
 async def test_a_client_that_leaves_within_the_handshake_frees_the_engine(front, upstream):
-    """Here the engine never answers it."""
     arrived = asyncio.Event()
 
     @upstream.on("/v1/realtime")
