@@ -8,6 +8,7 @@ request waits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -17,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from io import TextIOWrapper
-from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
-from typing import NamedTuple, TextIO, cast
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TextIO
 
 from gated_proxy.heads import RequestHead
 from gated_proxy.traffic import Result
@@ -144,98 +145,92 @@ class AccessLog:
     def __init__(self, where: str, *, queue_lines: int = QUEUE_LINES) -> None:
         self.dropped = 0
         self.is_file = where != STANDARD_OUTPUT
+        self._path = Path(where).absolute()
+        self._out: TextIO = self._opened() if self.is_file else sys.stdout
         self._limited = LimitedLog(log)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._writer: _Reporting = _File(where, encoding="utf-8") if self.is_file else _Stream(sys.stdout)
-        self._writer.setFormatter(_JsonLine())
-        self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(queue_lines)
-        self._sender = _Sender(self._lines)
-        self._sender.failed = self._writer.failed = self._failed
-        self._listener = QueueListener(self._lines, self._writer)
-        self._listener.start()
+        self._queue: queue.Queue[_Line | _Reopen | _End] = queue.Queue(queue_lines)
+        self._writing = threading.Thread(target=self._write_lines, daemon=True)
+        self._writing.start()
 
     def write(self, ended: EndedRequest) -> None:
-        self._sender.handle(_record(ended))
+        self._put(_Line(time.time(), ended))
 
     def reopen(self) -> None:
         """Open the file again if it was moved away, also while no line is to be written."""
-        self._sender.handle(_record(None))
+        self._put(_Reopen())
 
     def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            stopping = threading.Thread(target=self._stop, daemon=True)
-            stopping.start()
-            stopping.join(CLOSE_SECONDS)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        end = time.monotonic() + CLOSE_SECONDS
+        with contextlib.suppress(queue.Full):
+            self._queue.put(_End(), timeout=CLOSE_SECONDS)
+            self._writing.join(end - time.monotonic())
 
-    def _stop(self) -> None:
-        self._lines.join()  # all lines are written, and there is room for the sentinel that stops the thread
-        self._listener.stop()
-        self._writer.close()
+    def _put(self, item: _Line | _Reopen) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            self._failed(item, "the queue is full")
 
-    def _failed(self, record: logging.LogRecord, why: BaseException | None) -> None:
+    def _failed(self, item: _Line | _Reopen, why: str) -> None:
         with self._lock:  # called by the loop's thread and by the writing one
-            if record.msg is not None:
+            if isinstance(item, _Line):
                 self.dropped += 1
-            text = "the queue is full" if isinstance(why, queue.Full) else str(why)
-            self._limited.warning("access_log", "access log: cannot write (%s), lines dropped: %d", text, self.dropped)
+            self._limited.warning("access_log", "access log: cannot write (%s), lines dropped: %d", why, self.dropped)
+
+    # --- in the thread that writes ---
+
+    def _write_lines(self) -> None:
+        while not isinstance(item := self._queue.get(), _End):
+            try:
+                if self.is_file and self._is_moved():
+                    self._out.close()
+                    self._out = self._opened()
+                if isinstance(item, _Line):
+                    self._out.write(item.text())
+                    self._out.flush()
+            except (OSError, ValueError) as exc:  # ValueError: standard output is closed
+                self._failed(item, str(exc))  # a file that cannot be opened now is tried again at the next line
+        if self.is_file:
+            with contextlib.suppress(OSError):  # what a full disk did not take before
+                self._out.close()
+
+    def _is_moved(self) -> bool:
+        if self._out.closed:
+            return True
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            return True
+        ours = os.fstat(self._out.fileno())
+        return (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino)
+
+    def _opened(self) -> TextIO:
+        # Peers and paths are not for every user of the machine.
+        opener = partial(os.open, mode=0o640)
+        return open(self._path, "a", encoding="utf-8", opener=opener)
 
 
-def _record(ended: EndedRequest | None) -> logging.LogRecord:
-    return logging.LogRecord("access", logging.INFO, "", 0, ended, None, None)
+class _Line(NamedTuple):
+    at: float  # seconds since the epoch
+    ended: EndedRequest
 
-
-class _JsonLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        ended = cast("EndedRequest", record.msg)
-        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line: dict[str, object] = {"time": moment.replace("+00:00", "Z"), **ended._asdict()}
+    def text(self) -> str:
+        moment = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {"time": moment.replace("+00:00", "Z"), **self.ended._asdict()}
         for key, value in line.items():
             if isinstance(value, float):
                 line[key] = round(value, _PRECISION)
-        return json.dumps(line)
+        return f"{json.dumps(line)}\n"
 
 
-class _Reporting(logging.Handler):
-    """Reports failures to a callback; by default logging prints a traceback to standard error for each line."""
-
-    failed: Callable[[logging.LogRecord, BaseException | None], None]
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        self.failed(record, sys.exception())
+class _Reopen:
+    """The file is opened again where that is due, and no line is written."""
 
 
-class _Sender(_Reporting, QueueHandler):
-    """Puts records into the queue as they are: they are formatted by the thread that writes."""
-
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record
-
-
-class _Stream(_Reporting, logging.StreamHandler[TextIO]):
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.msg is not None:
-            super().emit(record)
-
-
-class _File(_Reporting, WatchedFileHandler):
-    """A file; a record without a message only opens it again where that is due."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            if record.msg is None:
-                self.reopenIfNeeded()
-            else:
-                super().emit(record)
-        except OSError:  # it cannot be opened again now; the thread tries again at the next line
-            self.handleError(record)
-
-    def _open(self) -> TextIOWrapper:
-        # Peers and paths are not for every user of the machine.
-        opened = open(self.baseFilename, self.mode, encoding=self.encoding, opener=_open_for_group)  # noqa: SIM115 - the handler closes it
-        return cast("TextIOWrapper", opened)
-
-
-def _open_for_group(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o640)
+class _End:
+    """The writing thread ends; all lines before it are written."""
