@@ -15,11 +15,11 @@ from gated_proxy.failures import (
     DISCONNECTED,
     NO_RESPONSE,
     RESPONSE_STALLED,
+    SERVER_ERRORS,
+    UNREADABLE,
     UPLOAD_STALLED,
     Failure,
     body_too_slow,
-    ending_before_response,
-    ending_within_response,
     error_response,
 )
 from gated_proxy.gate import Admission, Shed
@@ -341,37 +341,41 @@ class EngineExchange(RequestRecord):
             self.fail(CLIENT_LEFT)
 
     def fail(self, failure: Failure) -> None:
+        """End it, with an error for the client where one can still be sent."""
         if self._state is State.OVER:
             return
-        if self.status is None:
-            ending = ending_before_response(
-                failure,
-                closes=self._closes,
-                body_missing=not self._has_request,
-                is_awaited=self.head.expects_continue,
-            )
-        else:
-            response = self._response
-            # Without framing, the connection's end would look like the response's.
-            is_unframed = response is not None and (response.until_close or self.wants_bare_body)
-            ending = ending_within_response(failure, is_unframed=is_unframed)
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.cut()
-        self.result, self.reason = ending.result, failure.reason
-        if ending.result != "client_left":
-            self._proxy.report(failure, self.head, self._client.peer, ending.result)
+        self.reason = failure.reason
+        is_before_response = self.status is None
+        if failure.status == CLIENT_LEFT.status:
+            self.result = "client_left"
+        elif is_before_response or failure.status not in SERVER_ERRORS:
+            # Within a response only the client's own body can still be refused; any other failure cuts it short.
+            self.result = "refused"
+        else:
+            self.result = "truncated"
+        error, closes = b"", self._closes
+        if self.result != "client_left":
+            self._proxy.report(failure, self.head, self._client.peer, self.result)
             self.status = self.status or failure.status
-        error = b""
-        if ending.action == "error":
-            error = error_response(failure, self.head.request_id(), close=ending.closes, without_body=self.to_head)
-            self.response_bytes += len(error)
+            if is_before_response:
+                # What is missing of the body is read and dropped, and the connection goes on, unless it closes in any
+                # case, or the body itself was the fault, or would come only after a 100.
+                body_ends_it = self.head.expects_continue or failure.status in UNREADABLE
+                closes = closes or (body_ends_it and not self._has_request)
+                error = error_response(failure, self.head.request_id(), close=closes, without_body=self.to_head)
+                self.response_bytes += len(error)
         self._end()
-        if ending.action == "error":
+        if error:
             self._write(error)
-            self._client.response_done(close=ending.closes)
-        elif ending.action == "cut":
-            self._client.cut(reset=ending.closes)
+            self._client.response_done(close=closes)
+        elif failure is not CLIENT_LEFT:
+            response = self._response
+            # Without framing, the connection's end would look like the response's.
+            is_unframed = response is not None and (response.until_close or self.wants_bare_body)
+            self._client.cut(reset=is_unframed or failure.status == CLIENT_LEFT.status)
 
     def _end(self) -> None:
         now = time.perf_counter()
