@@ -93,7 +93,7 @@ class ClientConnection(asyncio.Protocol):
         self._route = route
         self._clients = clients
         self._uvicorn = (config, server_state, app_state)
-        self._connections: set[Any] = server_state.connections
+        self._connections: set[Any] = server_state.connections  # uvicorn names its own protocols alone
         self._rest = b""  # bytes not taken yet: an incomplete head, or requests that wait
         self._is_scheduled = False  # the loop will go on with the rest
         self._is_within_head = False  # some of the next request's head has come
