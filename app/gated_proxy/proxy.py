@@ -42,8 +42,8 @@ class ProxyLimits:
     idle_seconds: float = 600.0
     """Between two pieces of a response, of an upload or in a tunnel, whichever side is waited for. 0: no limit."""
     slow_body_seconds: float = 300.0
-    """The longest wait for all pieces of an upload, and a second more for each body_bytes_per_second that came: a byte
-    now and then buys no time."""
+    """The longest wait for all pieces of an upload, and a second more for each body_bytes_per_second that came:
+    trickling bytes does not extend it."""
     body_bytes_per_second: int = 512  # no link that carries images, and no live audio, is slower
     keepalive_seconds: float = 4.0
     """Idle engine connections are dropped before uvicorn, the engine's server, drops them after 5 s."""

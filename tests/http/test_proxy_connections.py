@@ -106,7 +106,7 @@ async def crowded(start_proxy):
         yield front
 
 
-async def test_one_client_too_many_is_told_so(crowded, upstream):
+async def test_a_request_above_the_limit_of_clients_gets_503(crowded, upstream):
     """503 with the setting and Retry-After, and the connection ends; nothing goes to the engine."""
     wire = await crowded.connect()
     await wire.request("POST", "/v1/x", body=JSON)
@@ -133,7 +133,7 @@ async def test_a_client_that_came_too_early_is_served_when_there_is_room(crowded
         assert (await wire.answer()).status == 200
 
 
-async def test_the_room_that_is_kept_has_an_end(crowded):
+async def test_connections_far_above_the_limit_are_refused_at_once(crowded):
     """Of all who come then, none is kept."""
     for _ in range(40):
         await crowded.connect()
@@ -142,7 +142,7 @@ async def test_the_room_that_is_kept_has_an_end(crowded):
     assert len(crowded.proxy.clients) <= 2 + 32 + 1
 
 
-async def test_who_holds_a_kept_place_without_a_word_loses_it(start_proxy):
+async def test_an_idle_connection_above_the_limit_is_closed(start_proxy):
     async with start_proxy(max_connections=1, linger_seconds=0.05) as front:
         ordinary, surplus = await front.connect(), await front.connect()
         assert await patiently(surplus.reader.read()) == b""
