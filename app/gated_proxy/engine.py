@@ -23,7 +23,7 @@ from gated_proxy.failures import (
     NO_DESCRIPTORS,
     Failure,
 )
-from gated_proxy.heads import EngineOrigin, ResponseHead, repeats_length, with_one_length
+from gated_proxy.heads import EngineOrigin, RequestHead, ResponseHead, repeats_length, with_one_length
 from gated_proxy.transports import FULL_READ_BYTES, ReadSide, WriteBatch, WriteSide, has_hung_up, keep_alive
 
 INFORMATIONAL = range(100, 200)
@@ -46,9 +46,7 @@ def port_of(url: SplitResult) -> int:
 class Requester(Protocol):
     """The sender of a request to the engine, and receiver of its response."""
 
-    to_head: bool  # a HEAD, whose response has no body
-    wants_bare_body: bool  # without chunks
-    wants_tunnel: bool  # a WebSocket
+    head: RequestHead
 
     def interim_response(self, raw: bytes) -> None: ...
     def response_begins(self, head: ResponseHead, data: bytes) -> None: ...
@@ -95,7 +93,7 @@ class EngineConnection(asyncio.Protocol):
     def begin(self, requester: Requester) -> None:
         self._requester = requester
         self.write_side.keep_unsent()
-        if requester.wants_bare_body:
+        if requester.head.is_http10:  # which has no chunks
             self._bare_body = []
             self._parser = self._new_parser()
 
@@ -217,7 +215,8 @@ class EngineConnection(asyncio.Protocol):
             self._head, self._status = data, _NONE
             return
         end = data.index(_HEAD_ENDS) + 4
-        response = ResponseHead(data[:end], self._status, to_head=requester.to_head, origin=self._pool.origin)
+        is_to_head = requester.head.method == b"HEAD"
+        response = ResponseHead(data[:end], self._status, to_head=is_to_head, origin=self._pool.origin)
         data = data[end:]
         if not response.has_body:
             if not self._has_ended:  # the parser would wait for the length that the response to a HEAD declares
@@ -250,7 +249,7 @@ class EngineConnection(asyncio.Protocol):
             requester.response_ends(reusable=self._keeps_alive and self._bare_body is None)
 
     def _switch(self, requester: Requester, data: bytes, offset: int) -> None:
-        if self._status != SWITCHING_PROTOCOLS or self._interims or not requester.wants_tunnel:
+        if self._status != SWITCHING_PROTOCOLS or self._interims or not requester.head.websocket:
             self._fail(requester)
             return
         self._is_tunnel = True

@@ -53,17 +53,12 @@ class EngineExchange(RequestRecord):
         super().__init__(head)
         self._proxy = proxy
         self._client = client
-        self._write = client.write_side.write
         self._path_class = path_class
         self._has_request = not (head.chunked or head.declared_bytes)  # the whole request has come
         self._closes = not head.keep_alive
-        self.to_head = head.method == b"HEAD"
-        self.wants_bare_body = head.is_http10
-        self.wants_tunnel = head.websocket
         self._state = State.HELD
         self._engine: EngineConnection | None = None
         self._response: ResponseHead | None = None
-        self._is_gated = False
         self._admission: Admission | None = None  # while the gate counts it
         self._last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
         self._body_ticks = 0  # ticks in which more of the body was waited for
@@ -81,8 +76,7 @@ class EngineExchange(RequestRecord):
     def start(self) -> None:
         self._proxy.exchanges.add(self)
         self._proxy.observer.request_started()
-        if self.head.method not in SAFE_METHODS or self.wants_tunnel:
-            self._is_gated = True
+        if self._is_gated:
             gate = self._proxy.gate
             if self._has_request:
                 self._admission = gate.try_enter()
@@ -93,6 +87,10 @@ class EngineExchange(RequestRecord):
                 self._task = self._proxy.spawn(self._wait_at_gate())
                 return
         self._connect()
+
+    @property
+    def _is_gated(self) -> bool:
+        return self.head.method not in SAFE_METHODS or self.head.websocket
 
     async def _wait_at_gate(self) -> None:
         gate = self._proxy.gate
@@ -144,7 +142,7 @@ class EngineExchange(RequestRecord):
         self._patience = self._proxy.first_byte_ticks if self._has_request else self._proxy.idle_ticks
         engine.begin(self)
         engine.write_side.write(self._proxy.head_for_engine(self.head, self._client.forwarding))
-        if self._pieces is not None and not self.wants_tunnel:
+        if self._pieces is not None and not self.head.websocket:
             self._pieces.send(engine.write_side)
         if self._last is not None:
             self._send_last(self._last)
@@ -194,7 +192,7 @@ class EngineExchange(RequestRecord):
     def _send(self, piece: bytes) -> None:
         self._quiet = 0
         engine = self._engine
-        if engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL):
+        if engine is not None and (not self.head.websocket or self._state is State.TUNNEL):
             engine.write_side.write(piece)
             return
         self._waiting.add(piece)
@@ -229,7 +227,7 @@ class EngineExchange(RequestRecord):
         """Pass on a 1xx, unless the client speaks HTTP/1.0, which has none."""
         if not self.head.is_http10:
             self.response_bytes += len(raw)
-            self._write(raw)
+            self._client.write_side.write(raw)
 
     def response_begins(self, head: ResponseHead, data: bytes) -> None:
         self._state = State.RESPONDING
@@ -245,12 +243,12 @@ class EngineExchange(RequestRecord):
         # Without a 100 the client may leave the body out: then its next request would look like the body.
         lacks_100 = self.head.expects_continue and not self._has_request
         self._closes = self._closes or head.until_close or lacks_100
-        unchunked = self.wants_bare_body and head.chunked
+        unchunked = self.head.is_http10 and head.chunked
         if data:
             self.note_first_byte()
         data = head.for_client(self.head.request_id(), close=self._closes, unchunked=unchunked) + data
         self.response_bytes += len(data)
-        self._write(data)
+        self._client.write_side.write(data)
         self._quiet = 0
         self._patience = self._proxy.idle_ticks
 
@@ -259,7 +257,7 @@ class EngineExchange(RequestRecord):
         if self.first_byte_seconds is None:
             self.note_first_byte()
         self.response_bytes += len(data)
-        self._write(data)
+        self._client.write_side.write(data)
 
     def response_ends(self, *, reusable: bool) -> None:
         """End the exchange. The rest of a request that is still arriving is dropped."""
@@ -286,7 +284,7 @@ class EngineExchange(RequestRecord):
             self._admission.is_open_ended = True
         data = head.for_tunnel(self.head.request_id())
         self.response_bytes += len(data)
-        self._write(data)
+        self._client.write_side.write(data)
         if self._engine is not None and self._pieces is not None:
             self._pieces.send(self._engine.write_side)
 
@@ -365,16 +363,17 @@ class EngineExchange(RequestRecord):
                 # case, or the body itself was the fault, or would come only after a 100.
                 body_ends_it = self.head.expects_continue or failure.status in UNREADABLE
                 closes = closes or (body_ends_it and not self._has_request)
-                error = error_response(failure, self.head.request_id(), close=closes, without_body=self.to_head)
+                is_to_head = self.head.method == b"HEAD"
+                error = error_response(failure, self.head.request_id(), close=closes, without_body=is_to_head)
                 self.response_bytes += len(error)
         self._end()
         if error:
-            self._write(error)
+            self._client.write_side.write(error)
             self._client.response_done(close=closes)
         elif failure is not CLIENT_LEFT:
             response = self._response
             # Without framing, the connection's end would look like the response's.
-            is_unframed = response is not None and (response.until_close or self.wants_bare_body)
+            is_unframed = response is not None and (response.until_close or self.head.is_http10)
             self._client.cut(reset=is_unframed or failure.status == CLIENT_LEFT.status)
 
     def _end(self) -> None:

@@ -38,6 +38,17 @@ async def test_requests_leave_nothing_for_the_garbage_collector(front, upstream)
     assert {"EngineExchange", "RequestHead", "ResponseHead", "IncomingRequest", "ClientConnection"}.isdisjoint(counts)
 
 
+async def test_a_request_under_way_has_no_dict_of_its_own(front, upstream):
+    """CPython 3.11 makes one, of 1.3 KB, for an object of 30 attributes or more."""
+    upstream.on("/v1/completions")(thinks)
+    wire = await front.connect()
+    await wire.request("POST", "/v1/completions", body=b"{}")
+    await until(lambda: upstream.calls)
+    (exchange,) = front.proxy.exchanges
+    (client,) = front.proxy.clients
+    assert max(len(vars(thing)) for thing in (exchange, exchange.head, client, exchange._engine)) < 30
+
+
 async def test_a_unix_socket_is_an_engine_too(start_proxy, upstream, tmp_path):
     """vLLM listens on one with --uds."""
     server = await upstream.listen_on(f"{tmp_path}/engine.sock")
