@@ -185,17 +185,23 @@ async def test_an_engine_that_stops_taking_the_body_is_a_504(start_proxy, upstre
     assert front.observed.errors == ["upload_stalled"]
 
 
-async def test_a_body_that_was_not_asked_for_ends_the_connection(front, upstream):
+async def refuses(call):
+    await call.answer(b"{}", 401)
+
+
+async def dies(call):
+    call.die()
+
+
+@pytest.mark.parametrize(("engine", "status"), [(refuses, 401), (dies, 502)])
+async def test_a_body_that_was_not_asked_for_ends_the_connection(front, upstream, engine, status):
     """What the client sends next may be the body or another request: it cannot be told."""
-
-    @upstream.on("/v1/completions")
-    async def refuse(call):
-        await call.answer(b"{}", 401)
-
+    upstream.on("/v1/completions")(engine)
     wire = await front.connect()
     await wire.request("POST", "/v1/completions", ("content-length", "3"), ("expect", "100-continue"))
     answer = await wire.answer()
-    assert (answer.status, answer.header("connection")) == (401, ["close"])
+    assert (answer.status, answer.header("connection")) == (status, ["close"])
+    await wire.send(b"abc")
     assert await wire.reader.read() == b""
 
 
