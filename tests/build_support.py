@@ -94,7 +94,7 @@ def _build(cache: Path) -> Path:
         (wheel,) = wheels.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             # Without its metadata: the tree's own is installed.
-            ours = ("highwater/", "kvplan/")
+            ours = ("highwater/", "gated_proxy/", "kvplan/")
             wanted = [name for name in archive.namelist() if name.startswith(ours) or "__mypyc." in name]
             archive.extractall(draft, wanted)
         draft.rename(built)  # in one piece: a folder of this name is complete

@@ -57,7 +57,7 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "relief": Topic(
         "storms of 12 s beside each remedy, engines killed in each operation, two engines' recorders",
-        ("worker_ext/highwater_worker", "app/highwater/relief", "app/highwater/policy", "app/highwater/proxy"),
+        ("worker_ext/highwater_worker", "app/highwater/relief", "app/highwater/policy", "app/gated_proxy"),
     ),
     "growth": Topic(
         "verdicts on the faults that a plugin puts into real engines",
@@ -76,7 +76,7 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "clients": Topic(
         "the clients and scrapers that people use, before a real engine",
-        ("app/highwater/proxy",),
+        ("app/gated_proxy",),
         alone=("app/highwater/api/metrics.py",),
     ),
     "shown": Topic(
@@ -87,11 +87,11 @@ TOPICS: Mapping[str, Topic] = {
     "vendor": Topic(
         "what we rely on in the source of vLLM, vllm-ascend and torch_npu, read in their packages",
         ("worker_ext/highwater_worker", "tests/vendor_claims.toml"),
-        alone=("app/highwater/proxy/allowlist.py", "tests/fakes/vllm_routes.json"),
+        alone=("app/gated_proxy/allowlist.py", "tests/fakes/vllm_routes.json"),
     ),
     "proxy": Topic(
         "a minute of hostile clients beside ordinary ones",
-        ("app/highwater/proxy",),
+        ("app/gated_proxy",),
         alone=("tests/security/soak",),
     ),
     "controls": Topic(

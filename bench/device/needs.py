@@ -17,7 +17,7 @@ MAX_BYTES = 64 * 1024**2
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "docker" / "requirements.txt"
 PLATFORMS = tuple(f"manylinux_2_{glibc}" for glibc in (5, 12, 17, 24, 27, 28, 31, 34))
 _SIDECAR = (
-    *("click", "fastapi", "httptools", "httpx", "httpx_sse", "markdown_it", "mypy_extensions", "packaging"),
+    *("click", "fastapi", "httptools", "httpx", "httpx_sse", "markdown_it", "packaging"),
     *("prometheus_client", "pydantic", "rich", "tabulate", "tenacity", "uvicorn", "uvloop", "yaml"),
 )
 NEEDS: Mapping[str, tuple[str, ...]] = {

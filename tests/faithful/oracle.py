@@ -14,7 +14,7 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from highwater.proxy.allowlist import CONTROL_PATHS, CONTROL_PREFIX, NEVER, AllowList, read_path
+from gated_proxy.allowlist import CONTROL_PATHS, CONTROL_PREFIX, NEVER, AllowList, read_path
 from tests.faithful.engine import BACKLOG, POLLER, let_those_in_who_knocked
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"

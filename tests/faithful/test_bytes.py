@@ -15,7 +15,6 @@ EVERY_BYTE = bytes(range(256)) * 300
 
 
 async def test_a_counted_body_is_the_same_bytes_both_ways(through, engine):
-    """Every byte value, and the count stays a count."""
     answer = await through.ask("POST", "/v1/x", body=EVERY_BYTE)
     assert (answer.status, answer.body, answer.complete, answer.framing) == (200, EVERY_BYTE, True, "counted")
     (call,) = engine.calls
@@ -23,13 +22,11 @@ async def test_a_counted_body_is_the_same_bytes_both_ways(through, engine):
 
 
 async def test_a_json_body_keeps_its_spelling(through, engine):
-    """Spaces, doubled keys and the way numbers are written are the client's own."""
     await through.ask("POST", "/v1/completions", ("content-type", "application/json"), body=SPELLED)
     assert engine.calls[0].body == SPELLED
 
 
 async def test_a_plain_answer_is_the_same_bytes(through, engine):
-    """The body is passed on unread, whatever its type says."""
 
     @engine.on("/v1/x")
     async def spell(call):
@@ -40,7 +37,6 @@ async def test_a_plain_answer_is_the_same_bytes(through, engine):
 
 
 async def test_a_streamed_answer_is_the_same_bytes(through, engine):
-    """Where its chunks begin and end is free; the bytes and their order are not."""
 
     @engine.on("/v1/completions")
     async def stream(call):
@@ -55,7 +51,6 @@ async def test_a_streamed_answer_is_the_same_bytes(through, engine):
 
 
 async def test_each_event_arrives_before_the_next_is_sent(through, engine):
-    """Nothing is kept back."""
     proceed = asyncio.Event()
 
     @engine.on("/v1/x")
@@ -89,7 +84,6 @@ async def test_an_answer_that_ends_with_its_connection_is_whole(through, engine)
 
 
 async def test_an_http_1_0_answer_is_understood(through, engine):
-    """An engine, or what stands before it, may be older."""
 
     @engine.on("/v1/x")
     async def old(call):
@@ -101,7 +95,6 @@ async def test_an_http_1_0_answer_is_understood(through, engine):
 
 
 async def test_a_compressed_answer_stays_compressed(through, engine):
-    """And so does its length."""
     packed = gzip.compress(SPELLED)
 
     @engine.on("/v1/x")
@@ -114,21 +107,18 @@ async def test_a_compressed_answer_stays_compressed(through, engine):
 
 
 async def test_a_compressed_upload_stays_compressed(through, engine):
-    """The engine is told, and gets what was sent."""
     packed = gzip.compress(JSON)
     await through.ask("POST", "/v1/x", ("content-encoding", "gzip"), body=packed)
     assert (engine.calls[0].body, engine.calls[0].header("content-encoding")) == (packed, ["gzip"])
 
 
 async def test_repeated_headers_stay_repeated_on_the_way_up(through, engine):
-    """In their order."""
     await through.ask("GET", "/v1/x", ("x-tag", "one"), ("accept", "a/b"), ("x-tag", "two"), ("cookie", "a=1; b=2"))
     (call,) = engine.calls
     assert [call.header(name) for name in ("x-tag", "accept", "cookie")] == [["one", "two"], ["a/b"], ["a=1; b=2"]]
 
 
 async def test_repeated_headers_stay_repeated_on_the_way_down(through, engine):
-    """In their order."""
 
     @engine.on("/v1/x")
     async def cookies(call):
@@ -139,7 +129,6 @@ async def test_repeated_headers_stay_repeated_on_the_way_down(through, engine):
 
 
 async def test_header_values_keep_their_bytes(through, engine):
-    """Beyond ASCII, empty, with commas and tabs inside, and long."""
     values = ["caf\u00e9".encode().decode("latin-1"), "caf\xe9", 'a,  "b\t c"', "x" * 5000]
     sent = [(f"x-{number}", value) for number, value in enumerate(values)]
 
@@ -153,7 +142,6 @@ async def test_header_values_keep_their_bytes(through, engine):
 
 
 async def test_an_empty_header_value_stays_empty(through, engine):
-    """It is not the same as none."""
     client = await through.connect()
     await client.send(b"GET /v1/x HTTP/1.1\r\nhost: s\r\nx-empty: \r\n\r\n")
     assert (await client.whole()).status == 200
@@ -162,7 +150,6 @@ async def test_an_empty_header_value_stays_empty(through, engine):
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 async def test_every_ordinary_method_goes_through(through, engine, method):
-    """With its body, if it has one; the name stands as written."""
     body = b"" if method in ("GET", "OPTIONS", "DELETE") else JSON
     answer = await through.ask(method, "/v1/x", ("content-type", "application/json"), body=body)
     assert (answer.status, answer.body) == (200, body)
@@ -183,13 +170,11 @@ async def test_every_ordinary_method_goes_through(through, engine, method):
     ids=["slash", "plus", "empty-query", "tilde", "escapes", "path-in-query", "long"],
 )
 async def test_the_target_is_sent_as_the_client_wrote_it(through, engine, target):
-    """No decoding, no re-encoding, no normalising."""
     await through.ask("GET", target)
     assert engine.calls[0].target == target
 
 
 async def test_a_redirect_is_the_clients_to_follow(through, engine):
-    """It is handed on."""
 
     @engine.on("/v1/x")
     async def redirect(call):
@@ -200,7 +185,6 @@ async def test_a_redirect_is_the_clients_to_follow(through, engine):
 
 
 async def test_a_cookie_is_not_kept_for_the_next_caller(through, engine):
-    """Nor for the same one."""
 
     @engine.on("/v1/x")
     async def cookies(call):
@@ -215,7 +199,6 @@ async def test_a_cookie_is_not_kept_for_the_next_caller(through, engine):
     "framing", [("content-length", "1234"), ("transfer-encoding", "chunked")], ids=["counted", "chunked"]
 )
 async def test_head_is_answered_with_a_head_alone(through, engine, framing):
-    """The length is that of the body which is not there, and the connection is fit for the next request."""
 
     @engine.on("/v1/x")
     async def head(call):
@@ -238,7 +221,6 @@ async def test_head_is_answered_with_a_head_alone(through, engine, framing):
     ids=["204", "304-counted", "304-chunked"],
 )
 async def test_answers_without_a_body_end_at_their_head(through, engine, status, headers):
-    """Also where a header tells of the body of another answer; the connection is fit for the next request."""
 
     @engine.on("/v1/x")
     async def empty(call):
@@ -293,7 +275,6 @@ async def continue_if_asked(call):
 
 
 async def test_expect_100_continue_is_answered_once_before_the_body(through, engine):
-    """The proxy or the engine says so; then the body goes up."""
     engine.on("/v1/x")(continue_if_asked)
     client = await through.connect()
     await client.request("POST", "/v1/x", ("content-length", str(len(JSON))), ("expect", "100-continue"))
@@ -314,7 +295,6 @@ async def test_expect_100_continue_may_come_with_the_body(through, engine):
 
 
 async def test_a_refusal_instead_of_100_continue_reaches_the_client(through, engine):
-    """The body that was not sent is not waited for."""
 
     @engine.on("/v1/x")
     async def refuse(call):
@@ -328,7 +308,6 @@ async def test_a_refusal_instead_of_100_continue_reaches_the_client(through, eng
 
 
 async def test_trailers_of_the_answer_arrive(through, engine):
-    """Behind the last chunk."""
 
     @engine.on("/v1/x")
     async def stream(call):
@@ -345,7 +324,6 @@ async def test_trailers_of_the_answer_arrive(through, engine):
 
 
 async def test_a_chunked_upload_goes_up_as_it_comes(through, engine):
-    """The engine holds each piece before the client has sent the next."""
     arrived = asyncio.Queue()
 
     @engine.on("/v1/x")
@@ -374,7 +352,6 @@ async def test_a_chunked_upload_goes_up_as_it_comes(through, engine):
     ids=["plain", "odd", "pieces"],
 )
 async def test_a_chunked_body_sent_at_once_is_whole(through, engine, body):
-    """Whatever its chunks look like."""
 
     @engine.on("/v1/x")
     async def listen(call):
@@ -403,7 +380,6 @@ async def test_an_empty_chunked_body_is_a_body(through, engine):
 
 
 async def test_a_counted_upload_goes_up_as_it_comes(through, engine):
-    """Head and first half reach the engine before the second half is sent."""
     arrived = asyncio.Event()
 
     @engine.on("/v1/x")
@@ -424,12 +400,10 @@ async def test_a_counted_upload_goes_up_as_it_comes(through, engine):
 
 
 async def test_a_get_with_a_body_keeps_it(through, engine):
-    """Unusual and legal."""
     assert (await through.ask("GET", "/v1/x", body=JSON)).body == JSON
 
 
 async def test_a_post_without_a_body_stays_one(through, engine):
-    """With a length of zero or without a length, no one waits for more."""
     client = await through.connect()
     await client.send(b"POST /v1/x HTTP/1.1\r\nhost: s\r\n\r\n")
     assert (await client.whole()).status == 200
@@ -437,7 +411,6 @@ async def test_a_post_without_a_body_stays_one(through, engine):
 
 
 async def test_ten_megabytes_come_back_as_they_went(through, engine):
-    """Both directions at once: the engine answers while it listens."""
     size = 10 * 2**20
     sent = bytes(range(256)) * (size // 256)
 
@@ -458,7 +431,6 @@ async def test_ten_megabytes_come_back_as_they_went(through, engine):
 
 @fronted_by(*PROXIES)
 async def test_headers_that_connection_names_end_at_the_proxy(through, engine):
-    """They were meant for the next hop alone, both ways."""
 
     @engine.on("/v1/x")
     async def chatty(call):
@@ -488,6 +460,5 @@ async def test_headers_that_connection_names_end_at_the_proxy(through, engine):
     ],
 )
 async def test_end_to_end_headers_reach_the_engine(through, engine, name):
-    """None is known better here than there."""
     await through.ask("GET", "/v1/x", (name, "their/value"))
     assert engine.calls[0].header(name) == ["their/value"]

@@ -55,7 +55,6 @@ MIXED = {
 
 
 async def test_a_connection_is_kept_for_the_next_request(through, named):
-    """Twenty one after another; and the engine is not met on a new connection each time."""
     client = await through.connect()
     for number in range(20):
         await client.send(post("/v1/a", JSON % number))
@@ -74,7 +73,6 @@ async def test_connection_close_is_kept(through, named):
 
 
 async def test_an_engine_that_closes_after_its_answer_costs_the_client_nothing(through, engine):
-    """Its `Connection: close` is between it and the proxy: the client's next request is served."""
 
     @engine.on("/v1/x")
     async def close(call):
@@ -92,7 +90,6 @@ async def test_an_engine_that_closes_after_its_answer_costs_the_client_nothing(t
 
 
 async def test_an_engine_that_closes_without_a_word_costs_the_client_nothing(through, engine):
-    """Once its end has been seen, its connection is not used for the next POST."""
 
     @engine.on("/v1/x")
     async def close(call):
@@ -111,7 +108,6 @@ async def test_an_engine_that_closes_without_a_word_costs_the_client_nothing(thr
 
 @pytest.mark.parametrize("kind", MIXED)
 async def test_pipelined_requests_are_answered_in_order(through, named, kind):
-    """All in one segment."""
     requests, answers = MIXED[kind]
     client = await through.connect()
     await client.send(b"".join(requests))
@@ -120,7 +116,6 @@ async def test_pipelined_requests_are_answered_in_order(through, named, kind):
 
 @pytest.mark.parametrize("kind", MIXED)
 async def test_pipelined_requests_may_be_cut_at_every_byte(through, named, kind):
-    """Wherever the network cuts, the same answers come."""
     requests, answers = MIXED[kind]
     data = b"".join(requests)
     clients = [await through.connect(limit=2**16) for _ in range(1, len(data))]
@@ -134,7 +129,6 @@ async def test_pipelined_requests_may_be_cut_at_every_byte(through, named, kind)
 
 
 async def test_pipelined_requests_may_come_byte_by_byte(through, named):
-    """As slowly as that."""
     requests, answers = MIXED["chunked"]
     client = await through.connect()
     for byte in b"".join(requests):
@@ -144,7 +138,6 @@ async def test_pipelined_requests_may_come_byte_by_byte(through, named):
 
 
 async def test_a_pipelined_request_waits_for_a_slow_answer(through, named):
-    """The second is not answered first, also where it could be."""
     go = asyncio.Event()
 
     @named.on("/v1/slow")
@@ -161,7 +154,6 @@ async def test_a_pipelined_request_waits_for_a_slow_answer(through, named):
 
 
 async def test_a_pipelined_request_waits_for_a_stream(through, named):
-    """Its answer begins behind the last chunk."""
     go = asyncio.Event()
 
     @named.on("/v1/stream")
@@ -204,7 +196,6 @@ async def test_answers_without_a_body_do_not_shift_pipelined_ones(through, named
 
 
 async def test_many_pipelined_requests_are_all_answered(through, named):
-    """Two hundred in one go."""
     client = await through.connect()
     sending = asyncio.create_task(client.send(b"".join(post("/v1/a", JSON % number) for number in range(200))))
     for number in range(200):
@@ -224,7 +215,6 @@ LIVELY = [b"alive", b'POST /v1/a {"n":1}', b"alive", b"alive", b"GET /v1/b ", b"
 
 
 async def test_own_paths_and_proxied_ones_share_a_connection(through, named):
-    """One after another."""
     client = await through.connect()
     answers = []
     for request in OWN:
@@ -234,14 +224,12 @@ async def test_own_paths_and_proxied_ones_share_a_connection(through, named):
 
 
 async def test_own_paths_and_proxied_ones_may_be_pipelined(through, named):
-    """In one segment, in any order, and the answers keep it."""
     client = await through.connect()
     await client.send(b"".join(OWN))
     assert shown([await client.whole() for _ in OWN]) == LIVELY
 
 
 async def test_own_paths_and_proxied_ones_may_be_cut_at_every_byte(through, named):
-    """The border between the two is nothing special."""
     data = b"".join(OWN[:3])
     clients = [await through.connect(limit=2**16) for _ in range(1, len(data))]
     for border, client in enumerate(clients, 1):
@@ -255,7 +243,6 @@ async def test_own_paths_and_proxied_ones_may_be_cut_at_every_byte(through, name
 
 @fronted_by("sidecar")
 async def test_refused_and_proxied_requests_share_a_connection(through, named):
-    """A refusal is an answer; it ends no connection whose framing is clear."""
     client = await through.connect()
     await client.send(get("/v1/a") + post("/collective_rpc", JSON % 1) + get("/v1/b") + get("/nowhere") + get("/v1/c"))
     answers = [await client.whole() for _ in range(5)]
@@ -266,7 +253,6 @@ async def test_refused_and_proxied_requests_share_a_connection(through, named):
 
 @fronted_by("sidecar")
 async def test_own_paths_with_bodies_do_not_shift_the_next_request(through, named):
-    """A body that the sidecar itself reads, or does not care to read."""
     client = await through.connect()
     own = [post("/memory/marks", b'{"name":"here"}'), post_chunked("/memory/marks", b'{"name":"there"}')]
     own += [get("/livez").replace(b"\r\n\r\n", b"\r\ncontent-length: 5\r\n\r\nhello"), post("/livez", JSON % 3)]
@@ -279,7 +265,6 @@ async def test_own_paths_with_bodies_do_not_shift_the_next_request(through, name
 
 @fronted_by(*PROXIES)
 async def test_an_http_1_0_client_gets_a_stream_without_chunks(through, engine):
-    """It knows no chunks: the bytes, and then the end of the connection."""
 
     @engine.on("/v1/x")
     async def stream(call):
@@ -313,7 +298,6 @@ async def test_an_http_1_0_client_that_would_keep_alive_gets_no_chunks_either(th
 
 
 async def test_an_http_1_0_client_gets_a_counted_answer(through, named):
-    """And the end behind it, unless it asked to stay."""
     client = await through.connect()
     await client.send(b"POST /v1/a HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n" + JSON % 1)
     answer = await client.whole()
@@ -360,7 +344,6 @@ async def test_a_cut_stream_to_an_http_1_0_client_is_no_clean_end(through, engin
 
 @pytest.mark.parametrize("manners", ["stays", "closes"])
 async def test_an_early_error_reaches_a_client_that_still_sends(through, engine, manners):
-    """A refusal while the body is on its way: whole, and before the body's end."""
 
     @engine.on("/v1/x")
     async def refuse(call):
@@ -380,7 +363,6 @@ async def test_an_early_error_reaches_a_client_that_still_sends(through, engine,
 @fronted_by("sidecar")
 @pytest.mark.parametrize("framing", ["counted", "chunked"])
 async def test_what_follows_an_early_error_is_the_next_request_or_nothing(through, engine, framing):
-    """The rest of the refused body is never taken for a request, nor does it reach the engine as one."""
     asked = asyncio.Event()
 
     @engine.on("/v1/x")

@@ -43,7 +43,6 @@ async def quickest(attempt) -> float:
 
 @DEPARTURES
 async def test_a_client_that_leaves_before_the_answer_is_missed_at_once(through, engine, depart):
-    """The engine stops computing."""
     arrived = asyncio.Queue()
 
     @engine.on("/v1/x")
@@ -66,7 +65,6 @@ async def test_a_client_that_leaves_before_the_answer_is_missed_at_once(through,
 
 @DEPARTURES
 async def test_a_client_that_leaves_within_the_answer_is_missed_at_once(through, engine, depart):
-    """The engine is between two tokens, with nothing to write."""
 
     @engine.on("/v1/x")
     async def stream(call):
@@ -91,7 +89,6 @@ async def test_a_client_that_leaves_within_the_answer_is_missed_at_once(through,
 @pytest.mark.parametrize("framing", ["counted", "chunked"])
 @pytest.mark.parametrize("depart", [leave, reset], ids=lambda depart: depart.__name__)
 async def test_a_client_that_leaves_within_its_upload_is_missed_at_once(through, engine, depart, framing):
-    """And the engine never takes the part for the whole."""
     arrived, broken = asyncio.Queue(), asyncio.Queue()
 
     @engine.on("/v1/x")
@@ -168,7 +165,6 @@ async def test_one_that_leaves_does_not_disturb_the_others(through, engine):
 
 
 async def test_a_client_that_comes_and_goes_is_no_request(through, engine):
-    """A probe of the port, or half a head."""
     for data in (b"", b"GET /v1/x HTTP/1.1\r\nhos", b"\r\n"):
         client = await through.connect()
         await client.send(data)
@@ -238,12 +234,10 @@ class TestNobodyThere:
 
     @pytest.mark.parametrize("method", ["GET", "POST"])
     async def test_an_engine_that_is_down_is_a_502(self, through, method):
-        """At once."""
         answer = await through.ask(method, "/v1/x", body=b"{}" if method == "POST" else b"")
         assert (answer.status, answer.complete) == (502, True)
 
     async def test_an_upload_to_an_engine_that_is_down_is_refused(self, through):
-        """Also while it is still on its way."""
         client = await through.connect()
         await client.request("POST", "/v1/x", ("content-length", "10000000"))
         with contextlib.suppress(ConnectionError):
@@ -262,7 +256,6 @@ FRAMINGS = {
 @pytest.mark.parametrize("framing", FRAMINGS)
 @pytest.mark.parametrize("ending", ["die", "close"])
 async def test_an_engine_that_dies_within_its_answer_cuts_the_stream(through, engine, framing, ending):
-    """What came is delivered, and it never looks like the end."""
     seen = asyncio.Event()
 
     @engine.on("/v1/x")
@@ -309,7 +302,6 @@ async def test_an_answer_that_only_the_connection_ends_is_cut_by_a_reset(through
 
 
 async def test_after_an_engine_died_the_next_request_is_served(through, engine):
-    """Once it is back; whatever was pooled is dead."""
 
     @engine.on("/v1/die")
     async def die(call):
@@ -325,7 +317,6 @@ async def test_after_an_engine_died_the_next_request_is_served(through, engine):
 
 
 async def test_an_engine_that_was_restarted_is_met_on_new_connections(through, engine_port):
-    """Every pooled connection died with the old one, and none is tried with a POST."""
     for _ in range(3):
         async with Engine(engine_port) as life:
             answers = await asyncio.gather(*(through.ask("POST", "/v1/x", *JSON, body=b"{}") for _ in range(16)))

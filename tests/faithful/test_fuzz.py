@@ -151,7 +151,6 @@ async def converse(through, segments: list[bytes]) -> None:
 
 @fronted_by("sidecar")
 def test_whatever_clients_send_the_engine_sees_only_plain_and_admitted_requests(through, engine_port):
-    """And the sidecar lives on."""
     sent = 0
     began = time.monotonic()
 

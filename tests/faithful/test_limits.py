@@ -48,7 +48,6 @@ class TestHeads:
     """Of requests: 64 KiB, unless told otherwise."""
 
     async def test_a_head_of_30_kilobytes_passes(self, through, engine):
-        """Cookies and tokens can be long."""
         sent = [(f"x-long-{number}", "x" * 5000) for number in range(6)]
         answer = await through.ask("GET", "/v1/x", *sent)
         assert answer.status == 200
@@ -66,7 +65,6 @@ class TestHeads:
         ids=["one-header", "many-headers", "without-an-end", "a-name"],
     )
     async def test_a_head_over_the_cap_is_a_431(self, through, engine, head):
-        """As soon as it is over, not when it ends; the engine sees nothing of it, and no more is read."""
         answer = await through.say(b"GET /v1/x HTTP/1.1\r\nhost: s\r\n" + head + b"\r\n")
         assert answer.startswith(b"HTTP/1.1 431 ")
         assert engine.calls == []
@@ -80,7 +78,6 @@ class TestHeads:
 
     @fronted_by("sidecar")
     async def test_a_second_head_is_capped_too(self, through, engine):
-        """Each has the whole cap, and no more."""
         client = await through.connect()
         head = [(f"x-{number}", "x" * 5000) for number in range(10)]
         for _ in range(3):
@@ -105,7 +102,6 @@ class TestHeads:
         ids=["extension", "trailer", "trailer-name", "trailers", "size", "no-size"],
     )
     async def test_what_else_is_read_line_by_line_is_capped_too(self, through, engine, start, more):
-        """Sixteen times the cap of extension, size or trailers: refused, before they cost time or memory."""
 
         @engine.on("/v1/x")
         async def listen(call):
@@ -131,7 +127,6 @@ class TestSmallHeads:
     @pytest.mark.parametrize(("length", "status"), [(7000, 200), (8300, 431)])
     @pytest.mark.usefixtures("engine")
     async def test_the_cap_is_a_setting(self, through, length, status):
-        """And the refusal names it."""
         answer = await through.ask("GET", "/v1/x", ("x-long", "x" * length))
         assert answer.status == status
         if status == 431:
@@ -149,7 +144,6 @@ class TestBodies:
     @pytest.mark.parametrize("framing", ["counted", "chunked"])
     @pytest.mark.usefixtures("engine")
     async def test_a_body_at_the_cap_passes(self, through, framing):
-        """It is inclusive."""
         body = bytes(100_000)
         if framing == "counted":
             answer = await through.ask("POST", "/v1/x", body=body)
@@ -161,7 +155,6 @@ class TestBodies:
         assert (answer.status, answer.body) == (200, body)
 
     async def test_a_declared_body_over_the_cap_is_a_413_at_once(self, through, engine):
-        """At its head: not a byte of it is waited for, and the engine hears nothing."""
         client = await through.connect()
         await client.request("POST", "/v1/x", ("content-length", "100001"), ("expect", "100-continue"))
         answer = await client.whole()
@@ -191,7 +184,6 @@ class TestBodies:
 
     @pytest.mark.usefixtures("engine")
     async def test_one_chunk_over_the_cap_is_a_413(self, through):
-        """Its size alone tells."""
         client = await through.connect()
         await client.request("POST", "/v1/x", ("transfer-encoding", "chunked"))
         with contextlib.suppress(ConnectionError):
@@ -208,7 +200,6 @@ class TestBodies:
 
 
 async def test_the_413_names_the_setting(fronts, engine):
-    """In the API's shape."""
     front = fronts.get("sidecar", SMALL)
     answer = await front.ask("POST", "/v1/x", ("content-length", "100001"))
     error = json.loads(answer.body)["error"]
@@ -225,7 +216,6 @@ class TestTime:
         return IMPATIENT
 
     async def test_an_engine_that_never_answers_is_a_504(self, through, engine):
-        """And is let go."""
 
         @engine.on("/v1/x")
         async def think(call):
@@ -239,7 +229,6 @@ class TestTime:
 
     @pytest.mark.usefixtures("engine")
     async def test_the_wait_begins_when_the_request_has_been_sent(self, through):
-        """A slow upload is no slow answer."""
 
         async def attempt() -> bytes:
             client = await through.connect()
@@ -252,7 +241,6 @@ class TestTime:
         await comes_to(attempt, b"xxxxxx")
 
     async def test_an_answer_that_stands_still_is_cut(self, through, engine):
-        """What came is delivered, the end is not clean, and the engine is let go."""
 
         @engine.on("/v1/x")
         async def stall(call):
@@ -267,7 +255,6 @@ class TestTime:
         await patiently(engine.calls[0].gone.wait())
 
     async def test_a_stream_may_take_as_long_as_it_likes(self, through, engine):
-        """Three times either limit, as long as it moves."""
 
         @engine.on("/v1/x")
         async def stream(call):
@@ -330,7 +317,6 @@ class TestNoConnection:
         )
 
     async def test_a_connect_that_takes_too_long_is_a_504(self, through):
-        """After `proxy.connect_seconds`."""
         client = await through.connect()
         await client.request("POST", "/v1/x", *JSON, body=b"{}")
         assert (await client.whole()).status == 504
@@ -350,7 +336,6 @@ class TestLeavingWithinTheConnect:
         )
 
     async def test_a_client_that_leaves_within_the_connect_leaves_nothing(self, through):
-        """Its sockets are not kept until the time is up."""
         before = through.open_files()
         clients = [await through.connect() for _ in range(8)]
         for client in clients:
@@ -368,13 +353,11 @@ class TestRequestIds:
 
     @pytest.mark.parametrize("given", ["r", "req-42", "!~" * 64, "a,b;c=d%0d%0a"])
     async def test_a_sane_request_id_travels_and_comes_back(self, through, engine, given):
-        """As it is."""
         answer = await through.ask("GET", "/v1/x", ("x-request-id", given))
         assert (engine.calls[0].header("x-request-id"), answer.header("x-request-id")) == ([given], [given])
 
     @pytest.mark.parametrize("given", [None, "", "x" * 129, "two words", "caf\xe9", "a\tb"])
     async def test_a_missing_or_odd_one_is_replaced(self, through, engine, given):
-        """The engine and the client see the same new one, each once."""
         answer = await through.ask("GET", "/v1/x", *([("X-Request-ID", given)] if given is not None else []))
         (ours,) = engine.calls[0].header("x-request-id")
         assert answer.header("x-request-id") == [ours]
@@ -389,7 +372,6 @@ class TestRequestIds:
 
     @pytest.mark.usefixtures("engine")
     async def test_every_request_of_a_connection_has_its_own(self, through):
-        """Pipelined too."""
         client = await through.connect()
         await client.send(b"GET /v1/x HTTP/1.1\r\nhost: s\r\n\r\n" * 3)
         answers = [await client.whole() for _ in range(3)]
@@ -406,7 +388,6 @@ class TestRequestIds:
 
     @pytest.mark.usefixtures("engine")
     async def test_refusals_carry_it_too(self, through):
-        """It is how one finds them in the log."""
         answer = await through.ask("POST", "/v1/x", ("x-request-id", "r-9"), ("content-length", str(2**40)))
         assert (answer.status, answer.header("x-request-id")) == (413, ["r-9"])
 
@@ -431,14 +412,12 @@ class TestForwardingPassed:
 
     @fronted_by("sidecar", "nginx")
     async def test_forwarding_headers_go_on_as_they_came(self, through, engine):
-        """Whatever they say."""
         await through.ask("GET", "/v1/x", *FORWARDED)
         names = dict(FORWARDED)
         assert [(n.lower(), v) for n, v in engine.calls[0].headers if n.lower() in names] == FORWARDED
 
     @fronted_by("sidecar")
     async def test_nothing_is_added_but_host_and_request_id(self, through, engine):
-        """The engine's own host, and nothing of the proxy's or its library's."""
         await through.ask("GET", "/v1/x", ("x-tag", "1"))
         await through.ask("POST", "/v1/x", ("x-tag", "1"), body=b"{}")
         names = [sorted(name.lower() for name, _ in call.headers) for call in engine.calls]
@@ -460,7 +439,6 @@ async def test_the_clients_address_is_added_behind_what_it_says(through, engine)
 
 @fronted_by("sidecar")
 async def test_nothing_is_added_to_the_answer_but_the_request_id(through, engine):
-    """No Server, no Date, no Via: the engine has said what there is to say."""
 
     @engine.on("/v1/x")
     async def serve(call):

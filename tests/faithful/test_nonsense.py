@@ -145,7 +145,6 @@ async def everyone_is_fine(through, client=None) -> None:
 @fronted_by("sidecar", "vllm-router")  # to nginx it is HTTP/0.9
 @pytest.mark.parametrize("name", UNSPEAKABLE)
 async def test_what_is_no_answer_is_a_502(through, nonsense, name):
-    """Nothing of it gets out, and it is not sent again."""
     nonsense(UNSPEAKABLE[name])
     client = await through.connect()
     await client.request("POST", "/v1/nonsense", body=b"{}")
@@ -175,7 +174,6 @@ async def test_what_breaks_has_no_clean_end_and_no_sequel(through, nonsense, nam
 @fronted_by("sidecar", "nginx")
 @pytest.mark.parametrize("name", ENDLESS)
 async def test_what_never_ends_is_not_kept(through, engine, name):
-    """Sixteen megabytes of it: cut off, or passed on as they come; never collected, and never a whole answer."""
     start, more = ENDLESS[name]
 
     @engine.on("/v1/nonsense")
@@ -212,7 +210,6 @@ async def test_what_comes_behind_an_answer_reaches_nobody(through, nonsense, nam
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("name", TOO_LONG)
 async def test_a_body_longer_than_its_length_is_delivered_up_to_it(through, nonsense, name, version):
-    """Whatever the timing of the engine's writes."""
     nonsense(*TOO_LONG[name])
     client = await through.connect()
     await client.send(f"GET /v1/nonsense HTTP/{version}\r\nhost: s\r\nconnection: keep-alive\r\n\r\n".encode())
@@ -225,7 +222,6 @@ async def test_a_body_longer_than_its_length_is_delivered_up_to_it(through, nons
 @pytest.mark.parametrize("name", EQUAL_LENGTHS)
 @pytest.mark.parametrize("cut", [0, 30, 60])
 async def test_equal_lengths_of_an_answer_are_one(through, nonsense, name, cut):
-    """Wherever it is cut; a request with two is refused as ever (test_smuggling.py)."""
     data = OK + EQUAL_LENGTHS[name] + b"x-tag: 1\r\n\r\n0123456789"
     nonsense(*filter(None, (data[:cut], data[cut:])))
     answer = await through.ask("GET", "/v1/nonsense")
@@ -247,7 +243,6 @@ async def test_a_connection_that_gave_too_much_is_not_used_again(through, engine
 
 @fronted_by(*PROXIES)
 async def test_a_pipelined_request_does_not_get_what_comes_behind_an_answer(through, nonsense):
-    """Even when it waits already."""
     nonsense(SURPLUS["another-answer"])
     client = await through.connect()
     await client.request("POST", "/v1/nonsense", body=b"{}")
@@ -259,7 +254,6 @@ async def test_a_pipelined_request_does_not_get_what_comes_behind_an_answer(thro
 
 @fronted_by(*PROXIES)
 async def test_an_answer_that_comes_unasked_is_for_nobody(through, engine, nonsense):
-    """Long after the last one, on an idle connection."""
     written = asyncio.Event()
 
     @engine.on("/v1/late")
@@ -279,7 +273,6 @@ async def test_an_answer_that_comes_unasked_is_for_nobody(through, engine, nonse
 
 @fronted_by(*PROXIES)
 async def test_a_head_answered_with_a_body_harms_nobody(through, nonsense):
-    """The body is not the next answer."""
     nonsense(OK + b"content-length: %d\r\n\r\n" % len(POISON) + POISON)
     client = await through.connect()
     await client.request("HEAD", "/v1/nonsense")
@@ -290,7 +283,6 @@ async def test_a_head_answered_with_a_body_harms_nobody(through, nonsense):
 
 @fronted_by("sidecar")
 async def test_hints_without_an_end_are_not_for_ever(through, engine):
-    """An engine that only ever hints is not kept in memory."""
     hints = b"HTTP/1.1 103 Early Hints\r\nlink: </%s>; rel=preload\r\n\r\n" % (b"a" * 900) * 1000
     before = through.rss_bytes()
 
@@ -313,7 +305,6 @@ async def test_hints_without_an_end_are_not_for_ever(through, engine):
 
 @fronted_by(*PROXIES)
 async def test_an_answer_before_the_request_is_whole_ends_that_engines_connection(through, engine):
-    """An engine that answers early and goes on reading is not given another request behind half a body."""
     seen = []
 
     @engine.on("/v1/early")

@@ -98,7 +98,6 @@ async def refused(through, data: bytes) -> list[int]:
 @fronted_by("sidecar")
 @pytest.mark.parametrize("name", PATHS)
 async def test_no_spelling_of_a_denied_path_reaches_the_engine(through, oracle, name):
-    """With any method, and the refusal is an answer."""
     for method in METHODS:
         answers = await refused(through, request(method, PATHS[name]))
         assert [seen.target for seen in oracle.requests if leads_to_control(seen.target)] == [], method
@@ -112,7 +111,6 @@ async def test_no_spelling_of_a_denied_path_reaches_the_engine(through, oracle, 
 @fronted_by("sidecar")
 @pytest.mark.parametrize("name", ["plain", "dots", "encoded-letter", "absolute", "mixed-case"])
 async def test_no_header_says_where_a_request_goes(through, oracle, name):
-    """Those by which other servers rewrite a path, a method or a host are headers like any other."""
     headers = [
         f"{header}: {PATHS[name]}" for header in ("x-original-url", "x-rewrite-url", "x-forwarded-path", "referer")
     ]
@@ -124,7 +122,6 @@ async def test_no_header_says_where_a_request_goes(through, oracle, name):
 
 @fronted_by("sidecar")
 async def test_a_denied_path_is_denied_wherever_it_stands_in_a_pipeline(through, oracle):
-    """First, last, in the middle, and split over segments."""
     denied, fine = request("POST", "/collective_rpc"), request("POST", "/v1/x")
     for data in (denied + fine, fine + denied, fine + denied + fine, denied * 3):
         assert set(await refused(through, data)) <= {200, 403}
@@ -138,7 +135,6 @@ async def test_a_denied_path_is_denied_wherever_it_stands_in_a_pipeline(through,
 
 @fronted_by("sidecar")
 async def test_a_denied_path_with_a_body_is_denied_whole(through, oracle):
-    """Its body is not the next request."""
     inner = request("POST", "/v1/smuggled")
     head = b"POST /collective_rpc HTTP/1.1\r\nhost: s\r\n"
     counted = head + b"content-length: %d\r\n\r\n%s" % (len(inner), inner)
@@ -152,7 +148,6 @@ async def test_a_denied_path_with_a_body_is_denied_whole(through, oracle):
 
 @fronted_by("sidecar")
 async def test_a_denied_path_is_denied_to_websockets_too(through, oracle):
-    """And to whatever else asks for an upgrade."""
     for target in (PATHS["plain"], PATHS["dots"], PATHS["encoded-letter"], "/sleep"):
         upgrade = ["upgrade: websocket", "connection: Upgrade", "sec-websocket-version: 13"]
         key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
@@ -173,7 +168,6 @@ async def test_a_denied_path_is_denied_to_websockets_too(through, oracle):
     ],
 )
 async def test_names_and_queries_are_no_paths(through, oracle, target):
-    """A model may be called like a control path, and a query may tell of one."""
     assert await refused(through, request("GET", target)) == [200]
     assert oracle.targets() == [target]
 

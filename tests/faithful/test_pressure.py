@@ -159,7 +159,6 @@ async def test_an_engine_that_reads_nothing_holds_the_client_back(through, engin
 
 @fronted_by(*BOUNDED)
 async def test_a_client_that_reads_nothing_holds_the_engine_back(through, engine):
-    """A stream that nobody takes stays with the engine, and the client's leaving is seen all the same."""
     written, stuck = 0, asyncio.Event()
 
     @engine.on("/v1/x")
@@ -304,7 +303,6 @@ async def requests(through, count: int, *, each_on_its_own: bool = False) -> Non
 
 @fronted_by("sidecar", "nginx")
 async def test_ten_thousand_short_requests_leak_nothing(through, quick):
-    """No connection, no file, no memory. The control need not toil as long."""
     count = 10_000 if through.kind == "sidecar" else 2_000
     await requests(through, 1600)
     await requests(through, 320, each_on_its_own=True)
@@ -319,7 +317,6 @@ async def test_ten_thousand_short_requests_leak_nothing(through, quick):
 
 @fronted_by("sidecar")
 async def test_broken_off_conversations_leak_nothing(through, engine):
-    """Eight hundred of each kind of end that is no end."""
 
     @engine.on("/v1/silent")
     async def silent(call):

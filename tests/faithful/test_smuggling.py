@@ -243,7 +243,6 @@ async def test_an_ambiguous_request_is_refused_or_made_plain(through, oracle, na
 @fronted_by("sidecar", "nginx")
 @pytest.mark.parametrize("name", PLAIN)
 async def test_a_plain_request_stays_one(through, oracle, name):
-    """What looks like a second one inside it goes up as what it is."""
     client = await through.connect()
     await client.send(PLAIN[name])
     answer = await client.whole(method=PLAIN[name].split(b" ")[0].decode())

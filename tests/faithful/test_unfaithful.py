@@ -12,7 +12,6 @@ SOURCE = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*
 
 @pytest.mark.parametrize(("control", "test"), UNFAITHFUL, ids=lambda part: part)
 def test_each_entry_is_a_test_that_this_control_takes(request, control, test):
-    """By its function, and by its case where that function runs in this session."""
     function = test.partition("[")[0]
     assert f"def {function}(" in SOURCE
     running = {name for item in request.session.items for name in names_of(item)}

@@ -110,7 +110,6 @@ async def closed(socket) -> tuple[int, str]:
 
 @fronted_by(*SPEAKERS)
 async def test_text_and_binary_messages_go_both_ways(through, engine):
-    """Unchanged in kind and content, the empty ones too, in their order."""
     messages = ["h\u00e9llo \u4f60\u597d", b"\x00\xff", "", b"", "x" * 125, "x" * 126, b"y" * 65535, b"y" * 65536]
     async with dial(through) as socket:
         for message in messages:
@@ -120,7 +119,6 @@ async def test_text_and_binary_messages_go_both_ways(through, engine):
 
 @fronted_by(*SPEAKERS)
 async def test_fragments_stay_fragments(through, engine):
-    """Both ways: how a message is cut is its sender's affair."""
     async with dial(through) as socket:
         await socket.send(iter(["one", "two", "three"]))
         assert await socket.recv() == "onetwothree"
@@ -132,7 +130,6 @@ async def test_fragments_stay_fragments(through, engine):
 
 @fronted_by(*SPEAKERS)
 async def test_the_engine_sees_target_headers_and_subprotocols(through, engine):
-    """What the client offered is what the engine chooses from; credentials travel."""
     headers = {"Authorization": "Bearer theirs", "X-Tag": "1", "Origin": "http://example.org"}
     async with dial(through, subprotocols=["x", "realtime"], additional_headers=headers) as socket:
         assert socket.subprotocol == "realtime"
@@ -145,7 +142,6 @@ async def test_the_engine_sees_target_headers_and_subprotocols(through, engine):
 @fronted_by(*SPEAKERS)
 @pytest.mark.parametrize("engine_does", [None, "deflate"])
 async def test_compression_is_for_the_two_ends_to_agree_on(through, engine_port, engine_does):
-    """A client that can is compressed exactly if the engine can; what arrives is the same."""
     engine = RealtimeEngine()
     text = "the same again and again " * 1000
     async with (
@@ -172,7 +168,6 @@ async def test_a_clients_ping_reaches_the_engine(through, engine):
 
 @fronted_by(*SPEAKERS)
 async def test_an_engines_ping_reaches_the_client(through, engine):
-    """And its pong comes back."""
     seen = Counter()
     async with dial(through) as socket:
         real = socket.process_event
@@ -185,7 +180,6 @@ async def test_an_engines_ping_reaches_the_client(through, engine):
 
 @fronted_by(*SPEAKERS)
 async def test_sixteen_megabytes_are_a_message(through, engine):
-    """Both ways, and only once in memory if at all."""
     message = bytes(range(256)) * (16 * MIB // 256)
     before = through.rss_bytes()
     async with dial(through) as socket:
@@ -223,7 +217,6 @@ async def push(socket):
 
 @fronted_by(*SPEAKERS)
 async def test_an_engine_that_does_not_read_holds_the_client_back(through, engine):
-    """And its memory is the client's own."""
     before = through.rss_bytes()
     async with dial(through) as socket:
         await socket.send("deaf now")
@@ -239,7 +232,6 @@ async def test_an_engine_that_does_not_read_holds_the_client_back(through, engin
 @fronted_by(*SPEAKERS)
 @pytest.mark.parametrize("code", [1000, 1001, 1008, 1011, 3000, 4321])
 async def test_the_engines_close_code_reaches_the_client(through, engine, code):
-    """With its reason."""
     async with dial(through) as socket:
         await socket.send(f"close {code}")
         assert await closed(socket) == (code, "enough")
@@ -248,7 +240,6 @@ async def test_the_engines_close_code_reaches_the_client(through, engine, code):
 @fronted_by(*SPEAKERS)
 @pytest.mark.parametrize(("code", "reason"), [(1000, ""), (1001, "bye"), (4000, "done \u2713")])
 async def test_the_clients_close_code_reaches_the_engine(through, engine, code, reason):
-    """With its reason."""
     async with dial(through) as socket:
         await socket.close(code, reason)
     connection, _ = await patiently(engine.ends.get())
@@ -288,7 +279,6 @@ async def test_an_engine_that_vanishes_is_no_normal_end(through, engine, manner)
 @fronted_by(*SPEAKERS)
 @pytest.mark.parametrize("refusal", [(401, "who?\n"), (403, "no\n"), (404, "not here\n"), (503, "later\n")])
 async def test_a_refused_handshake_arrives_as_it_is(through, engine, refusal):
-    """Status and body are the engine's."""
     engine.refusal = refusal
     with pytest.raises(InvalidStatus) as refused:
         await dial(through)
@@ -336,7 +326,6 @@ async def test_a_frame_that_comes_with_the_handshake_is_not_lost(through, engine
 
 @fronted_by(*SPEAKERS)
 async def test_a_frame_that_comes_with_the_101_is_not_lost(through, engine_port):
-    """An engine speaks first, in the same segment."""
 
     async def speak_first(reader, writer):
         try:
@@ -359,7 +348,6 @@ async def test_a_frame_that_comes_with_the_101_is_not_lost(through, engine_port)
 
 @fronted_by(*SPEAKERS)
 async def test_the_case_of_the_upgrade_is_free(through, engine):
-    """`WebSocket` and a list of options are as good."""
     client = await through.connect()
     fields = [("connection", "keep-alive, UPGRADE"), ("Upgrade", "WebSocket"), *UPGRADE[2:]]
     await client.request("GET", "/v1/realtime", *fields)
@@ -368,7 +356,6 @@ async def test_the_case_of_the_upgrade_is_free(through, engine):
 
 @fronted_by("sidecar")
 async def test_what_follows_a_refused_handshake_is_a_request_like_any_other(through, oracle):
-    """No tunnel was made: what comes next is read, judged, and never passed on as it is."""
     head = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE)
     handshake = f"GET /v1/realtime HTTP/1.1\r\nhost: s\r\n{head}\r\n".encode()
     hidden = b"POST /collective_rpc HTTP/1.1\r\nhost: s\r\ncontent-length: 0\r\n\r\n"
@@ -382,7 +369,6 @@ async def test_what_follows_a_refused_handshake_is_a_request_like_any_other(thro
 
 @fronted_by("sidecar", "nginx")
 async def test_what_follows_a_refused_handshake_may_be_served(through, engine):
-    """Its connection is an HTTP connection still, or closed."""
     engine.refusal = (403, "no\n")
     client = await through.connect()
     await client.request("GET", "/v1/realtime", *UPGRADE)
@@ -395,7 +381,6 @@ async def test_what_follows_a_refused_handshake_may_be_served(through, engine):
 @fronted_by("sidecar", "nginx")
 @pytest.mark.parametrize("method", ["POST", "HEAD"])
 async def test_only_a_get_is_a_handshake(through, oracle, method):
-    """Another method's upgrade is not passed on, or refused."""
     client = await through.connect()
     await client.request(method, "/v1/realtime", *UPGRADE, ("content-length", "0"))
     answer = await client.whole(method=method)
@@ -405,7 +390,6 @@ async def test_only_a_get_is_a_handshake(through, oracle, method):
 
 @fronted_by("sidecar")
 async def test_a_handshake_with_a_body_makes_no_tunnel_of_it(through, oracle):
-    """Refused, or its body stays a body."""
     hidden = b"POST /collective_rpc HTTP/1.1\r\nhost: s\r\ncontent-length: 0\r\n\r\n"
     for framing in (("content-length", str(len(hidden))), ("transfer-encoding", "chunked")):
         client = await through.connect()
@@ -421,7 +405,6 @@ async def test_a_handshake_with_a_body_makes_no_tunnel_of_it(through, oracle):
 
 @fronted_by(*SPEAKERS)
 async def test_one_hundred_conversations_are_kept_apart(through, engine):
-    """Each gets its own answers; half are cut off in the middle, the others go on."""
     async with contextlib.AsyncExitStack() as stack:
         sockets = [await stack.enter_async_context(dial(through)) for _ in range(100)]
         for number, socket in enumerate(sockets):
@@ -439,7 +422,6 @@ async def test_one_hundred_conversations_are_kept_apart(through, engine):
 
 @fronted_by("sidecar", "nginx")
 async def test_two_hundred_conversations_leave_nothing_behind(through, engine):
-    """However they end."""
 
     async def talk(how: int) -> None:
         async with dial(through) as socket:

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from gated_proxy.gate import Gate
 from highwater.accounting.attribution import account
 from highwater.engine.client import Engine
 from highwater.memory.history import History
@@ -33,7 +34,6 @@ from highwater.memory.sources.source import Source
 from highwater.policy.governor import Governor
 from highwater.policy.rules import Rule
 from highwater.process.internal_errors import InternalErrors
-from highwater.proxy.gate import Gate
 from highwater.readings.event import Trigger
 from highwater.readings.rank import RankReading, WorkerMemory
 from highwater.readings.remedy import RemedyResult

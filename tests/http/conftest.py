@@ -16,14 +16,13 @@ import pytest
 import uvicorn
 from fastapi.dependencies.models import Dependant
 
-from highwater.proxy.access_log import AccessLog
-from highwater.proxy.client import protocol
-from highwater.proxy.destination import Destination, path_class
-from highwater.proxy.failures import Failure
-from highwater.proxy.forwarded import Mode
-from highwater.proxy.gate import Gate
-from highwater.proxy.limits import ProxyLimits
-from highwater.proxy.proxy import Proxy
+from gated_proxy.client import protocol
+from gated_proxy.failures import Failure
+from gated_proxy.gate import Gate
+from gated_proxy.heads import Mode
+from gated_proxy.logs import AccessLog
+from gated_proxy.proxy import Proxy, ProxyLimits
+from gated_proxy.routes import Destination, path_class
 from tests.fakes.upstream import Upstream
 from tests.patience import LIMIT_SECONDS
 

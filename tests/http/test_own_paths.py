@@ -9,8 +9,8 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from highwater.proxy.allowlist import AllowList
-from highwater.proxy.front import Front, SidecarPaths
+from gated_proxy.allowlist import AllowList
+from gated_proxy.routes import Front, SidecarPaths
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import TOKEN, Running, both_on_ports, sidecar_before
@@ -64,7 +64,7 @@ async def test_the_root_is_on_the_control_port_alone():
 
 async def test_what_the_engine_is_known_to_have_wins_over_a_folder_of_ours():
     """Its own page's helper, and whatever the operator added."""
-    front = Front(SidecarPaths(frozenset({"/memory"})), AllowList(("/docs/plugin",)))
+    front = Front(SidecarPaths(frozenset({"/memory"}), folders=("/docs/",)), AllowList(("/docs/plugin",)))
     went = {
         path: front(b"GET", path, False).to
         for path in (b"/docs", b"/docs/oauth2-redirect", b"/docs/plugin", b"/docs/x")

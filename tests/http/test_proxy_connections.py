@@ -54,7 +54,6 @@ class _ClosesWhenTaken:
 
 @pytest.mark.parametrize("body", [JSON, JSON * 10_000], ids=["small", "large"])
 async def test_a_post_of_which_nothing_was_sent_is_sent_again(front, upstream, body):
-    """On a new connection, once; the engine sees it once."""
     idle = await _one_idle(front, upstream)
     real = idle.transport
     idle.transport = _ClosesWhenTaken(real)
@@ -81,7 +80,6 @@ async def test_a_post_that_the_engine_may_have_is_never_sent_again(front, upstre
 
 
 async def test_a_get_is_asked_again_once(front, upstream):
-    """It changes nothing; an engine that closes every time is an engine that fails."""
     await _one_idle(front, upstream)
 
     @upstream.on("/v1/x")
@@ -108,7 +106,7 @@ async def crowded(start_proxy):
         yield front
 
 
-async def test_one_client_too_many_is_told_so(crowded, upstream):
+async def test_a_request_above_the_limit_of_clients_gets_503(crowded, upstream):
     """503 with the setting and Retry-After, and the connection ends; nothing goes to the engine."""
     wire = await crowded.connect()
     await wire.request("POST", "/v1/x", body=JSON)
@@ -120,7 +118,6 @@ async def test_one_client_too_many_is_told_so(crowded, upstream):
 
 
 async def test_a_client_that_came_too_early_is_served_when_there_is_room(crowded, upstream):
-    """What counts is the moment of its request."""
 
     @upstream.on("/v1/x")
     async def serve(call):
@@ -136,7 +133,7 @@ async def test_a_client_that_came_too_early_is_served_when_there_is_room(crowded
         assert (await wire.answer()).status == 200
 
 
-async def test_the_room_that_is_kept_has_an_end(crowded):
+async def test_connections_far_above_the_limit_are_refused_at_once(crowded):
     """Of all who come then, none is kept."""
     for _ in range(40):
         await crowded.connect()
@@ -145,15 +142,14 @@ async def test_the_room_that_is_kept_has_an_end(crowded):
     assert len(crowded.proxy.clients) <= 2 + 32 + 1
 
 
-async def test_who_holds_a_kept_place_without_a_word_loses_it(start_proxy):
-    """Long before an idle client does."""
+async def test_an_idle_connection_above_the_limit_is_closed(start_proxy):
     async with start_proxy(max_connections=1, linger_seconds=0.05) as front:
         ordinary, surplus = await front.connect(), await front.connect()
         assert await patiently(surplus.reader.read()) == b""
         assert not ordinary.reader.at_eof()
 
 
-class _OutOfFiles:
+class _NoConnection:
     """A loop that can open nothing."""
 
     def __init__(self, number: int) -> None:
@@ -166,11 +162,17 @@ class _OutOfFiles:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 async def test_a_lack_of_descriptors_is_not_the_engines(front, upstream, number):
     """503 that says what to raise, counted as ours."""
-    front.proxy.pool._loop = _OutOfFiles(number)
+    front.proxy.pool._loop = _NoConnection(number)
     answer = await front.post("/v1/x", JSON)
     assert (answer.status, answer.header("retry-after")) == (503, ["1"])
     assert b"ulimit -n" in answer.body
     assert (front.observed.refused, front.observed.errors, upstream.calls) == (["file_descriptors"], [], [])
+
+
+async def test_a_connect_that_takes_too_long_is_the_engines(front):
+    front.proxy.pool._loop = _NoConnection(errno.ETIMEDOUT)
+    assert (await front.post("/v1/x", JSON)).status == 504
+    assert (front.observed.refused, front.observed.errors) == ([], ["connect_timeout"])
 
 
 # --- how long ---
@@ -187,7 +189,6 @@ async def test_an_idle_client_is_kept_longer_than_one_that_has_begun(start_proxy
 
 
 async def test_an_idle_client_is_not_kept_for_ever(start_proxy):
-    """As the setting says."""
     async with start_proxy(client_keepalive_seconds=0.05) as front:
         wire = await front.connect()
         await wire.request("GET", "/v1/x")
@@ -217,7 +218,6 @@ def redirecting(upstream):
 
 @pytest.mark.usefixtures("redirecting")
 async def test_a_redirect_does_not_lead_to_the_clients_own_loopback(front):
-    """The engine's own address becomes a relative reference, another's stays."""
     answer = await front.post("/v1/x/", JSON)
     assert (answer.status, answer.header("Location")) == (307, ["/v1/x?y=1"])
     assert answer.header("content-location") == ["/v1/x"]
@@ -234,7 +234,6 @@ async def test_a_redirect_leads_below_the_root_path(start_proxy, redirecting):
     ("mode", "expected"), [("pass", "6.6.6.6"), ("append", "6.6.6.6, 127.0.0.1"), ("replace", "127.0.0.1")]
 )
 async def test_the_engine_is_told_where_a_request_came_from(start_proxy, upstream, mode, expected):
-    """As `proxy.forwarded` has it; the client's own word is one that it can invent."""
     async with start_proxy(forwarded=mode) as front:
         await front.get("/v1/x", ("x-forwarded-for", "6.6.6.6"))
     (call,) = upstream.calls
@@ -256,7 +255,6 @@ async def test_bare_line_feeds_are_answered_at_once(front, upstream, start):
 
 
 async def test_a_line_feed_may_come_after_its_carriage_return(front):
-    """In the next packet."""
     wire = await front.connect()
     for piece in (b"GET /v1/x HTTP/1.1\r", b"\nhost: s\r", b"\n\r", b"\n"):
         await wire.send(piece)

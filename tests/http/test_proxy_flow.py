@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from highwater.proxy.client import STEPS_PER_TURN, ClientConnection
-from highwater.proxy.destination import Destination
-from highwater.proxy.failures import Failure
-from highwater.proxy.incoming import LINES_AT_ONCE
-from highwater.proxy.proxy import Proxy
+from gated_proxy.client import STEPS_PER_TURN, ClientConnection
+from gated_proxy.failures import Failure
+from gated_proxy.incoming import LINES_AT_ONCE
+from gated_proxy.proxy import Proxy
+from gated_proxy.routes import Destination
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import AllProxied, Front, Observed, serving
 from tests.patience import patience, until
@@ -168,7 +168,6 @@ async def test_a_client_that_pipelines_and_reads_nothing_costs_one_answer(front,
 
 
 async def test_requests_that_wait_for_a_full_client_go_on_as_soon_as_it_reads(front):
-    """Of each kind, in the order in which they were sent."""
     async with Narrow(front.port) as reader:
         client = await only_client(front)
         narrow_too(client)
@@ -244,7 +243,6 @@ async def test_a_head_that_drips_is_not_waited_for(front, first, more):
 
 
 async def test_a_head_behind_an_answer_has_one_time_too(front):
-    """Though its first bytes came with the request before it."""
     front.proxy.client_ticks = 3
     wire = await front.connect()
     await wire.send(b"GET /v1/x HTTP/1.1\r\nhost: a\r\n\r\nGET /v1/x HTT")
@@ -253,7 +251,6 @@ async def test_a_head_behind_an_answer_has_one_time_too(front):
 
 
 async def test_a_head_after_a_long_silence_has_its_whole_time(front):
-    """Who was idle is not in a hurry for that."""
     front.proxy.client_ticks = 3
     wire = await front.connect()
     client = await only_client(front)
@@ -308,7 +305,6 @@ async def test_a_slow_body_that_moves_is_waited_for(front, upstream):
 
 
 async def test_an_idle_tunnel_is_closed(front, upstream):
-    """After proxy.idle_seconds without a byte either way; each byte renews it."""
     front.proxy.idle_ticks = 3
 
     @upstream.on("/v1/realtime")
@@ -356,7 +352,6 @@ async def test_a_peer_that_vanishes_without_a_word_is_found_out(front, upstream)
 
 @pytest.mark.parametrize("size", [10, 60_000, 100_000])
 async def test_a_held_client_that_leaves_is_noticed_whatever_it_has_sent(front, size):
-    """Also one that is not read any more: its place at the gate and its memory are free."""
     wire = await front.connect()
     with front.gate.closed(10):
         await wire.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n" + bytes(size))
@@ -373,7 +368,6 @@ async def test_a_held_client_that_leaves_is_noticed_whatever_it_has_sent(front, 
 
 
 async def test_a_client_that_leaves_with_requests_unread_frees_the_engine(front, upstream):
-    """So many were pipelined that it is not read any more."""
 
     @upstream.on("/v1/x")
     async def think(call):
@@ -411,7 +405,6 @@ class Turns:
 
 
 async def test_a_flood_of_requests_leaves_turns_to_others(front, monkeypatch):
-    """However many come in one read, a few are judged in a turn of the loop."""
     turns, judged = Turns(), []
 
     def judge(method, raw_path, websocket):
@@ -429,7 +422,6 @@ async def test_a_flood_of_requests_leaves_turns_to_others(front, monkeypatch):
 
 
 async def test_a_flood_of_chunks_leaves_turns_to_others(front, upstream):
-    """However small they are, and however many come in one read."""
     count = 20_000
     wire = await front.connect()
     await wire.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -454,7 +446,6 @@ async def test_a_flood_of_chunks_leaves_turns_to_others(front, upstream):
     ],
 )
 def test_flow_is_the_same_on_uvloop(scenario, values):
-    """The loop of production: its transports have buffers of their own."""
 
     async def play():
         async with Upstream() as upstream, timeless(upstream) as front:
@@ -466,7 +457,6 @@ def test_flow_is_the_same_on_uvloop(scenario, values):
 
 @pytest.mark.parametrize("size", [60_000, 100_000])
 def test_leaving_is_the_same_on_uvloop(size):
-    """What a socket says of its far end."""
 
     async def play():
         async with Upstream() as upstream, timeless(upstream) as front:

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from gated_proxy.exchange import EngineExchange, State
+from gated_proxy.gate import Gate
+from gated_proxy.heads import parse_head
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
-from highwater.proxy.exchange import EngineExchange, State
-from highwater.proxy.gate import Gate
-from highwater.proxy.request_head import parse_head
 from highwater.settings.sections import GateSettings
 from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
@@ -24,7 +24,6 @@ from tests.patience import LIMIT_SECONDS, patiently, until
 
 
 async def test_a_request_that_comes_while_the_gate_is_closed_waits_and_is_served(front, upstream):
-    """Not a byte of it reaches the engine before; all of it does afterwards."""
     wire = await front.connect()
     with front.gate.closed(60):
         await wire.request("POST", "/v1/completions", body=b'{"prompt": "x"}')
@@ -37,7 +36,6 @@ async def test_a_request_that_comes_while_the_gate_is_closed_waits_and_is_served
 
 
 async def test_a_stream_under_way_is_never_cut(front, upstream):
-    """It goes on while the gate is closed, and the gate waits for its end."""
     go = asyncio.Event()
 
     @upstream.on("/v1/completions")
@@ -61,9 +59,8 @@ async def test_a_stream_under_way_is_never_cut(front, upstream):
 
 
 async def test_after_a_reset_one_waits_for_the_response_to_the_one_before(front, upstream, monkeypatch):
-    """Its head is enough: by then the engine has that request."""
-    monkeypatch.setattr("highwater.proxy.gate.PACE_SECONDS", 60.0)
-    monkeypatch.setattr("highwater.proxy.gate.ALONE_SECONDS", 20.0)
+    monkeypatch.setattr("gated_proxy.gate.PACE_SECONDS", 60.0)
+    monkeypatch.setattr("gated_proxy.gate.ALONE_SECONDS", 20.0)
     begin, end = asyncio.Event(), asyncio.Event()
 
     @upstream.on("/v1/completions")
@@ -98,7 +95,6 @@ async def test_what_cannot_reach_the_model_is_not_held(front, method, path):
 
 
 async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
-    """In the API's shape, counted as refused and not as the engine's failure."""
     async with start_proxy(gate=Gate(max_held=0, clock=lambda: 1000.0)) as front:
         with front.gate.closed(7):
             answer = await front.post("/v1/chat/completions", b"{}")
@@ -200,7 +196,6 @@ async def test_a_last_piece_that_is_held_too_long_never_reaches_the_engine(start
 
 
 async def test_a_request_that_is_held_before_it_is_whole_goes_on_and_does_not_count_yet(front, upstream):
-    """It has waited for its turn; it counts when its body has come."""
     wire = await front.connect()
     with front.gate.closed(60):
         await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{")
@@ -212,7 +207,6 @@ async def test_a_request_that_is_held_before_it_is_whole_goes_on_and_does_not_co
 
 
 async def test_an_early_answer_counts_though_its_request_is_not_whole(front, upstream):
-    """The engine evidently has it."""
     go = asyncio.Event()
 
     @upstream.on("/v1/completions")
@@ -257,7 +251,6 @@ async def test_an_answer_with_a_length_has_left_the_engine(front, upstream):
 
 
 async def test_a_websocket_is_held_like_a_request(front, upstream):
-    """Its handshake waits."""
     wire = await front.connect()
     with front.gate.closed(60):
         upgrade = (("connection", "upgrade"), ("upgrade", "websocket"))

@@ -7,7 +7,7 @@ import socket
 
 import uvloop
 
-from highwater.proxy.listeners import ACCEPTED_PER_TURN, accept_several
+from gated_proxy.transports import ACCEPTED_PER_TURN, serve_on
 from tests.patience import patience
 
 CLIENTS = 5 * ACCEPTED_PER_TURN
@@ -37,11 +37,11 @@ class Turns:
 
 async def most_in_a_turn(*, several: bool) -> int:
     turns = Turns()
-    loop = asyncio.get_running_loop()
     listening = socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS)
-    servers = [await loop.create_server(turns.protocol, sock=listening)]
     if several:
-        servers += await accept_several(servers, turns.protocol, tls=None, backlog=2 * CLIENTS)
+        servers = await serve_on([listening], turns.protocol, tls=None, backlog=2 * CLIENTS)
+    else:
+        servers = [await asyncio.get_running_loop().create_server(turns.protocol, sock=listening)]
     clients = [socket.create_connection(listening.getsockname()) for _ in range(CLIENTS)]
     turns.spin()
     async with patience():

@@ -40,20 +40,17 @@ async def client(front, upstream):
 
 
 async def test_a_completion(client, upstream):
-    """The key the client holds is the key the engine sees."""
     answer = await client.chat.completions.create(model="m", messages=MESSAGES)
     assert answer.choices[0].message.content == "hello"
     assert upstream.calls[0].header("authorization") == ["Bearer theirs"]
 
 
 async def test_a_stream(client):
-    """Chunk by chunk."""
     stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
     assert [part.choices[0].delta.content async for part in stream] == ["hel", "lo"]
 
 
 async def test_a_stream_given_up(client, upstream):
-    """Closing the stream frees the engine."""
     stream = await client.chat.completions.create(
         model="m", messages=MESSAGES, stream=True, extra_headers={"x-never-end": "1"}
     )
@@ -63,7 +60,6 @@ async def test_a_stream_given_up(client, upstream):
 
 
 async def test_an_engine_that_is_down_reads_as_such(start_proxy, unused_tcp_port):
-    """The sentence arrives in the client's exception."""
     async with (
         start_proxy(f"http://127.0.0.1:{unused_tcp_port}") as front,
         openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="k", max_retries=0, timeout=LIMIT_SECONDS) as client,

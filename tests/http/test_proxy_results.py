@@ -14,9 +14,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 
+from gated_proxy.gate import Gate
+from gated_proxy.logs import AccessLog
 from highwater.demo.sidecar import DemoSidecar
-from highwater.proxy.access_log import AccessLog
-from highwater.proxy.gate import Gate
 from tests.fakes.engine import FakeEngine
 from tests.patience import until
 
@@ -70,7 +70,6 @@ def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes
 
 
 async def test_a_stream_that_came_to_its_end_is_complete(logged, upstream):
-    """Every figure of the line is the client's: its address, its bytes on the wire, its times."""
 
     @upstream.on("/v1/chat/completions")
     async def stream(call):
@@ -103,7 +102,6 @@ async def test_a_stream_that_came_to_its_end_is_complete(logged, upstream):
 
 
 async def test_a_chunked_upload_is_counted_without_its_framing(logged):
-    """And a connection that had served another request is reused."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: sidecar\r\ntransfer-encoding: chunked\r\n\r\n"
     async with logged.proxy() as front:
         await front.get("/v1/models")
@@ -115,7 +113,6 @@ async def test_a_chunked_upload_is_counted_without_its_framing(logged):
 
 
 async def test_a_client_that_leaves_within_a_stream_has_left(logged, upstream):
-    """The status is what it had seen, and the result says that this was not all."""
 
     @upstream.on("/v1/completions")
     async def stream(call):
@@ -154,8 +151,8 @@ async def test_a_client_that_leaves_before_the_answer_has_seen_nothing(logged, u
     assert line["time_to_first_byte_seconds"] is None
 
 
-async def test_a_stream_whose_engine_dies_is_truncated(logged, upstream):
-    """A 200 that is none: the result and the reason say so."""
+async def test_a_stream_whose_engine_dies_is_truncated(logged, upstream, caplog):
+    """A 200 that is none: the result and the reason say so, and one line of the log, without a traceback."""
 
     @upstream.on("/v1/completions")
     async def stream(call):
@@ -173,10 +170,11 @@ async def test_a_stream_whose_engine_dies_is_truncated(logged, upstream):
     assert (line["status"], line["result"], line["reason"]) == (200, "truncated", "truncated")
     assert line["response_bytes"] == len(received)
     assert front.observed.errors == ["truncated"]
+    (told,) = [record for record in caplog.records if record.name.startswith("highwater.")]
+    assert told.exc_info is None
 
 
 async def test_a_stream_that_is_cut_at_the_end_of_the_sidecar_is_truncated(logged, upstream):
-    """It is neither the engine's failure nor a refusal."""
 
     @upstream.on("/v1/completions")
     async def stream(call):
@@ -196,7 +194,6 @@ async def test_a_stream_that_is_cut_at_the_end_of_the_sidecar_is_truncated(logge
 
 
 async def test_a_client_whose_body_is_nonsense_is_no_failure_of_the_engine(logged, upstream):
-    """Although the answer had begun: the request is refused, and nobody is told that the engine broke off."""
 
     @upstream.on("/v1/completions")
     async def stream(call):
@@ -216,7 +213,6 @@ async def test_a_client_whose_body_is_nonsense_is_no_failure_of_the_engine(logge
 
 
 async def test_a_body_to_an_own_path_that_cannot_be_read_is_refused(tmp_path):
-    """The sidecar's own paths count their refusals like the engine's."""
     log = tmp_path / "access.log"
     head = b"POST /memory/marks HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\nnot a size\r\n"
     async with sidecar_before(FakeEngine(), access_log=str(log)) as running:
@@ -230,20 +226,21 @@ async def test_a_body_to_an_own_path_that_cannot_be_read_is_refused(tmp_path):
     assert (line["path_class"], line["status"], line["result"]) == ("sidecar", 400, "refused")
 
 
-async def test_an_engine_that_is_down_is_answered_for(logged, unused_tcp_port):
-    """The sidecar answers in its place: refused, with the reason of the engine's failure."""
+async def test_an_engine_that_is_down_is_answered_for(logged, unused_tcp_port, caplog):
+    sent = request("POST", "/v1/completions", b"", "connection: close", "x-request-id: r1")
     async with logged.proxy(f"http://127.0.0.1:{unused_tcp_port}") as front:
-        received, _ = await exchange(front, request("POST", "/v1/completions", b"", "connection: close"))
+        received, _ = await exchange(front, sent)
         (ended,) = front.observed.ended
     assert ended[:4] == ("completions", "POST", 502, "refused")
     line = logged.line
     assert (line["status"], line["result"], line["reason"]) == (502, "refused", "connect")
     assert (line["response_bytes"], line["engine_connection_reused"]) == (len(received), None)
     assert (front.observed.errors, front.observed.refused) == (["connect"], [])
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "POST /v1/completions: the engine does not accept connections, request_id=r1" in told
 
 
 async def test_a_request_that_waits_at_the_gate_says_how_long(logged):
-    """Whether it was let through, was shed or left."""
     async with logged.proxy(gate=Gate(hold_seconds=60)) as front:
         with front.gate.closed(60):
             wire = await front.connect()
@@ -271,7 +268,6 @@ async def test_a_request_that_waits_at_the_gate_says_how_long(logged):
 
 
 async def test_a_websocket_is_one_request_with_all_its_bytes(logged):
-    """Open while it lasts, complete when it has ended: how it ended stands in its frames."""
 
     async def echo(connection):
         async for message in connection:
@@ -298,7 +294,6 @@ async def test_a_websocket_is_one_request_with_all_its_bytes(logged):
 
 
 async def test_connections_are_counted_while_they_are_open(front, upstream):
-    """Active while they serve, idle while they are kept, gone when they are closed."""
     proceed = asyncio.Event()
 
     @upstream.on("/v1/completions")
@@ -324,7 +319,6 @@ async def test_connections_are_counted_while_they_are_open(front, upstream):
 
 
 async def test_a_request_that_is_sent_once_more_is_counted(front, upstream):
-    """As a retry, and as two requests to the engine; it ended once."""
 
     @upstream.on("/v1/models")
     async def twice(call):
@@ -355,7 +349,6 @@ NOT_ADMITTED = {
 
 @pytest.mark.parametrize("what", NOT_ADMITTED)
 async def test_what_is_not_passed_on_leaves_a_trace(tmp_path, caplog, what):
-    """A count, a line in the sidecar's own log and one in the access log, each with the reason; no secret in any."""
     sent, status, reason, path = NOT_ADMITTED[what]
     log = tmp_path / "access.log"
     async with sidecar_before(FakeEngine(), access_log=str(log)) as running:
@@ -377,7 +370,6 @@ async def test_what_is_not_passed_on_leaves_a_trace(tmp_path, caplog, what):
 
 
 async def test_attacks_do_not_fill_the_log(tmp_path, caplog):
-    """Each is counted; five lines a minute are logged of each kind."""
     async with sidecar_before(FakeEngine()) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         for _ in range(50):
@@ -393,7 +385,6 @@ async def test_attacks_do_not_fill_the_log(tmp_path, caplog):
 
 
 async def test_no_secret_is_in_any_line(logged, upstream, caplog):
-    """Of a request that the engine failed, with a token in its query, in a header and in its body."""
 
     @upstream.on("/v1/completions")
     async def hang_up(call):
@@ -410,14 +401,12 @@ async def test_no_secret_is_in_any_line(logged, upstream, caplog):
 
 
 async def test_no_path_fills_the_log(front, caplog):
-    """What is long is cut."""
     await front.get("x" * 60_000)
     (told,) = [record.getMessage() for record in caplog.records if record.name == "highwater.proxy"]
     assert len(told) < 1000
 
 
 async def test_the_sidecars_own_paths_have_a_line_too(tmp_path):
-    """Of their own class, with what the client got; a token in a header is in no line."""
     log = tmp_path / "access.log"
     async with sidecar_before(FakeEngine(), access_log=str(log)) as running:
         sent = request("GET", "/livez?x=s3cret", b"", "authorization: Bearer s3cret", "connection: close")
@@ -434,7 +423,6 @@ async def test_the_sidecars_own_paths_have_a_line_too(tmp_path):
 
 
 async def test_a_client_that_leaves_an_event_stream_has_left(tmp_path):
-    """The sidecar's own streams end in the same words."""
     log = tmp_path / "access.log"
     async with sidecar_before(FakeEngine(), access_log=str(log)) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -449,7 +437,6 @@ async def test_a_client_that_leaves_an_event_stream_has_left(tmp_path):
 
 @pytest.mark.whole("`highwater serve` as a process")
 async def test_a_running_sidecar_opens_its_file_again_at_a_signal(tmp_path, unused_tcp_port):
-    """SIGHUP, as daemons take it: the process goes on, and the next lines are in a file of the same name."""
     log, moved = tmp_path / "access.log", tmp_path / "access.log.1"
     settings = {"HIGHWATER_ACCESS_LOG": str(log)}
     with DemoSidecar(f"http://127.0.0.1:{unused_tcp_port}", folder=tmp_path, settings=settings) as sidecar:

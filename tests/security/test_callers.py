@@ -37,7 +37,6 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, in
 
 
 def test_trust_in_loopback_lets_in_nobody_from_elsewhere(answered):
-    """Whatever Host and Origin say; to read is open."""
     told = answered["trusting elsewhere"]
     assert {path: code for path, code in told.items() if code != 401} == {"GET /memory": 200}
     assert 401 not in answered["trusting loopback"].values()
@@ -65,7 +64,6 @@ RELAYED = ("connection", "close")
     ("method", "path"), [("POST", "/memory/marks"), ("PUT", "/policy"), ("GET", "/memory/snapshots")]
 )
 async def test_a_reverse_proxy_on_this_machine_lets_in_nobody(method, path):
-    """With the default settings, where such a proxy is what it takes to serve anybody else."""
     async with both_on_ports(trust_loopback=False) as sidecar:
         body = b'{"name": "x"}' if "marks" in path else b'{"mode": "observe"}'
         host = ("Host", f"127.0.0.1:{sidecar.port}")
@@ -138,7 +136,6 @@ async def test_no_get_makes_the_engine_do_anything():
 
 @pytest.mark.parametrize("target", ["/v1/models", "/health"])
 async def test_the_admin_token_never_reaches_the_engine(target):
-    """Sent there by mistake it is taken out, and all else of the request goes on."""
     async with both_on_ports(admin_token=TOKEN) as sidecar:
         before = len(sidecar.fake.asked(target))
         headers = {"Authorization": f"Bearer {TOKEN}", "X-Mine": "kept"}
@@ -149,7 +146,6 @@ async def test_the_admin_token_never_reaches_the_engine(target):
 
 
 async def test_a_call_that_is_denied_leaves_a_trace(caplog):
-    """A count by reason, and a line with the peer at a bounded rate; what was sent as a token is in neither."""
     async with sidecar_before(FakeEngine(), admin_token=TOKEN) as sidecar:
         for number in range(20):
             await sidecar.client.post("/memory/reclaim", headers={"Authorization": f"Bearer guess-{number}"})
@@ -181,7 +177,6 @@ async def test_a_call_that_is_denied_leaves_a_trace(caplog):
     ],
 )
 async def test_an_event_says_who_asked_for_it(method, path, body, kind, by):
-    """Its peer, and what let it in; the token is in no event, and what nobody asked for names nobody."""
     async with sidecar_before(FakeEngine(), admin_token=TOKEN, trust_loopback=True) as sidecar:
         sidecar.app.services.history.record("state", "by itself")
         headers = {"Authorization": f"Bearer {TOKEN}"} if by == "token" else {}
@@ -194,7 +189,6 @@ async def test_an_event_says_who_asked_for_it(method, path, body, kind, by):
 
 
 async def test_an_operator_can_follow_the_events_whatever_strangers_do():
-    """One address has so many streams and no more, also where all ask at once; whoever has the token has one more."""
     live = ("accept", "text/event-stream")
     async with sidecar_before(FakeEngine(), admin_token=TOKEN) as sidecar, contextlib.AsyncExitStack() as stack:
 
@@ -214,7 +208,6 @@ async def test_an_operator_can_follow_the_events_whatever_strangers_do():
     "given", ["", "Bearer", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}", f"Basic {TOKEN}", "Bearer é"]
 )
 def test_every_token_is_compared_in_constant_time(monkeypatch, given):
-    """The right one, one that begins like it, and none at all take the same way."""
     compared: list[bytes] = []
     constant = hmac.compare_digest
 

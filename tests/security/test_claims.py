@@ -32,7 +32,6 @@ def collected() -> set[str]:
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda row: row.split("|")[1].strip()[:50])
 def test_a_claim_names_a_test_that_runs(claim, collected):
-    """One at least, and every one that it names is there."""
     named = [f"{file}::{name}" for file, name in _NODE.findall(claim)]
     assert named
     # A test of a class is collected beneath its name.
@@ -41,14 +40,12 @@ def test_a_claim_names_a_test_that_runs(claim, collected):
 
 
 def test_the_page_makes_claims():
-    """The tables were found, and no claim stands in a table of another form."""
     assert len(CLAIMS) > 30
     assert PAGE.count("| tried by |") == len(_TABLES.findall(PAGE))
     assert {node for row in CLAIMS for node in _NODE.findall(row)} == set(_NODE.findall(PAGE))
 
 
 def test_every_test_of_this_folder_is_of_a_claim():
-    """What is tried here is told; whoever adds a test says what it shows."""
     own = {
         name
         for path in Path(__file__).parent.glob("test_*.py")

@@ -7,8 +7,8 @@ import contextlib
 import time
 from dataclasses import replace
 
+from gated_proxy.heads import RequestHead, parse_head
 from highwater.api.problems import MAX_PROBLEMS
-from highwater.proxy.request_head import RequestHead, parse_head
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import both_on_ports
 from tests.patience import until
@@ -33,7 +33,6 @@ def test_many_connection_lines_cost_their_length_and_no_more():
 
 
 async def test_answers_that_nobody_reads_have_one_bound_for_all():
-    """However many connections leave them: those that leave most are cut, and others are served."""
     async with both_on_ports() as sidecar:
         sidecar.app.services.history.record("policy", "x" * 12_000_000)
         proxy = proxy_of(sidecar)
@@ -58,7 +57,6 @@ async def test_a_step_too_small_to_divide_by_is_no_error():
 
 
 async def test_a_query_of_nonsense_has_a_short_answer():
-    """Of thousands of wrong keys in a request, the response names a few."""
     async with both_on_ports() as sidecar:
         query = "&".join(f"k{number}=1" for number in range(2000))
         answer = await sidecar.client.get(f"/memory/history?{query}")

@@ -16,7 +16,6 @@ BREAK = "%0d%0aX-Injected:%20yes%0d%0a%0d%0aPOST%20/collective_rpc"
     "query", [f"a={BREAK}", f"{BREAK}=1", "mode=now&a=%0aX-Injected:yes", "a=\u2028b".encode().decode("latin-1")]
 )
 async def test_a_query_brings_no_header_to_the_engine(query):
-    """The drop-ins pass a client's query on: as it was written, within the first line."""
     async with both_on_ports(admin_token=TOKEN) as sidecar:
         known = ("authorization", f"Bearer {TOKEN}")
         status = await sidecar.raw("POST", f"/reset_prefix_cache?{query}", known)
@@ -31,7 +30,6 @@ async def test_a_query_brings_no_header_to_the_engine(query):
     [f"/dashboard/{BREAK}", f"/memory/incidents/{BREAK}", f"/memory/snapshots/{BREAK}", f"/memory?since={BREAK}"],
 )
 async def test_no_answer_gets_a_header_from_its_path(target):
-    """What is reflected is reflected as JSON."""
     async with sidecar_before(FakeEngine()) as sidecar:
         answer = await sidecar.client.get(target)
     assert answer.status_code in {404, 422}
@@ -41,7 +39,6 @@ async def test_no_answer_gets_a_header_from_its_path(target):
 
 @pytest.mark.parametrize("name", ["x-request-id", "authorization", "user-agent", "content-type"])
 async def test_no_header_value_makes_a_line_of_the_log(caplog, name):
-    """Neither on refusal nor where a request is logged with its target: the engine is gone, and each one is."""
     caplog.set_level(logging.DEBUG)
     async with sidecar_before(FakeEngine(), engine_port=1) as sidecar:
         for target in (f"/v1/models?x={BREAK}", f"/v1/{BREAK}", "/memory/marks"):

@@ -18,7 +18,6 @@ RIGHT, WRONG = {"Authorization": f"Bearer {TOKEN}"}, {"Authorization": f"Bearer 
 
 
 async def test_the_token_is_told_to_nobody(tmp_path, caplog):
-    """Every path with it and with a wrong one, at the most talkative log; and the files that are kept."""
     caplog.set_level(logging.DEBUG)
     told: list[str] = []
     kept = {"state_file": tmp_path / "state.json", "incidents": {"folder": tmp_path}}
@@ -57,7 +56,6 @@ def test_the_process_shows_it_to_nobody(tmp_path):
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/", "http://127.0.0.1:{port}/x"])
 async def test_a_redirect_does_not_take_the_token_away(url):
-    """Our own commands follow none: whoever answers in the sidecar's place cannot send them elsewhere."""
     seen: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from highwater.proxy.proxy import Proxy
+from gated_proxy.proxy import Proxy
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import sidecar_before
@@ -88,7 +88,6 @@ async def test_a_body_that_does_not_come_is_not_waited_for(sidecar, body):
 
 
 async def test_a_body_that_drips_is_not_waited_for_either(sidecar):
-    """The time is for all of it: a byte now and then buys none."""
     async with connected(sidecar) as wire:
         await wire.send(b"PUT /policy HTTP/1.1\r\n" + OPERATOR + b"content-length: 1000\r\n\r\n")
         await until(lambda: any(client._current for client in proxy_of(sidecar).clients))
@@ -115,7 +114,6 @@ async def test_a_slow_body_that_comes_is_served(sidecar):
 
 
 async def test_a_body_of_who_may_not_is_not_waited_for(sidecar):
-    """The answer is there at once, and the connection goes when nothing more comes."""
     async with connected(sidecar) as wire:
         await wire.send(b"POST /memory/marks HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n")
         async with patience():
@@ -125,7 +123,6 @@ async def test_a_body_of_who_may_not_is_not_waited_for(sidecar):
 
 
 async def test_a_live_stream_may_be_silent(sidecar):
-    """It is the sidecar that has nothing to say."""
     async with connected(sidecar) as wire:
         await wire.request("GET", "/memory/events", ("accept", "text/event-stream"))
         assert (await wire.head()).status == 200
@@ -145,7 +142,6 @@ async def test_an_answer_that_nobody_takes_is_not_kept(sidecar):
 
 
 async def test_a_stream_that_nobody_takes_is_not_kept(tmp_path):
-    """A snapshot is sent piece by piece: the file is closed, and the place free."""
     (tmp_path / SNAPSHOT).write_bytes(bytes(32_000_000))
     async with sidecar_before(FakeEngine(), recorder_dir=tmp_path) as sidecar:
         proxy_of(sidecar).idle_ticks = 2

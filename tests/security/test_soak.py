@@ -32,13 +32,11 @@ def soak(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_every_kind_of_attack_takes_place(soak):
-    """All of them had connections, for as long as the run should last."""
     assert soak["gave_up"] is None
     assert {name for name, counts in soak["attacks"].items() if counts["connections"]} == {a.name for a in ATTACKS}
 
 
 def test_no_ordinary_request_fails(soak):
-    """Each answer is complete and right, and the operator can read metrics and memory all the time."""
     assert soak["failures"] == []
     assert soak["values"]["operator_failed"] == 0
 
@@ -58,10 +56,8 @@ def test_the_first_byte_comes_in_time(soak):
 
 
 def test_memory_does_not_grow(soak):
-    """From a sixth of the run on, with the attackers there and without."""
     assert soak["values"]["rss_growth_mb"] <= GROWTH_MB
 
 
 def test_no_descriptor_task_or_connection_is_left(soak):
-    """When all clients have gone, the sidecar holds what it held before they came."""
     assert soak["values"]["left"] == 0, soak["shown"]["left"]

@@ -315,7 +315,7 @@ def test_a_change_makes_due_what_it_may_break(files, changed_file, due):
 @pytest.mark.whole("which changes make long tests due")
 def test_whatever_the_data_plane_runs_on_makes_its_long_tests_due(files):
     """Through every layer below it: a file that a module imports is as good as the module's own."""
-    due = {name for name in TOPICS if "app/highwater/process/limited_log.py" in files[name]}
+    due = {name for name in TOPICS if "app/gated_proxy/logs.py" in files[name]}
     assert {"clients", "relief", "proxy", "beside"} <= due
 
 

@@ -112,7 +112,7 @@ def used_of_others(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
         elif (
             isinstance(node, ast.ImportFrom)
             and node.module
-            and node.module.partition(".")[0] not in {"highwater", "kvplan"}
+            and node.module.partition(".")[0] not in {"highwater", "gated_proxy", "kvplan"}
         ):
             yield from ((node.lineno, node.module, alias.name) for alias in node.names)
     for node in ast.walk(tree):

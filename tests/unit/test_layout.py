@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 MAX_FILES_AT_THE_ROOT = 12
 BIN = Path(sys.executable).parent
 # Folders of tests that mirror none of the sidecar's: the benchmarks', and other packages'.
-OTHER_FOLDERS = {"bench", "worker_ext", "kvplan"}
+OTHER_FOLDERS = {"bench", "worker_ext", "gated_proxy", "kvplan"}
 ENTRY_POINTS = {
     "the console script": [str(BIN / "highwater"), "--version"],
     "the module": [sys.executable, "-m", "highwater", "--version"],
@@ -38,7 +38,8 @@ def test_imports_run_downwards_only():
 def test_a_source_root_holds_our_packages():
     """Neither is a package itself: `app` and `worker_ext` are no names to install into other people's environments."""
     packages = [path.name for root in (APP, WORKER) for path in root.iterdir() if path.is_dir()]
-    assert {name for name in packages if name != "__pycache__"} == {"highwater", "kvplan", "highwater_worker"}
+    ours = {"highwater", "gated_proxy", "kvplan", "highwater_worker"}
+    assert {name for name in packages if name != "__pycache__"} == ours
     assert not [path for root in (APP, WORKER) for path in root.glob("*.py")]
 
 

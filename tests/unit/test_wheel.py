@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 APP, WORKER = ROOT / "app", ROOT / "worker_ext"
 COMPILED = {
     path.relative_to(APP).with_suffix("").as_posix()
-    for path in (APP / "highwater" / "proxy").glob("*.py")
+    for path in (APP / "gated_proxy").glob("*.py")
     if path.name != "__init__.py"
 }
 
@@ -129,7 +129,7 @@ def test_the_runbooks_are_in_the_wheel(names: set[str]) -> None:
 
 def test_nothing_else_is_installed_at_the_top_level(names: set[str]) -> None:
     """No tests, no benchmarks, no folder of the repository's own."""
-    assert {name.split("/")[0] for name in installed(names)} == {"highwater", "kvplan"}
+    assert {name.split("/")[0] for name in installed(names)} == {"highwater", "gated_proxy", "kvplan"}
 
 
 def test_the_console_script_is_there(names: set[str]) -> None:

@@ -26,10 +26,10 @@ from starlette.requests import HTTPConnection
 from starlette.routing import Match, compile_path
 from starlette.types import Receive, Scope, Send
 
+from gated_proxy.allowlist import SAFE_METHODS
+from gated_proxy.logs import LimitedLog, printable
 from highwater.api.middleware import BodyLimit
 from highwater.files.admin_token import AdminToken
-from highwater.process.limited_log import LimitedLog, printable
-from highwater.proxy.allowlist import SAFE_METHODS
 from highwater.readings.event import Caller, Credential
 
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]

@@ -6,10 +6,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gated_proxy.traffic import ProxyTraffic
 from highwater import __version__
 from highwater.accounting.components import COMPONENTS
 from highwater.process.internal_errors import InternalErrors
-from highwater.proxy.traffic import ProxyTraffic
 from highwater.readings.event import Trigger
 from highwater.readings.remedy import RemedyResult
 

@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from gated_proxy.traffic import Connections
 from highwater.accounting.components import COMPONENTS
 from highwater.accounting.devices import device_total, used_total
 from highwater.accounting.host_share import host_ratio, host_share
@@ -30,7 +31,6 @@ from highwater.diagnose.evidence import IncidentKind
 from highwater.host.kernel import memory_limit
 from highwater.host.watch import HostNow
 from highwater.policy.rules import RATIO_SIGNALS
-from highwater.proxy.traffic import Connections
 from highwater.readings.engine import EngineState
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.policy import PolicyLevel, PolicyMode, PolicyStatus, RulePhase, RuleStatus

@@ -15,14 +15,14 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from gated_proxy.failures import RETRY_AFTER_SECONDS
+from gated_proxy.logs import LimitedLog
 from highwater.errors import NotAvailable, RequestError, TooManyWaiting
 from highwater.flaws import sentences
-from highwater.process.limited_log import LimitedLog
-from highwater.proxy.failures import RETRY_AFTER_SECONDS
-from highwater.proxy.front import SIDECAR_PATHS_HINT
 
 _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
+SIDECAR_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz, /docs/runbooks/"
 MAX_PROBLEMS = 20
 
 log = logging.getLogger("highwater.http")

@@ -9,8 +9,8 @@ from typing import Final
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from gated_proxy.traffic import Connections, Histogram, ProxyTraffic
 from highwater.api.families import counted, counter, gauge, known
-from highwater.proxy.traffic import Connections, Histogram, ProxyTraffic
 
 # The refusals that have a family of their own: the gate's, and those while the sidecar stops.
 SHED_REASONS: Final = ("gate_full", "held_too_long", "shutting_down")

@@ -76,9 +76,9 @@ def run(settings: Settings) -> None:
     configure_log(settings.log_level, settings.log_format)
     listening = listen(settings)  # before anything is loaded for it, or looks for an engine
 
+    from gated_proxy import exchange
     from highwater.commands.server import Server
     from highwater.main import create_app
-    from highwater.proxy import exchange
     from highwater.wiring.start_line import start_line
 
     logging.getLogger("highwater").info("%s", start_line(settings))

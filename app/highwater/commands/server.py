@@ -14,13 +14,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from uvicorn.lifespan.off import LifespanOff
 from uvicorn.server import ServerState
 
-from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
+from gated_proxy.transports import serve_on
 from highwater.wiring.sidecar import ListeningPort, Sidecar
 
 # For requests to the control port if those of the data port have used up the time to stop.
@@ -61,7 +60,7 @@ class Server(uvicorn.Server):
         self._shutdown_seconds = shutdown_seconds
         # For a control port of its own, which outlives the data port.
         self._control_state = ServerState()
-        self._control_servers: list[Any] = []
+        self._control_servers: list[asyncio.Server] = []
         self._asked_to_end = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -76,19 +75,16 @@ class Server(uvicorn.Server):
             self.servers += await self._serve_on(port, self.server_state)
         self._loop.add_signal_handler(signal.SIGHUP, self._reopen_log)
 
-    async def _serve_on(self, port: ListeningPort, state: ServerState) -> list[Any]:
-        config, loop = self.config, asyncio.get_running_loop()
-        # Not an asyncio.Protocol, though it has its methods: a compiled class cannot be one.
-        make: Any = partial(port.protocol, config=config, server_state=state, app_state=self.lifespan.state)
-        tls: Any = {} if config.ssl is None else {"ssl": config.ssl, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
-        scheme = "https" if tls else "http"
-        first = []
-        for listening in self._listening[port.setting]:
-            first.append(await loop.create_server(make, sock=listening, backlog=config.backlog, **tls))
-            host, number = listening.getsockname()[:2]
+    async def _serve_on(self, port: ListeningPort, state: ServerState) -> list[asyncio.Server]:
+        config, listening = self.config, self._listening[port.setting]
+        make = partial(port.protocol, config=config, server_state=state, app_state=self.lifespan.state)
+        servers = await serve_on(listening, make, tls=config.ssl, backlog=config.backlog)
+        scheme = "http" if config.ssl is None else "https"
+        for each in listening:
+            host, number = each.getsockname()[:2]
             name = f"[{host}]" if ":" in host else host
             log.info("serving %s on %s://%s:%d", port.serves, scheme, name, number)
-        return [*first, *await accept_several(first, make, tls=config.ssl, backlog=config.backlog)]
+        return servers
 
     async def main_loop(self) -> None:
         """Run uvicorn's periodic work once a second in place of ten times, and end at once when asked to."""

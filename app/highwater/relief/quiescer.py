@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
 
+from gated_proxy.gate import Gate
 from highwater.engine.client import Engine
 from highwater.memory.sources.engine_metrics import EngineMetrics
-from highwater.proxy.gate import Gate
 from highwater.readings.engine import EngineLoad
 from highwater.readings.remedy import QuiescedBy
 from highwater.readings.report import Report

@@ -8,12 +8,13 @@ from typing import Annotated, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from gated_proxy.allowlist import SETTING, extra_path_flaw
+from gated_proxy.heads import Mode as ForwardedMode
+from gated_proxy.proxy import ProxyLimits
 from highwater.files.tls import TlsFiles, check_certificate, check_pair
+from highwater.flaws import masked
 from highwater.policy.rules import Finite
 from highwater.process.descriptors import room_at_most
-from highwater.proxy.allowlist import AllowList
-from highwater.proxy.forwarded import Mode as ForwardedMode
-from highwater.proxy.limits import ProxyLimits
 from highwater.units import KIB, MIB
 
 _LIMITS = ProxyLimits()
@@ -112,7 +113,9 @@ class ProxySettings(BaseModel, frozen=True, extra="forbid"):
     @field_validator("extra_paths")
     @classmethod
     def _admissible(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
-        AllowList(paths)  # raises ValueError on an entry that could never match, or that no setting may open
+        for path in paths:
+            if flaw := extra_path_flaw(path):
+                raise ValueError(f"{SETTING}: {masked(path)!r}: {flaw}")
         return paths
 
 

@@ -9,15 +9,15 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator
 
+from gated_proxy.allowlist import root_path_flaw
+from gated_proxy.engine import port_of
+from gated_proxy.logs import STANDARD_OUTPUT
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.flaws import MayHoldSecret, without_credentials
 from highwater.policy.rules import Finite
 from highwater.policy.settings import PolicySettings
 from highwater.process.descriptors import room_at_most
 from highwater.process.log_format import LogFormat
-from highwater.proxy.access_log import STANDARD_OUTPUT
-from highwater.proxy.allowlist import root_path_flaw
-from highwater.proxy.upstream import port_of
 from highwater.settings.sections import (
     EngineTlsSettings,
     File,

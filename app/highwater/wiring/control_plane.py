@@ -9,6 +9,7 @@ from collections.abc import Callable
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from gated_proxy.routes import SidecarPaths
 from highwater import __version__
 from highwater.api.access import Access, ControlGuard, DenialReason
 from highwater.api.budget import budget_router
@@ -24,18 +25,18 @@ from highwater.api.memory import memory_router
 from highwater.api.middleware import HeadAsGet
 from highwater.api.plan import plan_router
 from highwater.api.policy import policy_router
-from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
+from highwater.api.problems import PROBLEM_RESPONSES, SIDECAR_PATHS_HINT, answer_problems
 from highwater.api.runbooks import PREFIX as RUNBOOKS_PREFIX
 from highwater.api.runbooks import runbooks_router
 from highwater.api.services import Services
 from highwater.api.snapshots import snapshots_router
 from highwater.files.admin_token import AdminToken, default_token_file
-from highwater.proxy.front import SidecarPaths
 from highwater.settings.settings import Settings
 from highwater.units import MIB
 
 CONTROL_BODY_BYTES = MIB
 _LIVE_PATHS = frozenset({"/memory/events"})
+_SIDECAR_FOLDERS = ("/dashboard/", "/docs/", "/memory/", "/policy/")
 _SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/", RUNBOOKS_PREFIX)
 
 log = logging.getLogger("highwater")
@@ -84,6 +85,6 @@ def wire_control_plane(
     app.include_router(runbooks_router())
     answer_problems(app, internal_error)
     exact = frozenset(app.openapi()["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}
-    paths = SidecarPaths(exact, _SIDECAR_PREFIXES, _LIVE_PATHS)
+    paths = SidecarPaths(exact, _SIDECAR_PREFIXES, _LIVE_PATHS, _SIDECAR_FOLDERS, SIDECAR_PATHS_HINT)
     # A HEAD is judged as the GET that it becomes.
     return HeadAsGet(ControlGuard(app, services.control, CONTROL_BODY_BYTES)), paths

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import httpx
 
+from gated_proxy.gate import Gate
 from highwater.accounting.devices import device_id
 from highwater.engine.client import Engine
 from highwater.engine.detection import Detection
@@ -27,7 +28,6 @@ from highwater.plan.encoder_view import launch_of
 from highwater.policy.governor import ActionObserver, Governor
 from highwater.policy.store import PolicyStore
 from highwater.process.internal_errors import InternalErrors
-from highwater.proxy.gate import Gate
 from highwater.readings.event import EventKind
 from highwater.readings.rank import RankReading
 from highwater.recorder.recorders import Recorders

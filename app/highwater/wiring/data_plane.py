@@ -7,17 +7,16 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from gated_proxy.allowlist import NO_ROOT_PATH, AllowList
+from gated_proxy.client import protocol
+from gated_proxy.gate import Gate
+from gated_proxy.logs import AccessLog
+from gated_proxy.proxy import Proxy, ProxyLimits
+from gated_proxy.routes import ControlFront, Front, SidecarPaths
+from gated_proxy.traffic import ProxyTraffic
 from highwater.memory.history import History
 from highwater.process.descriptors import control_connections, default_connections
 from highwater.process.internal_errors import InternalErrors
-from highwater.proxy.access_log import AccessLog
-from highwater.proxy.allowlist import NO_ROOT_PATH, AllowList
-from highwater.proxy.client import protocol
-from highwater.proxy.front import ControlFront, Front, SidecarPaths
-from highwater.proxy.gate import Gate
-from highwater.proxy.limits import ProxyLimits
-from highwater.proxy.proxy import Proxy
-from highwater.proxy.traffic import ProxyTraffic
 from highwater.readings.engine import STATES
 from highwater.readings.report import Report
 from highwater.settings.settings import Settings

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gated_proxy.client import ClientConnection
+from gated_proxy.logs import AccessLog
 from highwater.api.services import Services
-from highwater.proxy.access_log import AccessLog
-from highwater.proxy.client import ClientConnection
 
 
 class ListeningPort(NamedTuple):

@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gated_proxy.traffic import Connections
 from highwater.accounting.attribution import account
 from highwater.accounting.encoder_cache import encoder_totals
 from highwater.api.counters import Counters
 from highwater.api.metrics import Exporter
 from highwater.host.watch import HostNow
-from highwater.proxy.traffic import Connections
 from highwater.readings.engine import EngineState, EngineStatus
 from highwater.readings.growth import Growth, RankGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RulePhase, RuleStatus

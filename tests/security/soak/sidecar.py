@@ -114,7 +114,7 @@ def _write_counts(path: Path) -> None:
     gc.collect()
     kinds = (((kind := type(found)).__module__, kind.__qualname__) for found in gc.get_objects())
     objects = Counter(
-        name for module, name in kinds if str(module).startswith("highwater.proxy") and _CONNECTED.search(name)
+        name for module, name in kinds if str(module).startswith("gated_proxy") and _CONNECTED.search(name)
     )
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps({"tasks": tasks, "objects": objects}), encoding="utf-8")

@@ -16,6 +16,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from gated_proxy.traffic import Connections
 from highwater import __version__
 from highwater.accounting.deltas import freed, total
 from highwater.accounting.encoder_cache import encoder_totals
@@ -29,7 +30,6 @@ from highwater.api.metrics import Exporter
 from highwater.host.past import Outlook
 from highwater.host.reading import PressureStall
 from highwater.host.watch import HostNow
-from highwater.proxy.traffic import Connections
 from highwater.readings.engine import EngineStatus
 from highwater.readings.growth import GrowthRate, SeriesGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus

@@ -5,12 +5,12 @@ The engine's control endpoints share a port with its inference API, and ``--api-
 never repairs a path: a doubtful path is refused, because the engine sees it exactly as the client wrote it.
 """
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
-
-from highwater.flaws import masked
 
 SETTING = "proxy.extra_paths"
 ROOT_PATH_SETTING = "engine_root_path"
@@ -165,13 +165,8 @@ class AllowList:
 
     def __post_init__(self) -> None:
         for entry in self.extra_paths:
-            flaw = read_path(entry.encode()).flaw or ("percent escapes cannot match" if "%" in entry else None)
-            if flaw:
-                raise ValueError(
-                    f"{SETTING}: {masked(entry)!r}: {flaw}; an entry is a plain path such as '/invocations'"
-                )
-            if _is_never(entry):
-                raise ValueError(f"{SETTING}: {masked(entry)!r}: /{NEVER} is never proxied")
+            if flaw := extra_path_flaw(entry):
+                raise ValueError(f"{SETTING}: {flaw}")
 
     def decide(self, method: str, path_sent: RequestPath) -> RouteDecision:
         """Decide about one request by its method, in capitals, and its path. A WebSocket's handshake is a GET."""
@@ -250,6 +245,14 @@ def _below(prefix: str | None, path: str) -> str | None:
     if prefix is None or not path.startswith(f"{prefix}/"):
         return None
     return path[len(prefix) :]
+
+
+def extra_path_flaw(entry: str) -> str | None:
+    """Return why an entry of ``extra_paths`` could never match, or may not be opened; None where neither is so."""
+    flaw = read_path(entry.encode()).flaw or ("percent escapes cannot match" if "%" in entry else None)
+    if flaw:
+        return f"{flaw}; an entry is a plain path such as '/invocations'"
+    return f"/{NEVER} is never proxied" if _is_never(entry) else None
 
 
 def root_path_flaw(root_path: str) -> str | None:

@@ -1,6 +1,6 @@
 """The two sides of a connection: writes of one turn of the loop go out together, and reads can be held.
 
-And calls to the kernel about the far end.
+And calls to the kernel: about the far end, and to accept several connections in a turn of the loop.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import select
 import socket
+import ssl
 import struct
+from collections.abc import Callable, Iterable
 
 # What uvloop reads at once, and repeats up to 32 times before it serves another connection, as long as a read fills the
 # buffer. One upload would keep every stream waiting.
@@ -217,3 +219,40 @@ class WaitingPieces:
             self._pieces.clear()
             self._bytes = 0
             self._read_side.let_go("waiting")
+
+
+# Each costs a system call that finds nothing whenever a single client connects.
+ACCEPTED_PER_TURN = 8
+# A connection is counted once its TLS handshake is over; until then it takes a descriptor, and for no longer.
+HANDSHAKE_SECONDS = 5.0
+
+
+async def serve_on(
+    listening: Iterable[socket.socket],
+    make_protocol: Callable[[], asyncio.Protocol],
+    *,
+    tls: ssl.SSLContext | None,
+    backlog: int,
+) -> list[asyncio.Server]:
+    """Serve on sockets that listen already, on each several times; return the servers, which are to be closed.
+
+    libuv, below uvloop, accepts one connection for each listening descriptor and turn of the loop. While many streams
+    keep the loop busy a turn takes milliseconds, and a new client, a probe too, would wait a second behind a few
+    hundred others. Each duplicate of the descriptor accepts one more in the same turn.
+    """
+    loop = asyncio.get_running_loop()
+    sockets = [
+        sock
+        for each in listening
+        for sock in (each, *(socket.fromfd(each.fileno(), each.family, each.type) for _ in range(1, ACCEPTED_PER_TURN)))
+    ]
+    return [
+        await loop.create_server(
+            make_protocol,
+            sock=sock,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS,
+            backlog=backlog,
+        )
+        for sock in sockets
+    ]

@@ -9,12 +9,12 @@ import asyncio
 import errno
 import ssl
 from collections import deque
-from typing import Any, cast
+from typing import Protocol, cast
 from urllib.parse import SplitResult
 
 import httptools
 
-from highwater.proxy.failures import (
+from gated_proxy.failures import (
     BROKEN_OFF,
     CONNECT,
     CONNECT_TIMEOUT,
@@ -23,9 +23,8 @@ from highwater.proxy.failures import (
     NO_DESCRIPTORS,
     Failure,
 )
-from highwater.proxy.response_head import EngineOrigin, ResponseHead, repeats_length, with_one_length
-from highwater.proxy.roles import Requester
-from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteBatch, WriteSide, has_hung_up, keep_alive
+from gated_proxy.heads import EngineOrigin, RequestHead, ResponseHead, repeats_length, with_one_length
+from gated_proxy.transports import FULL_READ_BYTES, ReadSide, WriteBatch, WriteSide, has_hung_up, keep_alive
 
 INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
@@ -44,8 +43,27 @@ def port_of(url: SplitResult) -> int:
     return url.port or _DEFAULT_PORTS.get(url.scheme, 0)
 
 
-class EngineConnection:
-    """One connection; an ``asyncio.Protocol`` in all but name, for a compiled class cannot have that base."""
+class Requester(Protocol):
+    """The sender of a request to the engine, and receiver of its response."""
+
+    head: RequestHead
+
+    def interim_response(self, raw: bytes) -> None: ...
+    def response_begins(self, head: ResponseHead, data: bytes) -> None: ...
+    def response_continues(self, data: bytes) -> None: ...
+    def response_ends(self, *, reusable: bool) -> None: ...
+    def tunnel_opens(self, head: ResponseHead) -> None:
+        """Take the 101 by which the engine switched protocols; bytes follow."""
+
+    def engine_failed(self, failure: Failure) -> None:
+        """Take the end of the connection, or of what could be understood of it; repeat the request where safe."""
+
+    def engine_full(self) -> None: ...
+    def engine_ready(self) -> None: ...
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection, for one request at a time."""
 
     transport: asyncio.Transport
     read_side: ReadSide  # held while the client takes no more
@@ -54,7 +72,7 @@ class EngineConnection:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self.is_counted = False  # as open, by the pool
-        self.ends: Any = None  # the addresses of this end and the far one, once it is counted
+        self.ends: object = None  # the addresses of this end and the far one, once it is counted
         self.served = 0  # requests
         self.idle_since = 0.0  # loop time
         self._requester: Requester | None = None
@@ -75,7 +93,7 @@ class EngineConnection:
     def begin(self, requester: Requester) -> None:
         self._requester = requester
         self.write_side.keep_unsent()
-        if requester.wants_bare_body:
+        if requester.head.is_http10:  # which has no chunks
             self._bare_body = []
             self._parser = self._new_parser()
 
@@ -197,7 +215,8 @@ class EngineConnection:
             self._head, self._status = data, _NONE
             return
         end = data.index(_HEAD_ENDS) + 4
-        response = ResponseHead(data[:end], self._status, to_head=requester.to_head, origin=self._pool.origin)
+        is_to_head = requester.head.method == b"HEAD"
+        response = ResponseHead(data[:end], self._status, to_head=is_to_head, origin=self._pool.origin)
         data = data[end:]
         if not response.has_body:
             if not self._has_ended:  # the parser would wait for the length that the response to a HEAD declares
@@ -230,7 +249,7 @@ class EngineConnection:
             requester.response_ends(reusable=self._keeps_alive and self._bare_body is None)
 
     def _switch(self, requester: Requester, data: bytes, offset: int) -> None:
-        if self._status != SWITCHING_PROTOCOLS or self._interims or not requester.wants_tunnel:
+        if self._status != SWITCHING_PROTOCOLS or self._interims or not requester.head.websocket:
             self._fail(requester)
             return
         self._is_tunnel = True
@@ -292,7 +311,7 @@ class ConnectionPool:
         self.open = 0  # connections, in use or not
         # Their addresses on this side and on the far one: a client with such a pair is this pool itself. The first does
         # not show it alone: the kernel gives one port to connections to several addresses.
-        self.ends: set[Any] = set()
+        self.ends: set[object] = set()
         self.origin = origin
         self.retries = 0  # requests sent once more, on a new connection
         self._connect_seconds = connect_seconds
@@ -323,13 +342,12 @@ class ConnectionPool:
 
     async def connect(self) -> EngineConnection | Failure:
         connection = EngineConnection(self)
-        protocol: Any = lambda: connection  # noqa: E731 - it is not an asyncio.Protocol for the type checker
         try:
             async with asyncio.timeout(self._connect_seconds):
                 if self._socket_path is not None:
-                    await self._loop.create_unix_connection(protocol, self._socket_path)
+                    await self._loop.create_unix_connection(lambda: connection, self._socket_path)
                 else:
-                    await self._loop.create_connection(protocol, self._host, self._port, ssl=self._tls)
+                    await self._loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             return CONNECT_TIMEOUT
         except OSError as exc:  # refused, no such name, no such file; and a TLS handshake that fails

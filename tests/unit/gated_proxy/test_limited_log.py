@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from highwater.process.limited_log import LimitedLog, printable
+from gated_proxy.logs import LimitedLog, printable
 
 
 def test_a_kind_gets_its_share_and_the_next_period_says_what_was_left_out(caplog):

@@ -11,10 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from highwater.proxy.failures import BadRequest, Failure, head_too_large
-from highwater.proxy.incoming import Chunks
-from highwater.proxy.request_head import TAKEN_OUT, RequestHead, parse_head
-from highwater.proxy.response_head import EngineOrigin, ResponseHead, repeats_length, with_one_length
+from gated_proxy.failures import BadRequest, Failure, head_too_large
+from gated_proxy.heads import (
+    TAKEN_OUT,
+    EngineOrigin,
+    RequestHead,
+    ResponseHead,
+    parse_head,
+    repeats_length,
+    with_one_length,
+)
+from gated_proxy.incoming import Chunks
 
 HOST = b"host: engine\r\n"
 CAP = 300
@@ -32,7 +39,6 @@ def read(*lines: bytes, first: bytes = b"POST /v1/x HTTP/1.1") -> RequestHead:
 
 
 def test_what_the_client_sent_travels_as_it_came():
-    """Names in their case, order and repetitions, odd values; only what is taken out is not there."""
     lines = (b"X-Tag: one", b"accept: */*", b"Host: h", b"X-tag:two", b"Authorization: Bearer a:b", b"X-Empty:")
     sent = read(*lines).for_engine(HOST)
     assert sent.startswith(
@@ -115,7 +121,6 @@ def test_chunks_are_not_for_http_10():
 
 
 def test_framing_is_written_anew():
-    """A length as a plain number; chunks by their one name."""
     assert b"\r\ncontent-length: 7\r\n" in read(b"host: a", b"CONTENT-length:   007  ").for_engine(HOST)
     chunked = read(b"host: a", b"Transfer-Encoding:  ChunKED ")
     assert chunked.chunked
@@ -130,7 +135,6 @@ def test_a_length_is_added_where_a_body_would_have_a_use(method, length):
 
 
 def test_headers_that_connection_names_end_here():
-    """In any case, in several Connection headers; and nothing else does."""
     lines = (b"Connection: Close, X-Private", b"x-private: 1", b"X-PRIVATE: 2", b"connection: x-other", b"X-Other: 3")
     head = read(b"host: a", *lines, b"x-private-not: 4")
     sent = head.for_engine(HOST).lower()
@@ -142,7 +146,6 @@ def test_headers_that_connection_names_end_here():
 
 @pytest.mark.parametrize("given_id", [b"req-42", b"!~"])
 def test_a_sane_request_id_is_kept(given_id):
-    """And stays the same however often it is asked for."""
     head = read(b"host: a", b"X-Request-ID: " + given_id)
     assert head.request_id() == given_id == head.request_id()
     assert head.for_engine(HOST).lower().count(b"x-request-id") == 1
@@ -167,7 +170,6 @@ def test_another_is_made_in_place_of_an_odd_one(given_id):
     ],
 )
 def test_only_a_websocket_is_an_upgrade(lines, expected):
-    """Any other protocol is not taken up, and the engine never hears of it."""
     head = read(b"host: a", *lines, first=b"GET /v1/realtime HTTP/1.1")
     assert head.websocket is expected
     assert (b"upgrade: websocket" in head.for_engine(HOST)) is expected
@@ -228,7 +230,6 @@ def test_a_target_that_names_another_host_is_refused(target):
     ],
 )
 def test_only_the_engines_own_address_becomes_relative(location, expected):
-    """And nothing becomes the name of another host."""
     assert EngineOrigin("engine:8000").relative(location) == (location if expected is None else expected)
 
 
@@ -244,7 +245,6 @@ def test_only_the_engines_own_address_becomes_relative(location, expected):
     ],
 )
 def test_a_relative_reference_has_the_root_path(location, expected):
-    """Whoever took it off on the way here finds it again; whoever did not may come with it as well."""
     assert EngineOrigin("localhost", "/llm").relative(location) == expected
 
 
@@ -322,14 +322,12 @@ def answer(*lines: bytes, status: int = 200) -> ResponseHead:
 
 
 def test_a_plain_answer_goes_on_as_it_came():
-    """With the request's id behind it."""
     head = answer(b"Date: now", b"content-length: 3", b"Set-Cookie: a", b"set-cookie: b")
     assert head.for_client(b"r1", close=False) == head.raw[:-2] + b"x-request-id: r1\r\n\r\n"
     assert not head.until_close
 
 
 def test_an_answers_hop_by_hop_headers_end_here():
-    """And those that Connection names, but never its framing."""
     lines = (b"Connection: close, X-Hop, content-length", b"X-Hop: 1", b"Keep-Alive: timeout=5", b"content-length: 3")
     text = answer(*lines, b"X-End: 1").for_client(b"r1", close=True)
     assert text == b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nX-End: 1\r\nx-request-id: r1\r\nconnection: close\r\n\r\n"
@@ -343,7 +341,6 @@ def test_the_engines_own_request_id_stays_alone():
 
 
 def test_chunks_are_taken_off_for_http_10():
-    """Then the connection's end is the body's."""
     text = answer(b"Transfer-Encoding: chunked", b"Trailer: X").for_client(b"r1", close=True, unchunked=True)
     assert text == b"HTTP/1.1 200 OK\r\nx-request-id: r1\r\nconnection: close\r\n\r\n"
 
@@ -359,7 +356,6 @@ def test_chunks_are_taken_off_for_http_10():
     ],
 )
 def test_where_an_answer_ends(status, lines, has_body, until_close):
-    """By its status, its framing, or the connection."""
     head = answer(*lines, status=status)
     assert (head.has_body, head.until_close) == (has_body, until_close)
     assert not ResponseHead(head.raw, status, to_head=True).has_body
@@ -382,7 +378,6 @@ def framed(pieces: list[bytes], trailers: bytes = b"") -> bytes:
 )
 @example(pieces=[b"\r\n\r\n"], cuts=[], trailers=b"", rest=b"\n")
 def test_a_chunked_body_ends_where_it_ends(pieces, cuts, trailers, rest):
-    """However it is cut into reads, and whatever follows in the same one: not a byte more, not a byte less."""
     wire = framed(pieces, trailers) + rest
     borders = sorted({0, len(wire), *(cut for cut in cuts if cut < len(wire))})
     chunks, body, left = Chunks(TOO_LARGE, CAP), b"", b""
@@ -401,7 +396,6 @@ def test_a_chunked_body_ends_where_it_ends(pieces, cuts, trailers, rest):
     "wire", [b"3\nabc\r\n", b"x\r\n", b"-1\r\n", b"3\r\nabcd\r\n", b"3\r\nabc\r\n0\r\n bad\r\n\r\n"]
 )
 def test_what_are_no_chunks_is_refused(wire):
-    """Sizes that are none, line ends that are none, folded trailers."""
     with pytest.raises(BadRequest) as bad:
         Chunks(TOO_LARGE, CAP).take(wire)
     assert bad.value.failure.status == 400
@@ -411,7 +405,6 @@ def test_what_are_no_chunks_is_refused(wire):
     ("start", "more"), [(b"5;x=", b"x"), (b"0\r\nx-tr", b"x"), (b"0\r\n", b"x: yyyyyyyyyyy\r\n"), (b"", b"0")]
 )
 def test_what_stands_between_chunks_is_capped(start, more):
-    """As heads are; also when it comes in small pieces."""
     chunks = Chunks(TOO_LARGE, CAP)
     chunks.take(start)
 
@@ -429,7 +422,6 @@ def test_what_stands_between_chunks_is_capped(start, more):
     [(b"1\r\n\n\r\n0\r\n\r\n", b"\r\n"), (b"0\r\nx: y\r\n\r\n", b"\r"), (b"0\r\n\r\n", b"\n\r\n")],
 )
 def test_line_ends_behind_a_chunked_answer_are_seen(body, surplus):
-    """However much of the body came in the last read."""
     head = answer(b"transfer-encoding: chunked")
     for at in range(len(body)):
         assert not head.has_line_ends_behind(body[at:])
@@ -439,7 +431,6 @@ def test_line_ends_behind_a_chunked_answer_are_seen(body, surplus):
 
 @pytest.mark.parametrize("framing", [b"content-length: 4", b"Content-Length:4 ", b"x: y\r\nCONTENT-LENGTH:  4"])
 def test_what_is_more_than_a_length_is_counted(framing):
-    """A body of line ends too; nothing of a chunked one, whose end another reader finds."""
     assert [answer(framing).surplus_bytes(count) for count in (4, 5, 40)] == [0, 1, 36]
     assert answer(b"transfer-encoding: chunked").surplus_bytes(40) == 0
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.proxy.failures import Failure
-from highwater.proxy.forwarded import Forwarding
-from highwater.proxy.request_head import parse_head
+from gated_proxy.failures import Failure
+from gated_proxy.heads import Forwarding, parse_head
 
 SPOOFED = (
     b"x-forwarded-for: 6.6.6.6",
@@ -32,12 +31,10 @@ OURS = [b"x-forwarded-for: 192.0.2.1", b"x-forwarded-proto: http", b"x-forwarded
 
 @pytest.mark.parametrize("mode", ["append", "replace"])
 def test_the_clients_connection_is_told(mode):
-    """Where nobody has said anything yet."""
     assert sent(mode) == OURS
 
 
 def test_replaced_is_all_that_the_client_has_said():
-    """Of each line, also of `Forwarded`."""
     assert sent("replace", *SPOOFED, b"x-forwarded-for: 7.7.7.7") == OURS
 
 
@@ -59,7 +56,6 @@ def test_an_address_of_ipv6_is_quoted_where_it_must_be():
 
 
 def test_what_cannot_be_known_is_not_said():
-    """A client on a Unix socket has no address, and an odd host does not become part of a list."""
     lines = sent("append", b"forwarded: for=a", peer=None, host=b'a"b')
     assert lines[-1] == b"forwarded: for=a, for=unknown;proto=http"
     assert not any(line.startswith(b"x-forwarded-for") for line in lines)

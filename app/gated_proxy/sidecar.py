@@ -14,19 +14,17 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from highwater.proxy.failures import BODY_LATE, CLIENT_LEFT, CLIENT_NOT_READING, Failure, error_response
-from highwater.proxy.proxy import Proxy
-from highwater.proxy.request_head import Header, RequestHead
-from highwater.proxy.roles import Client, Exchange
-from highwater.proxy.traffic import Result
+from gated_proxy.failures import BODY_LATE, CLIENT_LEFT, CLIENT_NOT_READING, Failure, error_response
+from gated_proxy.heads import Header, RequestHead
+from gated_proxy.logs import RequestRecord
+from gated_proxy.proxy import Client, Proxy
+from gated_proxy.traffic import Result
 
 _READER = "sidecar"
 
 
-class SidecarExchange(Exchange):
+class SidecarExchange(RequestRecord):
     """One request to the ASGI application, and its response. uvicorn's own arguments come from ``config`` on."""
-
-    _is_logged = False
 
     def __init__(
         self,
@@ -45,6 +43,7 @@ class SidecarExchange(Exchange):
         self._has_request = not head.has_body
         self._client_is_full = False
         self._quiet = 0  # ticks in which the client was waited for
+        self._is_logged = False
         self._server = _Server(config, server_state, app_state, self._finish)
         self._server.connection_made(cast("asyncio.Transport", _LentTransport(client, self._write_response)))
         # The client's own connection is in it; uvicorn must not close this one when it is idle.

@@ -7,28 +7,27 @@ import math
 import time
 from enum import Enum
 
-from highwater.proxy.destination import SAFE_METHODS, method_class
-from highwater.proxy.failures import (
+from gated_proxy.engine import EngineConnection
+from gated_proxy.failures import (
     CLIENT_LEFT,
     CLIENT_NOT_READING,
     CLIENT_STALLED,
     DISCONNECTED,
     NO_RESPONSE,
     RESPONSE_STALLED,
+    SERVER_ERRORS,
+    UNREADABLE,
     UPLOAD_STALLED,
     Failure,
     body_too_slow,
-    ending_before_response,
-    ending_within_response,
     error_response,
 )
-from highwater.proxy.gate import Admission, Shed
-from highwater.proxy.proxy import Proxy
-from highwater.proxy.request_head import NEVER_A_TRAILER, Header, RequestHead
-from highwater.proxy.response_head import ResponseHead
-from highwater.proxy.roles import Client, Exchange, Requester
-from highwater.proxy.transports import WaitingPieces
-from highwater.proxy.upstream import EngineConnection
+from gated_proxy.gate import Admission, Shed
+from gated_proxy.heads import NEVER_A_TRAILER, Header, RequestHead, ResponseHead
+from gated_proxy.logs import RequestRecord
+from gated_proxy.proxy import Client, Proxy
+from gated_proxy.routes import SAFE_METHODS, method_class
+from gated_proxy.transports import WaitingPieces
 
 
 class State(Enum):
@@ -40,7 +39,7 @@ class State(Enum):
     OVER = "over"
 
 
-class EngineExchange(Exchange, Requester):
+class EngineExchange(RequestRecord):
     """One request to the engine, from its head to the end of its response.
 
     The gate counts it from the piece that makes it whole, without which the engine can do nothing: uvicorn calls the
@@ -50,42 +49,34 @@ class EngineExchange(Exchange, Requester):
     the gate is closed; a head that comes while it is closed waits with all that follows.
     """
 
-    # Defaults here and not in __init__: a plain request changes few of them.
-    _state = State.HELD
-    _engine: EngineConnection | None = None
-    _response: ResponseHead | None = None
-    _is_gated = False
-    _admission: Admission | None = None  # while the gate counts it
-    _last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
-    _body_ticks = 0  # ticks in which more of the body was waited for
-    _task: asyncio.Task[None] | None = None
-    _pieces: WaitingPieces | None = None  # for the engine, once some had to wait
-    _held_since: float | None = None  # while it waits at the gate
-    _engine_is_full = False
-    _client_is_full = False
-    _has_repeated = False
-    _quiet = 0  # ticks since the last byte in either direction
-    _patience = math.inf  # ticks that it may be quiet
-
     def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
         super().__init__(head)
         self._proxy = proxy
         self._client = client
-        self._write = client.write_side.write
         self._path_class = path_class
         self._has_request = not (head.chunked or head.declared_bytes)  # the whole request has come
         self._closes = not head.keep_alive
-        self.to_head = head.method == b"HEAD"
-        self.wants_bare_body = head.is_http10
-        self.wants_tunnel = head.websocket
+        self._state = State.HELD
+        self._engine: EngineConnection | None = None
+        self._response: ResponseHead | None = None
+        self._admission: Admission | None = None  # while the gate counts it
+        self._last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
+        self._body_ticks = 0  # ticks in which more of the body was waited for
+        self._task: asyncio.Task[None] | None = None
+        self._pieces: WaitingPieces | None = None  # for the engine, once some had to wait
+        self._held_since: float | None = None  # while it waits at the gate
+        self._engine_is_full = False
+        self._client_is_full = False
+        self._has_repeated = False
+        self._quiet = 0  # ticks since the last byte in either direction
+        self._patience = math.inf  # ticks that it may be quiet
 
     # --- the way to the engine ---
 
     def start(self) -> None:
         self._proxy.exchanges.add(self)
         self._proxy.observer.request_started()
-        if self.head.method not in SAFE_METHODS or self.wants_tunnel:
-            self._is_gated = True
+        if self._is_gated:
             gate = self._proxy.gate
             if self._has_request:
                 self._admission = gate.try_enter()
@@ -96,6 +87,10 @@ class EngineExchange(Exchange, Requester):
                 self._task = self._proxy.spawn(self._wait_at_gate())
                 return
         self._connect()
+
+    @property
+    def _is_gated(self) -> bool:
+        return self.head.method not in SAFE_METHODS or self.head.websocket
 
     async def _wait_at_gate(self) -> None:
         gate = self._proxy.gate
@@ -147,7 +142,7 @@ class EngineExchange(Exchange, Requester):
         self._patience = self._proxy.first_byte_ticks if self._has_request else self._proxy.idle_ticks
         engine.begin(self)
         engine.write_side.write(self._proxy.head_for_engine(self.head, self._client.forwarding))
-        if self._pieces is not None and not self.wants_tunnel:
+        if self._pieces is not None and not self.head.websocket:
             self._pieces.send(engine.write_side)
         if self._last is not None:
             self._send_last(self._last)
@@ -197,7 +192,7 @@ class EngineExchange(Exchange, Requester):
     def _send(self, piece: bytes) -> None:
         self._quiet = 0
         engine = self._engine
-        if engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL):
+        if engine is not None and (not self.head.websocket or self._state is State.TUNNEL):
             engine.write_side.write(piece)
             return
         self._waiting.add(piece)
@@ -232,7 +227,7 @@ class EngineExchange(Exchange, Requester):
         """Pass on a 1xx, unless the client speaks HTTP/1.0, which has none."""
         if not self.head.is_http10:
             self.response_bytes += len(raw)
-            self._write(raw)
+            self._client.write_side.write(raw)
 
     def response_begins(self, head: ResponseHead, data: bytes) -> None:
         self._state = State.RESPONDING
@@ -248,12 +243,12 @@ class EngineExchange(Exchange, Requester):
         # Without a 100 the client may leave the body out: then its next request would look like the body.
         lacks_100 = self.head.expects_continue and not self._has_request
         self._closes = self._closes or head.until_close or lacks_100
-        unchunked = self.wants_bare_body and head.chunked
+        unchunked = self.head.is_http10 and head.chunked
         if data:
             self.note_first_byte()
         data = head.for_client(self.head.request_id(), close=self._closes, unchunked=unchunked) + data
         self.response_bytes += len(data)
-        self._write(data)
+        self._client.write_side.write(data)
         self._quiet = 0
         self._patience = self._proxy.idle_ticks
 
@@ -262,7 +257,7 @@ class EngineExchange(Exchange, Requester):
         if self.first_byte_seconds is None:
             self.note_first_byte()
         self.response_bytes += len(data)
-        self._write(data)
+        self._client.write_side.write(data)
 
     def response_ends(self, *, reusable: bool) -> None:
         """End the exchange. The rest of a request that is still arriving is dropped."""
@@ -289,7 +284,7 @@ class EngineExchange(Exchange, Requester):
             self._admission.is_open_ended = True
         data = head.for_tunnel(self.head.request_id())
         self.response_bytes += len(data)
-        self._write(data)
+        self._client.write_side.write(data)
         if self._engine is not None and self._pieces is not None:
             self._pieces.send(self._engine.write_side)
 
@@ -344,37 +339,42 @@ class EngineExchange(Exchange, Requester):
             self.fail(CLIENT_LEFT)
 
     def fail(self, failure: Failure) -> None:
+        """End it, with an error for the client where one can still be sent."""
         if self._state is State.OVER:
             return
-        if self.status is None:
-            ending = ending_before_response(
-                failure,
-                closes=self._closes,
-                body_missing=not self._has_request,
-                is_awaited=self.head.expects_continue,
-            )
-        else:
-            response = self._response
-            # Without framing, the connection's end would look like the response's.
-            is_unframed = response is not None and (response.until_close or self.wants_bare_body)
-            ending = ending_within_response(failure, is_unframed=is_unframed)
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.cut()
-        self.result, self.reason = ending.result, failure.reason
-        if ending.result != "client_left":
-            self._proxy.report(failure, self.head, self._client.peer, ending.result)
+        self.reason = failure.reason
+        is_before_response = self.status is None
+        if failure.status == CLIENT_LEFT.status:
+            self.result = "client_left"
+        elif is_before_response or failure.status not in SERVER_ERRORS:
+            # Within a response only the client's own body can still be refused; any other failure cuts it short.
+            self.result = "refused"
+        else:
+            self.result = "truncated"
+        error, closes = b"", self._closes
+        if self.result != "client_left":
+            self._proxy.report(failure, self.head, self._client.peer, self.result)
             self.status = self.status or failure.status
-        error = b""
-        if ending.action == "error":
-            error = error_response(failure, self.head.request_id(), close=ending.closes, without_body=self.to_head)
-            self.response_bytes += len(error)
+            if is_before_response:
+                # What is missing of the body is read and dropped, and the connection goes on, unless it closes in any
+                # case, or the body itself was the fault, or would come only after a 100.
+                body_ends_it = self.head.expects_continue or failure.status in UNREADABLE
+                closes = closes or (body_ends_it and not self._has_request)
+                is_to_head = self.head.method == b"HEAD"
+                error = error_response(failure, self.head.request_id(), close=closes, without_body=is_to_head)
+                self.response_bytes += len(error)
         self._end()
-        if ending.action == "error":
-            self._write(error)
-            self._client.response_done(close=ending.closes)
-        elif ending.action == "cut":
-            self._client.cut(reset=ending.closes)
+        if error:
+            self._client.write_side.write(error)
+            self._client.response_done(close=closes)
+        elif failure is not CLIENT_LEFT:
+            response = self._response
+            # Without framing, the connection's end would look like the response's.
+            is_unframed = response is not None and (response.until_close or self.head.is_http10)
+            self._client.cut(reset=is_unframed or failure.status == CLIENT_LEFT.status)
 
     def _end(self) -> None:
         now = time.perf_counter()
@@ -392,10 +392,7 @@ class EngineExchange(Exchange, Requester):
             self._client.read_side.let_go("engine")
         if self._pieces is not None:
             self._pieces.drop()
-        self._count(now - self.started)
-
-    def _count(self, seconds: float) -> None:
-        proxy = self._proxy
+        seconds = now - self.started
         status = self.status or CLIENT_LEFT.status
         proxy.observer.request_ended(
             self._path_class,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from highwater.proxy.allowlist import (
+from gated_proxy.allowlist import (
     CONTROL_PATHS,
     INFERENCE_PREFIXES,
     NEVER,
@@ -48,13 +48,11 @@ def status(method: str, path: str, allow: AllowList = DEFAULT) -> int:
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS"])
 def test_inference_and_its_company_pass(method, path):
-    """With every ordinary method: the engine knows its own."""
     assert DEFAULT.decide(method, read_path(path.encode())).admitted
 
 
 @pytest.mark.parametrize("path", sorted(READ_ONLY_PATHS))
 def test_states_can_be_read_and_not_written(path):
-    """GET and HEAD; the refusal names the way out."""
     assert [status(method, path) for method in ("GET", "HEAD", "POST", "PUT")] == [200, 200, 403, 403]
     assert "proxy.extra_paths" in DEFAULT.decide("POST", read_path(path.encode())).reason
 
@@ -69,7 +67,6 @@ def test_control_paths_are_forbidden_unless_named(path):
 
 
 def test_the_engines_metrics_are_read_where_ours_are_elsewhere():
-    """By GET and HEAD, by that name, and below the root path; nothing else of them."""
     allowed = AllowList(root_path="/llm", has_metrics=True)
     assert [status(method, "/metrics", allowed) for method in ("GET", "HEAD", "POST")] == [200, 200, 403]
     assert [status("GET", path, allowed) for path in ("/llm/metrics", "/metrics/", "/x/metrics")] == [200, 403, 403]
@@ -78,7 +75,6 @@ def test_the_engines_metrics_are_read_where_ours_are_elsewhere():
 
 @pytest.mark.parametrize("path", sorted(CONTROL_PATHS))
 def test_a_prefix_never_opens_a_control_path(path):
-    """Not even the root."""
     assert status("POST", path, AllowList(("/",))) == 403
 
 
@@ -111,7 +107,6 @@ def test_what_is_a_control_path_below_no_known_root_path_passes(path, root_path)
 
 
 def test_a_path_that_may_be_a_control_path_is_refused_as_that():
-    """It is not called one, and the advice is one that can be followed for a path with an id in it."""
     reason = DEFAULT.decide("POST", read_path(b"/v1/fine_tuning/jobs/ft-1/pause")).reason
     assert "could be one of the engine's control paths, below a root path that is not known" in reason
     assert "set engine_root_path to vLLM's --root-path, or to / where it has none" in reason
@@ -120,7 +115,6 @@ def test_a_path_that_may_be_a_control_path_is_refused_as_that():
 @pytest.mark.parametrize("path", sorted(CONTROL_PATHS))
 @pytest.mark.parametrize("root_path", ["/v1", "/v1/jobs/7", "/inference", "/inference/v1", "/llm"])
 def test_a_known_root_path_closes_what_lies_below_it(path, root_path):
-    """As the operator set it, and as the engine reports it; one that begins so is then another route to the engine."""
     for allow in (
         AllowList(root_path=root_path, knows_root_path=True),
         AllowList(unset_root_path=root_path, knows_root_path=True),
@@ -131,7 +125,6 @@ def test_a_known_root_path_closes_what_lies_below_it(path, root_path):
 
 
 def test_a_model_may_be_called_like_a_control_path():
-    """Two levels down it is a name."""
     assert status("GET", "/v1/models/pause") == 200
 
 
@@ -144,7 +137,6 @@ def test_unknown_paths_are_not_found(path):
 
 
 def test_an_encoded_slash_cannot_build_a_prefix():
-    """The literal path must begin as the list has it."""
     assert status("GET", "/v1%2Fmodels") == 404
 
 
@@ -196,7 +188,6 @@ def test_only_methods_that_an_api_has_are_proxied(method):
 
 
 def test_extra_entries_are_exact_unless_they_end_in_a_slash():
-    """Exactly themselves, or the place where the API is found again."""
     allow = AllowList(("/custom/", "/exact"))
     paths = ["/custom/v1/models", "/custom/exact", "/custom/", "/custom", "/exact", "/exact/a", "/exactly"]
     assert [status("POST", path, allow) for path in paths] == [200, 200, 404, 404, 200, 404, 404]
@@ -209,7 +200,6 @@ def test_a_prefix_admits_nothing_that_the_list_refuses(path):
 
 
 def test_an_exact_entry_opens_its_path_below_a_prefix_too():
-    """The engine serves both as one."""
     assert status("POST", "/llm/sleep", AllowList(("/llm/", "/sleep"))) == 200
 
 
@@ -218,7 +208,6 @@ ROOTED = AllowList(root_path="/llm/prod")
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/generative_scoring"])
 def test_a_root_path_is_stripped_and_the_same_list_judges(path):
-    """With the prefix as without it; the routes that count requests see it without."""
     assert ROOTED.decide("POST", read_path(path.encode())).route == path
     assert ROOTED.decide("POST", read_path(f"/llm/prod{path}".encode())).route == path
 
@@ -253,7 +242,6 @@ def test_below_a_root_path_that_is_an_api_prefix_only_the_rest_counts():
 
 
 def test_no_prefix_leads_around_a_root_path():
-    """Neither one above it nor one below it."""
     for entries in (("/llm/",), ("/llm/prod/",), ("/llm/prod/v1/",), ("/",)):
         allow = AllowList(entries, root_path="/llm/prod")
         assert status("POST", "/llm/prod/new_control", allow) == 404
@@ -261,7 +249,6 @@ def test_no_prefix_leads_around_a_root_path():
 
 
 def test_below_a_root_path_that_is_not_set_nothing_passes():
-    """The refusal names the setting; elsewhere nothing changes."""
     allow = AllowList(unset_root_path="/v1")
     assert status("GET", "/v1/models") == 200
     decision = allow.decide("GET", read_path(b"/v1/models"))
@@ -271,7 +258,6 @@ def test_below_a_root_path_that_is_not_set_nothing_passes():
 
 
 def test_a_prefix_entry_says_that_a_root_path_is_meant():
-    """As `proxy.extra_paths` was used before there was a setting: below it the list judges."""
     allow = AllowList(("/llm/",), unset_root_path="/llm")
     paths = ["/llm/v1/models", "/llm/new_control", "/llm/sleep", "/v1/models"]
     assert [status("POST", path, allow) for path in paths] == [200, 404, 403, 200]
@@ -284,7 +270,6 @@ def test_a_root_path_that_cannot_be_meant_has_a_flaw(root_path):
 
 
 def test_a_plain_root_path_has_none():
-    """Of one segment or several."""
     assert [root_path_flaw(path) for path in ("/llm", "/llm/prod", "/v1", "/")] == [None] * 4
 
 
@@ -298,7 +283,6 @@ def test_aborting_by_name_is_refused_with_its_reason():
     "entry", ["", "custom", "/a/../b", "//", "/a%2Fb", "/a?b", "/collective_rpc", "/x/collective_rpc"]
 )
 def test_an_entry_that_cannot_be_meant_is_an_error(entry):
-    """At start, not at the first request."""
     with pytest.raises(ValueError, match=r"proxy\.extra_paths"):
         AllowList((entry,))
 
@@ -320,7 +304,6 @@ ROOT_PATHS = [None, "/llm", "/llm/prod", "/v1", "/v2", "/inference", "/cohere", 
 @pytest.mark.parametrize("path", sorted(route.removeprefix("POST ") for route in STEERING))
 @pytest.mark.parametrize("root_path", ROOT_PATHS)
 def test_what_steers_any_vllm_is_admitted_below_no_root_path(path, root_path):
-    """Whether the operator has set it, has named it as a prefix, or does not know of it."""
     sent = (root_path or "") + path
     entries = ("/", f"{root_path or ''}/")
     unaware = (AllowList(), AllowList(entries), AllowList(root_path=root_path))
@@ -339,7 +322,6 @@ SERVED = sorted(set(recorded()) - STEERING - {"POST /generate"})
 
 @pytest.mark.parametrize("route", [route for route in SERVED if not route.startswith("MOUNT ")])
 def test_what_serves_in_any_vllm_is_admitted(route):
-    """As it stands, and below the root path that the engine was started with; some of what only tells is not."""
     method, path = route.replace("WEBSOCKET", "GET").replace("{response_id}", "resp_1").split(" ")
     is_open = (
         path
@@ -390,7 +372,6 @@ PATHS = st.one_of(
 @example(path="/v1/%2e%2e/collective_rpc", method="POST", extra=(), known=False)
 @example(path="/v1/..%2fpause", method="POST", extra=("/",), known=True)
 def test_no_admitted_path_resolves_to_a_denied_one(path, method, extra, known):
-    """However often it is decoded, resolved as a path and compared without case."""
     if not AllowList(extra, knows_root_path=known).decide(method, read_path(path.encode("latin-1"))).admitted:
         return
     for _ in range(3):

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from highwater.process.limited_log import LimitedLog, printable
-from highwater.proxy.access_log import AccessLog, RequestRecord
-from highwater.proxy.clients import Clients
-from highwater.proxy.failures import (
+from gated_proxy.engine import ConnectionPool, port_of
+from gated_proxy.failures import (
     ENGINE_FAULTS,
     STOPPING,
     Failure,
@@ -22,17 +21,137 @@ from highwater.proxy.failures import (
     loop,
     too_many_connections,
 )
-from highwater.proxy.forwarded import Forwarding, Mode
-from highwater.proxy.gate import Gate
-from highwater.proxy.limits import ProxyLimits
-from highwater.proxy.request_head import RequestHead
-from highwater.proxy.response_head import EngineOrigin
-from highwater.proxy.roles import Client, Exchange
-from highwater.proxy.traffic import Connections, ProxyTraffic, Result
-from highwater.proxy.transports import WriteBatch
-from highwater.proxy.upstream import ConnectionPool, port_of
+from gated_proxy.gate import Gate
+from gated_proxy.heads import EngineOrigin, Forwarding, Mode, RequestHead
+from gated_proxy.logs import AccessLog, LimitedLog, RequestRecord, printable
+from gated_proxy.traffic import Connections, ProxyTraffic, Result
+from gated_proxy.transports import ReadSide, WriteBatch, WriteSide
 
 log = logging.getLogger("highwater.proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """Sizes in bytes, times in seconds."""
+
+    max_header_bytes: int = 64 * 1024  # a larger request head gets 431
+    max_body_bytes: int = 256 * 1024 * 1024  # a larger request body gets 413
+    connect_seconds: float = 5.0
+    first_byte_seconds: float = 600.0
+    """From the request's last byte to the response's head: prefill behind a queue takes minutes. 0: no limit."""
+    idle_seconds: float = 600.0
+    """Between two pieces of a response, of an upload or in a tunnel, whichever side is waited for. 0: no limit."""
+    slow_body_seconds: float = 300.0
+    """The longest wait for all pieces of an upload, and a second more for each body_bytes_per_second that came:
+    trickling bytes does not extend it."""
+    body_bytes_per_second: int = 512  # no link that carries images, and no live audio, is slower
+    keepalive_seconds: float = 4.0
+    """Idle engine connections are dropped before uvicorn, the engine's server, drops them after 5 s."""
+    client_keepalive_seconds: float = 620.0  # a client's connection on which nothing happens is closed
+    client_wait_seconds: float = 75.0
+    """For a request's head from its first byte, for the whole body of a request to a sidecar path, and for a client to
+    take a response that the sidecar made."""
+    held_bytes_per_second: int = 8 * 1024
+    """A complete response that waits for its client has client_wait_seconds, and a second more for so many bytes: it
+    holds memory. Responses that still come from the engine are not held, and may be read as slowly as the client
+    likes."""
+    max_unread_bytes: int = 64 * 1024 * 1024
+    """Response bytes that all clients of a port have not read; above it the clients with the most unread are cut."""
+    max_connections: int | None = None
+    """Clients connected at once that may send requests to the engine. None: no limit."""
+    max_control_connections: int | None = None
+    """Clients connected at once to a port that serves the control plane alone. None: no limit."""
+    linger_seconds: float = 5.0
+    """After an error that ends a connection, for the client to read it: closing on unread bytes would destroy it."""
+
+    @property
+    def tick_seconds(self) -> float:
+        """The time between two checks of all clocks; no limit is kept more exactly than this."""
+        shortest = min(
+            self.first_byte_seconds or math.inf,
+            self.idle_seconds or math.inf,
+            self.keepalive_seconds,
+            self.client_keepalive_seconds,
+            self.client_wait_seconds,
+            self.linger_seconds,
+        )
+        return min(max(shortest / 4, 0.005), 1.0)
+
+
+class Client(Protocol):
+    """A client's connection, as those see it who respond to its requests, or close it."""
+
+    transport: asyncio.Transport
+    read_side: ReadSide  # held while the client's bytes cannot be taken
+    write_side: WriteSide  # the only writer to the client
+    forwarding: Forwarding | None  # adds headers that name the client to the engine
+
+    @property
+    def peer(self) -> str:
+        """Its address and port."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes written that neither the client nor its socket has taken."""
+
+    def tick(self) -> None: ...
+    def response_done(self, *, close: bool) -> None: ...
+    def cut(self, *, reset: bool) -> None:
+        """End the response here, incomplete; `reset` where the connection's end alone would look clean."""
+
+
+class Exchange(Protocol):
+    """A request to the engine that is under way."""
+
+    def tick(self) -> None: ...
+    def fail(self, failure: Failure) -> None:
+        """End it, with an error for the client where one can still be sent."""
+
+
+class Clients:
+    """The clients connected to one port: at most ``limit``, and the error for those above it. None: no limit."""
+
+    def __init__(self, limit: int | None, too_many: Failure, log: LimitedLog) -> None:
+        self.limit = limit
+        self.too_many = too_many
+        self._log = log
+        self._connected: set[Client] = set()
+
+    def __len__(self) -> int:
+        return len(self._connected)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._connected)
+
+    @property
+    def surplus(self) -> int:
+        return 0 if self.limit is None else len(self._connected) - self.limit
+
+    def add(self, client: Client) -> None:
+        self._connected.add(client)
+
+    def discard(self, client: Client) -> None:
+        self._connected.discard(client)
+
+    def shed_unread(self, max_bytes: int) -> None:
+        """Cut the clients with the most unread bytes, where all of them together leave more than ``max_bytes``.
+
+        The sidecar's own responses are made whole, one a connection; but connections are many, and some responses have
+        megabytes.
+        """
+        unread = [(size, id(client), client) for client in self._connected if (size := client.unread_bytes)]
+        total = sum(size for size, _, _ in unread)
+        for size, _, client in sorted(unread, reverse=True):
+            if total <= max_bytes:
+                return
+            total -= size
+            self._log.warning(
+                "unread",
+                "%s has not read %d bytes of its responses, and all clients together left too many unread: cut",
+                client.peer,
+                size,
+            )
+            client.write_side.abort()
 
 
 class Proxy:
@@ -150,7 +269,7 @@ class Proxy:
         raw = head.for_engine(self.host_line, forwarding)
         return raw if self._withhold is None else self._withhold(raw)
 
-    def loop_failure(self, ends: Any) -> Failure | None:  # noqa: ANN401 - addresses of any family
+    def loop_failure(self, ends: object) -> Failure | None:
         return self._loop_failure if ends in self.pool.ends else None
 
     async def start(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from highwater.proxy.gate import ALONE_SECONDS, PACE_SECONDS, STEP_SECONDS, Admission, Gate, Shed
+from gated_proxy.gate import ALONE_SECONDS, PACE_SECONDS, STEP_SECONDS, Admission, Gate, Shed
 
 
 async def settle() -> None:
@@ -19,7 +19,6 @@ async def settle() -> None:
 
 
 async def test_an_open_gate_only_counts():
-    """In, out, and the moment of the last one's end."""
     now = [100.0]
     gate = Gate(clock=lambda: now[0])
     first, second = await gate.enter(), await gate.enter()
@@ -30,7 +29,6 @@ async def test_an_open_gate_only_counts():
 
 
 async def test_who_does_not_want_to_wait_is_told():
-    """Let through and counted, or neither."""
     gate = Gate()
     assert gate.try_enter()
     with gate.closed(10):
@@ -39,7 +37,6 @@ async def test_who_does_not_want_to_wait_is_told():
 
 
 async def test_a_closed_gate_holds_and_then_lets_through():
-    """Those inside go on; those outside wait, and all pass when it opens."""
     gate = Gate()
     inside = await gate.enter()
     with gate.closed(10):
@@ -70,7 +67,6 @@ async def test_those_let_through_count_before_they_run():
 
 
 async def test_too_many_are_shed_with_the_time_to_come_back():
-    """The rest of the time that the gate was closed for, at least a second."""
     now = [0.0]
     gate = Gate(max_held=1, clock=lambda: now[0])
     with gate.closed(7.5):
@@ -89,7 +85,6 @@ async def test_too_many_are_shed_with_the_time_to_come_back():
 
 
 async def test_a_request_that_waits_too_long_is_shed_and_not_counted():
-    """Its place is free for another."""
     gate = Gate(hold_seconds=0.001, max_held=1)
     with gate.closed(10):
         with pytest.raises(Shed, match=r"held for 0.001 s") as caught:
@@ -100,7 +95,6 @@ async def test_a_request_that_waits_too_long_is_shed_and_not_counted():
 
 
 async def test_a_client_that_gives_up_while_held_is_not_counted():
-    """The client left, the server stops."""
     gate = Gate()
     with gate.closed(10):
         waiting = asyncio.create_task(gate.enter())
@@ -112,7 +106,6 @@ async def test_a_client_that_gives_up_while_held_is_not_counted():
 
 
 async def test_a_client_that_gives_up_as_the_gate_opens_is_not_counted():
-    """Let through and cancelled before it could run: its count is taken back."""
     gate = Gate()
     with gate.closed(10):
         waiting = asyncio.create_task(gate.enter())
@@ -139,7 +132,6 @@ async def test_a_client_that_gave_up_costs_nothing_any_more():
 
 
 async def test_the_oldest_under_way_is_known_with_its_age():
-    """A request that came before and left is not it."""
     now = [100.0]
     gate = Gate(clock=lambda: now[0])
     assert gate.oldest_seconds() is None
@@ -242,7 +234,6 @@ async def test_a_paced_request_waits_until_the_engine_responds_to_the_one_before
 
 
 async def test_a_paced_request_does_not_wait_for_ever():
-    """A response that is not streamed begins when it is whole."""
     paces = Paces()
     _, second = await paced(paces, 2)
     while not second.done():
@@ -251,7 +242,6 @@ async def test_a_paced_request_does_not_wait_for_ever():
 
 
 async def test_who_comes_while_requests_are_paced_waits_for_a_step():
-    """Also where nobody else waits; afterwards all pass at once again."""
     paces = Paces()
     with paces.gate.closed(10, then_pace=True):
         pass
@@ -268,7 +258,6 @@ async def test_who_comes_while_requests_are_paced_waits_for_a_step():
 
 @pytest.mark.parametrize("max_held", [0, 2])
 async def test_nobody_is_turned_away_while_requests_are_paced(max_held):
-    """The gate is open then: more than may wait go on faster."""
     paces = Paces()
     paces.gate = Gate(max_held=max_held, clock=lambda: paces.now, later=paces._later)
     with paces.gate.closed(10, then_pace=True):
@@ -302,7 +291,6 @@ async def test_a_gate_that_closes_while_requests_are_paced_holds_the_rest():
 
 @pytest.mark.parametrize("then_pace", [False, True])
 async def test_a_gate_that_is_closed_for_too_long_opens_by_itself(then_pace, caplog):
-    """Whatever the block waits for; what comes of it later closes and opens nothing, and paces nobody once more."""
     paces = Paces()
     with paces.gate.closed(10, then_pace=then_pace):
         held = [asyncio.create_task(paces.gate.enter()) for _ in range(2)]
@@ -318,7 +306,6 @@ async def test_a_gate_that_is_closed_for_too_long_opens_by_itself(then_pace, cap
 
 
 async def test_a_gate_that_opens_in_time_does_not_open_once_more():
-    """The next closing is another's."""
     paces = Paces()
     with paces.gate.closed(10):
         assert paces.overdue.call is not None
@@ -326,7 +313,6 @@ async def test_a_gate_that_opens_in_time_does_not_open_once_more():
 
 
 async def test_an_error_inside_opens_the_gate():
-    """Whatever happens to the reset."""
     gate = Gate()
     with pytest.raises(RuntimeError), gate.closed(10, then_pace=True):
         raise RuntimeError

@@ -11,28 +11,77 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
-from highwater.proxy.allowlist import METRICS, NO_ROOT_PATH, ROOT_PATH_SETTING, AllowList, read_path
-from highwater.proxy.destination import LIVE_STREAM, Destination, path_class
-from highwater.proxy.failures import Failure
+from gated_proxy import allowlist
+from gated_proxy.allowlist import METRICS, NO_ROOT_PATH, ROOT_PATH_SETTING, AllowList, read_path
+from gated_proxy.failures import Failure
+from gated_proxy.traffic import HEALTH
 
 BAD_REQUEST, NOT_FOUND = 400, 404
 # Labels of refusals; any other status is that of a path that is not on the allow list.
 _REFUSAL_REASONS = {BAD_REQUEST: "bad_request", 403: "forbidden"}
-SIDECAR_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz, /docs/runbooks/"
 DATA_PORT_HINT = ". The sidecar's own paths are on its control port (control_port)"
 PATH_BYTES_REMEMBERED = 256
-# What the engine's allow list does not have below these, only the sidecar could have: it says what it has.
-_SIDECAR_FOLDERS = ("/dashboard/", "/docs/", "/memory/", "/policy/")
+# These cannot reach the model: they pass the gate uncounted, because liveness must not wait for a reset.
+SAFE_METHODS = frozenset(method.encode() for method in allowlist.SAFE_METHODS)
+_METHODS = {name.encode(): name for name in allowlist.METHODS}
+
+_PATH_CLASSES = {
+    "/v1/chat/completions": "chat_completions",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/realtime": "realtime",
+    "/v1/models": "models",
+    "/tokenize": "tokenize",
+    "/detokenize": "tokenize",
+    "/health": HEALTH,
+    "/ping": HEALTH,
+}
+_PATH_CLASS_PREFIXES = (
+    ("/v1/models/", "models"),
+    ("/v1/responses/", "responses"),
+    ("/v1/audio/", "audio"),
+    ("/v1/", "other_v1"),
+    ("/v2/", "other_v2"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    to: Literal["engine", "sidecar", "nowhere"]
+    path_class: str = "other"
+    refusal: Failure | None = None
+
+
+LIVE_STREAM = "live_stream"  # the path class of a sidecar path whose response does not end by itself
+
+
+def path_class(path: str) -> str:
+    """Name a decoded path with one of a few words, as a metric's label."""
+    known = _PATH_CLASSES.get(path)
+    return known or next((name for prefix, name in _PATH_CLASS_PREFIXES if path.startswith(prefix)), "other")
+
+
+def method_class(method: bytes) -> str:
+    return _METHODS.get(method, "other")
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarPaths:
-    """The sidecar's own paths: exact ones, and prefixes; the response to a live one does not end by itself."""
+    """The sidecar's own paths: exact ones, and prefixes; the response to a live one does not end by itself.
+
+    What the engine's allow list does not have below ``folders``, only the sidecar could have: it says what it has.
+    ``hint`` is a sentence for first-time users, with curl and no documentation, behind a refusal.
+    """
 
     exact: frozenset[str]
     prefixes: tuple[str, ...] = ()
     live: frozenset[str] = frozenset()
+    folders: tuple[str, ...] = ()
+    hint: str = ""
 
     def __contains__(self, path: str) -> bool:
         return path in self.exact or path.startswith(self.prefixes)
@@ -93,10 +142,9 @@ class Front:
         if decision.admitted:
             return Destination("engine", path_class(decision.route))
         may_be_own = decision.status == NOT_FOUND and not (self._has_control_port or websocket)
-        if may_be_own and path.decoded.startswith(_SIDECAR_FOLDERS):
+        if may_be_own and path.decoded.startswith(self._sidecar_paths.folders):
             return _to_sidecar(path.decoded, self._sidecar_paths)
-        # For first-time users, with curl and no documentation.
-        hint = DATA_PORT_HINT if self._has_control_port else SIDECAR_PATHS_HINT
+        hint = DATA_PORT_HINT if self._has_control_port else self._sidecar_paths.hint
         return _refused(decision.status, decision.reason + (hint if decision.status == NOT_FOUND else ""))
 
 
@@ -115,10 +163,11 @@ class ControlFront:
         path = read_path(raw_path)
         if path.flaw:
             return _refused(BAD_REQUEST, f"the request path is malformed: {path.flaw}")
-        is_own = path.decoded in self._sidecar_paths or path.decoded.startswith(_SIDECAR_FOLDERS)
+        is_own = path.decoded in self._sidecar_paths or path.decoded.startswith(self._sidecar_paths.folders)
         if is_own and not websocket:
             return _to_sidecar(path.decoded, self._sidecar_paths)
-        return _refused(NOT_FOUND, f"{path.decoded} is not served on this port, {self._elsewhere}{SIDECAR_PATHS_HINT}")
+        hint = self._sidecar_paths.hint
+        return _refused(NOT_FOUND, f"{path.decoded} is not served on this port, {self._elsewhere}{hint}")
 
 
 def _to_sidecar(path: str, paths: SidecarPaths) -> Destination:

@@ -1,4 +1,4 @@
-"""The ways in which a request can fail, the error response that a client gets, and how the request ends for it."""
+"""The ways in which a request can fail, and the error response that a client gets."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import json
 from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Literal
-
-from highwater.proxy.traffic import Result
 
 _KINDS = {
     400: "invalid_request_error",
@@ -22,7 +19,7 @@ _KINDS = {
 }
 SERVER_ERRORS = range(500, 600)
 # The request's body is too large, too slow, or not HTTP: the connection ends with the response.
-_UNREADABLE = frozenset({400, 408, 413, 431})
+UNREADABLE = frozenset({400, 408, 413, 431})
 # What the engine did or did not do; every other error is the sidecar's refusal.
 ENGINE_FAULTS = frozenset({502, 504})
 
@@ -134,34 +131,3 @@ def error_response(failure: Failure, request_id: bytes, *, close: bool, without_
     if close:
         lines.append(b"connection: close")
     return b"\r\n".join([*lines, b"", b"" if without_body else body])
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The end of a failed request for its client; the connection ``closes`` after the error, or is reset by the cut."""
-
-    result: Result
-    action: Literal["nothing", "cut", "error"]
-    closes: bool = False
-
-
-def ending_before_response(failure: Failure, *, closes: bool, body_missing: bool, is_awaited: bool) -> Ending:
-    """Decide how the client sees a failure before any response; ``is_awaited``: its body comes only after a 100."""
-    if failure.status == CLIENT_LEFT.status:
-        return _left(failure)
-    # What is missing of the body is read and dropped, and the connection goes on, unless it closes in any case, or the
-    # body itself was the fault.
-    unread = body_missing and (is_awaited or failure.status in _UNREADABLE)
-    return Ending("refused", "error", closes=closes or unread)
-
-
-def ending_within_response(failure: Failure, *, is_unframed: bool) -> Ending:
-    """Decide how the client sees a failure within a response; ``is_unframed``: the connection's end would end it."""
-    if failure.status == CLIENT_LEFT.status:
-        return _left(failure)
-    # Within a response only the client's own body can still be refused; any other failure cuts it short.
-    return Ending("truncated" if failure.status in SERVER_ERRORS else "refused", "cut", closes=is_unframed)
-
-
-def _left(failure: Failure) -> Ending:
-    return Ending("client_left", "nothing") if failure is CLIENT_LEFT else Ending("client_left", "cut", closes=True)

@@ -10,10 +10,11 @@ import re
 
 import httptools
 
-from highwater.proxy.failures import BadRequest, Failure
-from highwater.proxy.proxy import Proxy
-from highwater.proxy.request_head import NOT_HTTP, Header, RequestHead
-from highwater.proxy.roles import Exchange
+from gated_proxy.exchange import EngineExchange
+from gated_proxy.failures import BadRequest, Failure
+from gated_proxy.heads import NOT_HTTP, Header, RequestHead
+from gated_proxy.proxy import Proxy
+from gated_proxy.sidecar import SidecarExchange
 
 # Extensions are between the client and us (RFC 9112 7.1.1), and are dropped.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
@@ -108,18 +109,15 @@ class IncomingRequest:
     body.
     """
 
-    exchange: Exchange | None = None
-    trailers: tuple[Header, ...] = ()
-    _chunks: Chunks | None = None
-    _body_bytes = 0  # of a chunked body
-
     def __init__(self, proxy: Proxy, head: RequestHead) -> None:
         self.head = head
+        self.exchange: EngineExchange | SidecarExchange | None = None
+        self.trailers: tuple[Header, ...] = ()
         self.is_complete = not (head.chunked or head.declared_bytes or head.websocket)
         self._proxy = proxy
         self._left = head.declared_bytes  # of a counted body
-        if head.chunked:
-            self._chunks = Chunks(proxy.head_too_large, proxy.limits.max_header_bytes)
+        self._body_bytes = 0  # of a chunked body
+        self._chunks = Chunks(proxy.head_too_large, proxy.limits.max_header_bytes) if head.chunked else None
 
     def take(self, data: bytes, at: int) -> tuple[bytes, int]:
         """Take a piece of the body from a place in the data; return it, without chunks, and the place behind it.

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from highwater.proxy.clients import Clients, UnreadWatch
-from highwater.proxy.destination import LIVE_STREAM, Destination
-from highwater.proxy.exchange import EngineExchange
-from highwater.proxy.failures import BadRequest, Failure, error_response
-from highwater.proxy.forwarded import forwarding
-from highwater.proxy.incoming import IncomingRequest
-from highwater.proxy.proxy import Proxy
-from highwater.proxy.request_head import NOT_HTTP, RequestHead, has_bare_line_feed, parse_head
-from highwater.proxy.roles import Client, Exchange
-from highwater.proxy.sidecar import SidecarExchange
-from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has_hung_up, keep_alive
-
-log = logging.getLogger("highwater.proxy")
+from gated_proxy.exchange import EngineExchange
+from gated_proxy.failures import BadRequest, Failure, error_response
+from gated_proxy.heads import NOT_HTTP, Forwarding, RequestHead, forwarding, parse_head
+from gated_proxy.incoming import IncomingRequest
+from gated_proxy.proxy import Clients, Proxy
+from gated_proxy.routes import LIVE_STREAM, Destination
+from gated_proxy.sidecar import SidecarExchange
+from gated_proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has_hung_up, keep_alive, peer_of
 
 _CR = ord("\r")
 # Bytes of requests that wait; above it no more are read. Not before: only reading notices that the client leaves.
@@ -38,35 +32,68 @@ Route = Callable[[bytes, bytes, bool], Destination]
 """Decides where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
 
 
-class Port(NamedTuple):
-    route: Route
-    clients: Clients
+class UnreadWatch:
+    """Judges, tick by tick, a client that does not take a complete response: it holds memory meanwhile.
+
+    It has ``wait_ticks``, and one more for each ``held_bytes_per_tick``; in ``wait_ticks`` it must take something.
+    """
+
+    def __init__(self, wait_ticks: float, held_bytes_per_tick: float) -> None:
+        self._wait_ticks = wait_ticks
+        self._held_bytes_per_tick = held_bytes_per_tick
+        self._unsent = 0  # bytes at the last tick
+        self._ticks = 0.0  # for which they have waited
+        self._patience = 0.0  # ticks for which they may wait
+        self._untaken_ticks = 0  # in which the client took none of them
+
+    def restart(self) -> None:
+        self._ticks = 0.0
+
+    def is_over(self, unsent: int) -> bool:
+        """Count one tick with so many bytes unsent, and return whether the time has passed."""
+        if not unsent:
+            self._unsent = self._untaken_ticks = 0
+            self._ticks = 0.0
+            return False
+        if not self._ticks:
+            self._patience = self._wait_ticks + unsent / self._held_bytes_per_tick
+        self._ticks += 1
+        self._untaken_ticks = self._untaken_ticks + 1 if unsent == self._unsent else 0
+        self._unsent = unsent
+        return self._untaken_ticks > self._wait_ticks or self._ticks > self._patience
 
 
-class ClientConnection(Client):
+class ClientConnection(asyncio.Protocol):
     """The protocol that uvicorn runs on each connection.
 
     One request is served at a time, and none is begun while responses wait for the client to take them: further bytes
     stay unread, first here, then with the client. So a connection costs one response more than its client takes, and
     not as many as its client has requested.
 
-    An ``asyncio.Protocol`` in all but name: a compiled class cannot have that base. uvicorn passes the arguments from
-    ``config`` on.
+    uvicorn passes the arguments from ``config`` on.
     """
+
+    transport: asyncio.Transport
+    read_side: ReadSide
+    write_side: WriteSide
+    forwarding: Forwarding | None
 
     def __init__(
         self,
         proxy: Proxy,
-        port: Port,
+        route: Route,
+        clients: Clients,
+        *,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._proxy = proxy
-        self._route, self._clients = port
+        self._route = route
+        self._clients = clients
         self._uvicorn = (config, server_state, app_state)
-        self._connections: set[Any] = server_state.connections
+        self._connections: set[Any] = server_state.connections  # uvicorn names its own protocols alone
         self._rest = b""  # bytes not taken yet: an incomplete head, or requests that wait
         self._is_scheduled = False  # the loop will go on with the rest
         self._is_within_head = False  # some of the next request's head has come
@@ -89,7 +116,7 @@ class ClientConnection(Client):
         self.read_side = ReadSide(self.transport)
         self.write_side = WriteSide(self.transport, self._proxy.write_batch)
         self.forwarding = forwarding(self._proxy.forwarded, self.transport)
-        self._ends: Any = (self.transport.get_extra_info("peername"), self.transport.get_extra_info("sockname"))
+        self._ends = (self.transport.get_extra_info("peername"), self.transport.get_extra_info("sockname"))
         self._connections.add(self)
         self._clients.add(self)
         surplus = self._clients.surplus
@@ -134,6 +161,14 @@ class ClientConnection(Client):
         else:
             self._take_all(data)
 
+    @property
+    def peer(self) -> str:
+        return peer_of(self.transport)
+
+    @property
+    def unread_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
     def _take_all(self, data: bytes) -> None:
         at = steps = 0
         while at < len(data) and not self._ignores_input:
@@ -142,7 +177,10 @@ class ClientConnection(Client):
                 asyncio.get_running_loop().call_soon(self._go_on)
                 break
             before = at
-            at = self._take(data, at)
+            if self._receiving is not None:
+                at = self._take_body(self._receiving, data, at)
+            elif self._current is None and not self._is_full:
+                at = self._take_head(data, at)
             if at == before:
                 break
             steps += 1
@@ -178,11 +216,8 @@ class ClientConnection(Client):
         if self._is_last and self._may_take_next and not self._ignores_input:
             self.write_side.close()
 
-    def _take(self, data: bytes, at: int) -> int:
-        """Take a head, or a piece of a body; return the place behind it, or the same where a request must wait."""
-        incoming = self._receiving
-        if incoming is None:
-            return self._take_head(data, at) if self._current is None and not self._is_full else at
+    def _take_body(self, incoming: IncomingRequest, data: bytes, at: int) -> int:
+        """Take a piece of a body; return the place behind it."""
         try:
             piece, at = incoming.take(data, at)
         except BadRequest as bad:
@@ -195,6 +230,7 @@ class ClientConnection(Client):
         return at
 
     def _take_head(self, data: bytes, at: int) -> int:
+        """Take a head; return the place behind it, or the same where it is not complete."""
         if data[at] == _CR and data.startswith(b"\r\n", at):  # of old clients, behind a body (RFC 9112 2.2)
             self._begin_head()
             return at + 2
@@ -202,7 +238,13 @@ class ClientConnection(Client):
         limits = self._proxy.limits
         if end < 4 or end - at > limits.max_header_bytes:  # noqa: PLR2004 - not found
             self._begin_head()
-            self._check_start(data[at:] if at else data)
+            start = data[at:] if at else data
+            if len(start) > limits.max_header_bytes:
+                self._refuse(self._proxy.head_too_large)
+            elif not start[:1].isalpha() and start not in (b"", b"\r"):
+                self._refuse(NOT_HTTP)  # no method: a client that speaks TLS, perhaps, and waits
+            elif start.count(b"\n") != start.count(b"\r\n"):
+                self._refuse(NOT_HTTP)  # a line feed without its carriage return: the head's end would never come
             return at
         self._is_within_head = False
         head = parse_head(data[at:end])
@@ -224,13 +266,6 @@ class ClientConnection(Client):
             self._is_within_head = True
             self._quiet = 0
 
-    def _check_start(self, data: bytes) -> None:
-        if len(data) > self._proxy.limits.max_header_bytes:
-            self._refuse(self._proxy.head_too_large)
-        elif (not data[:1].isalpha() and data not in (b"", b"\r")) or has_bare_line_feed(data):
-            # No method, or line feeds alone: a client that speaks TLS, perhaps, and waits.
-            self._refuse(NOT_HTTP)
-
     def _complete(self, incoming: IncomingRequest) -> None:
         self._receiving = None
         if incoming.exchange is not None:
@@ -250,7 +285,7 @@ class ClientConnection(Client):
             if close:
                 self._end_after(incoming)
             return
-        exchange: Exchange
+        exchange: EngineExchange | SidecarExchange
         if where.to == "sidecar":
             config, server_state, app_state = self._uvicorn
             exchange = SidecarExchange(
@@ -286,7 +321,7 @@ class ClientConnection(Client):
         else:
             self._go_on_soon()
 
-    def _forget_current(self) -> Exchange | None:
+    def _forget_current(self) -> EngineExchange | SidecarExchange | None:
         incoming, self._current = self._current, None
         if incoming is None:
             return None
@@ -376,4 +411,4 @@ class ClientConnection(Client):
 
 def protocol(proxy: Proxy, route: Route, clients: Clients | None = None) -> Callable[..., ClientConnection]:
     """Return uvicorn's ``http=`` for a port; without clients of its own it is the one for requests to the engine."""
-    return partial(ClientConnection, proxy, Port(route, proxy.clients if clients is None else clients))
+    return partial(ClientConnection, proxy, route, proxy.clients if clients is None else clients)

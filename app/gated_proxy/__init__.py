@@ -26,9 +26,6 @@ uvicorn's HTTP and the ASGI application behind it, request by request on the sam
 If the client leaves, the engine's connection is cut at once; if the engine leaves before the head of its response, the
 client gets an error; if it leaves within its response, the client's connection ends without the response's end.
 
-Nothing here knows of memory or policy. The gate admits a request before it goes on, and the observer counts it.
-
-mypyc can compile these modules (docs/architecture.md). Then types hold at run time: a ``None`` where one of our classes
-is declared is a ``TypeError``. A class has one base and traits, and stays slow with a foreign base. What a test patches
-in a module, the module's own functions do not see. Endless recursion ends the process.
+It imports nothing of ours, and knows nothing of memory or policy. The gate admits a request before it goes on, and the
+observer counts it.
 """
