@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
+from highwater.diagnose.rules.host import host_findings
 from highwater.host.reading import EngineMemorySettings, ShmMemory, ShmOwner
 from highwater.host.report import HostReport, report_of
 from highwater.units import MIB
@@ -22,7 +23,7 @@ def host(size: int, free: int, promised: int, engine: EngineMemorySettings | Non
     shm = ShmMemory(
         size_bytes=size * MIB, used_bytes=0, free_bytes=free * MIB, owners=(owner,), promised_bytes=promised * MIB
     )
-    report = report_of(replace(reading(), shm=shm, engine=engine))
+    report = report_of(replace(reading(), shm=shm, engine=engine), judge=host_findings)
     return TypeAdapter(HostReport).dump_python(report, mode="json")
 
 

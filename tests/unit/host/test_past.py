@@ -8,6 +8,7 @@ from itertools import cycle
 import pytest
 
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.diagnose.rules.host import host_findings
 from highwater.host.past import MAX_PARTS, GrownPart, HostPast
 from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
@@ -40,6 +41,7 @@ class Pod:
         self.queries: int | None = 0
         self.watch = HostWatch(
             reader,
+            judge=host_findings,
             counts=lambda: CacheCounts(queries=self.queries),
             life=lambda: self.life,
             monotonic=lambda: self.now,
