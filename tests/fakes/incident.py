@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.accounting.points import MemoryPoint
-from highwater.diagnose.evidence import EncoderEntry, Evidence, RankEvidence
-from highwater.diagnose.incidents.incident import Incident
+from highwater.diagnose.incident import EncoderEntry, Evidence, Incident, RankEvidence
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from highwater.demo.environment import EngineEnvironment
-from highwater.diagnose.rules.host import host_findings
+from highwater.diagnose.rules.book import host_findings
 from highwater.host.reader import HostReader
 from highwater.host.reading import ShmMemory, ShmOwner
 from highwater.host.report import report_of

@@ -9,7 +9,7 @@ from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import IncidentWatcher
-from highwater.diagnose.rules.host import host_findings
+from highwater.diagnose.rules.book import host_findings
 from highwater.growth.host_series import host_series
 from highwater.growth.series import Measured
 from highwater.growth.store import FloorFile

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.commands import setup_checks
-from highwater.diagnose.case import running
+from highwater.diagnose.case import of_incident, of_report
 from highwater.diagnose.finding import Finding, in_words
-from highwater.diagnose.incidents.diagnosis import case_of, diagnose, summarize
+from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.incidents.text import incident_markdown
 from highwater.diagnose.log.story import story_of
 from highwater.diagnose.rules.book import known_causes
@@ -18,7 +17,7 @@ from highwater.readings.growth import Growth, SeriesGrowth
 from highwater.readings.rank import Components, Device, EncoderCache, Launch, RankReading
 from highwater.readings.report import Report
 from tests.fakes.incident import evidence, incident, rank, reading
-from tests.unit.commands.test_setup_checks import facts, result
+from tests.unit.diagnose.test_setup import facts, result
 
 GIB = 1024**3
 TOTAL = int(60.96 * GIB)
@@ -127,7 +126,7 @@ def test_without_an_image_it_is_not_this():
     changes = {"encoder_cache": empty, "launch": OFF}
     load = EngineLoad(work=WorkCounts(images=0.0))
     seen = evidence("died", rank(at(40, **changes)), baseline=(at(0, **changes),))
-    case = replace(case_of(seen), load=load)
+    case = replace(of_incident(seen), load=load)
     assert known_causes(case) == []
     assert [one.name for one in known_causes(replace(case, load=EngineLoad()))] == ["without_expandable_segments"]
 
@@ -137,11 +136,11 @@ def test_growth_says_it_while_the_engine_runs_and_was_never_idle(minute):
     """Long before the device is full."""
     engine = EngineStatus(url="http://e", state="ready", work=WorkCounts(images=500.0))
     report = Report(engine=engine, stale=False, ranks=(at(minute),))
-    (found,) = known_causes(running(report, (at(0),)))
+    (found,) = known_causes(of_report("running", report, baseline=(at(0),)))
     assert (found.name, found.weight) == ("without_expandable_segments", "clue")
     assert "First: PYTORCH_NPU_ALLOC_CONF=expandable_segments:True." in in_words(found)
-    assert known_causes(running(replace(report, ranks=(at(minute, ON),)), (at(0, ON),))) == []
-    assert known_causes(running(replace(report, stale=True), (at(0),))) == []
+    assert known_causes(of_report("running", replace(report, ranks=(at(minute, ON),)), baseline=(at(0, ON),))) == []
+    assert known_causes(of_report("running", replace(report, stale=True), baseline=(at(0),))) == []
 
 
 @pytest.mark.parametrize(
@@ -166,7 +165,7 @@ def test_check_says_it_before_anything_has_grown(launch, level, words):
 @pytest.mark.parametrize("changes", [{"device": GPU, "launch": Launch()}, {"encoder_cache": None}])
 def test_check_says_nothing_of_it_elsewhere(changes):
     """A GPU, and a model of text."""
-    assert setup_checks.exit_code([result("start", facts(ranks=(at(0, **changes),)))]) == 0
+    assert result("start", facts(ranks=(at(0, **changes),))).level == "ok"
 
 
 def test_a_leak_of_non_torch_memory_has_the_same_advice_first():

@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
-from highwater.diagnose.rules.host import host_findings
+from highwater.diagnose.rules.book import host_findings
 from highwater.host.past import MAX_PARTS, GrownPart, HostPast
 from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader

@@ -9,11 +9,9 @@ import pytest
 from highwater.client.answers import ranks_of, remedy_of
 from highwater.errors import SidecarUnreachable
 from highwater.measure import sampler as kept
-from highwater.measure.command_line import masked, shown_command
-from highwater.measure.files import CannotWriteReport, ReportFiles
-from highwater.measure.load import LoadNotStarted, find, shell_code
-from highwater.measure.readings import cache_of, settings_of
-from highwater.measure.sampler import Series, peaks, usual_gap
+from highwater.measure.load import LoadNotStarted, find, masked, shell_code, shown_command
+from highwater.measure.report import CannotWriteReport, ReportFiles
+from highwater.measure.sampler import Series, cache_of, peaks, settings_of, usual_gap
 from tests.fakes.engine import IMAGES, FakeEngine
 from tests.unit.measure.story import MIB, START, moment, point, story
 

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from highwater.diagnose.evidence import EncoderEntry
+from highwater.diagnose.experiment import Experiment
+from highwater.diagnose.incident import EncoderEntry
 from highwater.diagnose.markdown import CHART_POINTS, CONTENT_SECURITY_POLICY, evenly, page
-from highwater.measure.experiment import Experiment
 from highwater.measure.report import report
 from highwater.readings.event import Event
 from highwater.readings.policy import RankPressure

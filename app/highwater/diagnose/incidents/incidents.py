@@ -22,18 +22,17 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, get_args
 
 from highwater import __version__
-from highwater.diagnose.evidence import Evidence, HangBefore, IncidentKind
+from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import Finding, weightiest_first
+from highwater.diagnose.incident import Evidence, HangBefore, Headline, Incident, IncidentKind
 from highwater.diagnose.incidents.diagnosis import (
     advised,
-    case_of,
     diagnose,
     ended_in_order,
     harmless,
     joined,
     summarize,
 )
-from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
 from highwater.diagnose.log.file import LogPosition
@@ -112,6 +111,7 @@ class Incidents:
         # All that are open, and of each kind the last one; at first those that an earlier sidecar left. Never changed
         # in place: the event loop reads it while a thread works.
         self._tracked = _worth_tracking({headline.id: headline for headline in left})
+        self._findings: Mapping[str, tuple[Finding, ...]] = {}
         self._written_at: dict[str, float] = {}
 
     @property
@@ -134,6 +134,13 @@ class Incidents:
     @property
     def is_one_open(self) -> bool:
         return bool(_unended(self._tracked))
+
+    @property
+    def open_findings(self) -> tuple[Finding, ...]:
+        """Those of open incidents, the last one's first, each name once; of incidents that this sidecar has opened."""
+        ids = sorted((one.id for one in _unended(self._tracked)), reverse=True)
+        found = [finding for name in ids for finding in self._findings.get(name, ())]
+        return tuple({finding.name: finding for finding in reversed(found)}.values())[::-1]
 
     @property
     def is_late_due(self) -> bool:
@@ -226,7 +233,7 @@ class Incidents:
             incident = replace(incident, number=self._numbers[evidence.kind] + 1)
             self._numbers = {**self._numbers, evidence.kind: incident.number}
         self._store.write(incident)
-        self._track(incident.headline)
+        self._track(incident.headline, incident.findings)
         self._written_at = {incident.id: evidence.at}
         now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
         self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
@@ -284,7 +291,7 @@ class Incidents:
                 tracked = self._tracked.get(one.id, stored.headline)
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))
-                self._track(replace(tracked, summary=incident.summary))
+                self._track(replace(tracked, summary=incident.summary), incident.findings)
         self._count()
         return tuple(withdrawn)
 
@@ -322,8 +329,11 @@ class Incidents:
             self._rewrite(headline, now)
         return ended
 
-    def _track(self, headline: Headline) -> None:
+    def _track(self, headline: Headline, findings: tuple[Finding, ...] | None = None) -> None:
         self._tracked = _worth_tracking({**self._tracked, headline.id: headline})
+        if findings is not None:
+            known = {**self._findings, headline.id: findings}
+            self._findings = {name: found for name, found in known.items() if name in self._tracked}
 
     def _rewrite(self, counted: Headline, now: float) -> None:
         self._written_at = {counted.id: now}
@@ -366,7 +376,10 @@ class Incidents:
             still_seconds=evidence.still_seconds,
             start=evidence.start.id if evidence.start is not None else None,
             findings=tuple(findings),
-            messages=(*advised(story, findings, is_pool_given=case_of(evidence, story).is_pool_given), *story.older),
+            messages=(
+                *advised(of_incident(evidence, story), findings),
+                *story.older,
+            ),
             exception=cleaned(story.exception),
             ranks=evidence.ranks,
             growth=evidence.growth,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.evidence import OomKills
+from highwater.diagnose.incident import OomKills
 from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
 from highwater.readings.life import Process

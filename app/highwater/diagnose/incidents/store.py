@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.accounting.points import thin
-from highwater.diagnose.incidents.incident import SCHEMA, Headline, Incident
+from highwater.diagnose.incident import SCHEMA, Headline, Incident
 from highwater.errors import os_reason
 from highwater.files.private_file import replace_private
 from highwater.files.regular import read_regular

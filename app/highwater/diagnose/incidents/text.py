@@ -8,11 +8,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from highwater.diagnose.advice import Advice, advices, without_effect
-from highwater.diagnose.evidence import RankEvidence
-from highwater.diagnose.finding import Finding, all_advice
-from highwater.diagnose.incidents.diagnosis import exception_title, known_points, latest
-from highwater.diagnose.incidents.incident import Headline, Incident
+from highwater.diagnose.case import known_points, latest
+from highwater.diagnose.finding import Advice, Finding, advices, all_advice, without_effect
+from highwater.diagnose.incident import Headline, Incident, RankEvidence
+from highwater.diagnose.incidents.diagnosis import exception_title
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES

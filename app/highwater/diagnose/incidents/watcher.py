@@ -18,13 +18,13 @@ from typing import Any
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.evidence import EncoderEntry, Evidence, IncidentKind, RankEvidence, StoppedProcess
+from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence, StoppedProcess
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
-from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.log.story import LogStory
-from highwater.diagnose.rules.policy import NOTHING_KNOWN
+from highwater.diagnose.rules.ending import NOTHING_KNOWN
+from highwater.diagnose.rules.words import Sleep, wake_up_failed
 from highwater.engine.life import EngineLife
 from highwater.engine.start_attempts import LOOP_SECONDS
 from highwater.host.past import HostFacts

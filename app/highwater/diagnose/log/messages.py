@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from highwater.diagnose.advice import Advice, advices
+from highwater.diagnose.finding import Advice, advices
 
 WhichMemory: TypeAlias = Literal["device", "host", "shm", "unclear"]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from highwater.accounting.points import MemoryPoint
-from highwater.diagnose.advice import ADVICE, COMPONENT_MEANING, Advice
-from highwater.diagnose.evidence import Evidence, HangBefore, OomKills, RankEvidence
-from highwater.diagnose.finding import Finding
-from highwater.diagnose.incidents.diagnosis import case_of, diagnose, latest, summarize
+from highwater.diagnose.case import latest, of_incident
+from highwater.diagnose.finding import ADVICE, COMPONENT_MEANING, Advice, Finding
+from highwater.diagnose.incident import Evidence, HangBefore, OomKills, RankEvidence
+from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.log.lines import ended_by_signal
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, story_of
-from highwater.diagnose.rules.book import ANYWHERE, KNOWN_CAUSES, OF_INCIDENTS, judged
+from highwater.diagnose.rules.book import RULES, judged
 from highwater.host.past import Fill, GrownPart, HostFacts
 from highwater.host.processor_cache import CacheCopy, ProcessorCaches
 from highwater.host.reading import HostReading, ProcessMemory
@@ -330,7 +330,7 @@ def found(name: str, given: Evidence) -> Finding | None:
 
 def asked(name: str, given: Evidence) -> Finding | None:
     """A question's own word: what is made of it depends on the others."""
-    return next((finding for finding in judged(case_of(given)) if finding.name == name), None)
+    return next((finding for finding in judged(of_incident(given)) if finding.name == name), None)
 
 
 @pytest.mark.parametrize(("name", "weight", "given"), FOUND)
@@ -357,7 +357,7 @@ def test_every_question_is_tried_both_ways():
     """A new question brings its rows in both tables."""
     names = {name for name, _, _ in FOUND}
     assert names == {name for name, _ in NOT_FOUND}
-    assert len(OF_INCIDENTS) + len(KNOWN_CAUSES) + len(ANYWHERE) == len(names | OF_THE_LOG)
+    assert names | OF_THE_LOG == {rule.name for rule in RULES if "incident" in rule.where}
 
 
 def test_the_documentation_names_every_finding_and_message():

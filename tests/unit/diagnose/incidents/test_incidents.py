@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.evidence import OomKills, RankEvidence, StoppedProcess
+from highwater.diagnose.incident import OomKills, RankEvidence, StoppedProcess
 from highwater.diagnose.incidents import incidents
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore

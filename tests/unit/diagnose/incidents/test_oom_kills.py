@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.evidence import OomKills
+from highwater.diagnose.incident import OomKills
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory
 from tests.fakes.engine import FakeClock

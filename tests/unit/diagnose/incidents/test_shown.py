@@ -10,11 +10,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from highwater.diagnose.advice import ADVICE
-from highwater.diagnose.evidence import RankEvidence, StoppedProcess
-from highwater.diagnose.finding import Finding
+from highwater.diagnose.finding import ADVICE, Finding
+from highwater.diagnose.incident import Headline, Incident, RankEvidence, StoppedProcess
 from highwater.diagnose.incidents.diagnosis import diagnose, summarize
-from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.text import headlines_text, incident_markdown, state
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, figure, moment, page

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.diagnose.incidents.incident import Incident
+from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.advice import ADVICE
-from highwater.diagnose.evidence import OomKills
-from highwater.diagnose.finding import all_advice
-from highwater.diagnose.incidents.diagnosis import advised, case_of, diagnose, ended_in_order, summarize
+from highwater.diagnose.case import of_incident
+from highwater.diagnose.finding import ADVICE, all_advice
+from highwater.diagnose.incident import OomKills
+from highwater.diagnose.incidents.diagnosis import advised, diagnose, ended_in_order, summarize
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.text import incident_markdown
@@ -367,7 +367,11 @@ def test_a_log_that_says_so_makes_a_full_device_likely():
     log = story_of([f"{WORKER}RuntimeError: Triton Error [CUDA]: out of memory", DEAD])
     given = evidence("died", rank(full), baseline=(full,))
     assert next(one for one in diagnose(given, log) if one.name == "device_full").weight == "likely"
-    settings = [advice.setting for message in advised(log, diagnose(given, log)) for advice in message.advice]
+    settings = [
+        advice.setting
+        for message in advised(of_incident(given, log), diagnose(given, log))
+        for advice in message.advice
+    ]
     assert settings[0] == "--gpu-memory-utilization"
     assert not any("expandable" in setting for setting in settings)
 
@@ -377,7 +381,7 @@ def test_a_log_that_says_so_makes_a_full_device_likely():
 
 def settings_of(given, log: LogStory) -> list[str]:
     findings = diagnose(given, log)
-    of_messages = (advice for message in advised(log, findings) for advice in message.advice)
+    of_messages = (advice for message in advised(of_incident(given, log), findings) for advice in message.advice)
     return [advice.setting for advice in (*of_messages, *all_advice(findings))]
 
 
@@ -393,7 +397,7 @@ def test_a_share_is_advised_only_where_it_counts(by):
     log = story_of([GIVEN, OOM] if by == "log" else [OOM])
     now = reading(free_bytes=951 * MIB, used_bytes=TOTAL - 951 * MIB, launch=Launch(kv_cache_given=by == "worker"))
     given = evidence("died", rank(now))
-    messages = advised(log, diagnose(given, log), is_pool_given=case_of(given, log).is_pool_given)
+    messages = advised(of_incident(given, log), diagnose(given, log))
     advice = [each for message in messages for each in message.advice] + [*all_advice(diagnose(given, log))]
     settings = {each.setting for each in advice}
     assert ("--gpu-memory-utilization" in settings) is (by is None)

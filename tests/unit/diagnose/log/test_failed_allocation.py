@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.advice import ADVICE
-from highwater.diagnose.evidence import RankEvidence
-from highwater.diagnose.incidents.diagnosis import case_of, diagnose, summarize
+from highwater.diagnose.case import of_incident
+from highwater.diagnose.finding import ADVICE
+from highwater.diagnose.incident import RankEvidence
+from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation
 from highwater.diagnose.log.story import LogStory, story_of
 from highwater.units import GIB, MIB
@@ -142,7 +143,7 @@ def test_two_ranks_that_may_have_written_it_did_not():
 
 
 def case(kind, line, *ranks):
-    return case_of(replace(evidence(kind), ranks=ranks), LogStory(failed=tuple(found(line))))
+    return of_incident(replace(evidence(kind), ranks=ranks), LogStory(failed=tuple(found(line))))
 
 
 def test_it_belongs_to_the_process_that_wrote_it():
