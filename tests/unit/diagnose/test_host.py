@@ -71,20 +71,22 @@ FOUND = [
 
 @pytest.mark.parametrize(
     ("given", "names"),
-    zip(
-        FOUND,
-        [
-            {"container_nearly_full": "likely"},
-            {"container_nearly_full": "likely"},
-            {"container_oom_kills": "likely", "container_nearly_full": "likely", "memory_pressure": "clue"},
-            {"container_oom_kills": "likely"},
-            {"container_oom_kills": "likely"},
-            {"shm_promised_too_much": "likely"},
-            {"shm_too_small": "clue"},
-            {"shm_promised_too_much": "likely", "shm_left_over": "note"},
-            {"processor_caches_too_large": "clue"},
-        ],
-        strict=True,
+    list(
+        zip(
+            FOUND,
+            [
+                {"container_nearly_full": "likely"},
+                {"container_nearly_full": "likely"},
+                {"container_oom_kills": "likely", "container_nearly_full": "likely", "memory_pressure": "clue"},
+                {"container_oom_kills": "likely"},
+                {"container_oom_kills": "likely"},
+                {"shm_promised_too_much": "likely"},
+                {"shm_too_small": "clue"},
+                {"shm_promised_too_much": "likely", "shm_left_over": "note"},
+                {"processor_caches_too_large": "clue"},
+            ],
+            strict=True,
+        )
     ),
 )
 def test_it_is_found_with_its_weight(given, names):

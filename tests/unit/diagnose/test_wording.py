@@ -24,8 +24,8 @@ WORKER = "(Worker_TP0 pid=4242) ERROR 09-02 08:04:02 [multiproc_executor.py:1020
 # Of each memory, and of each reason that a message's figures give.
 LOGS = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 GiB. GPU 0 has a total capacity of 15.98 GiB "
-    "of which 8.07 GiB is free. Of the allocated memory 7.14 GiB is allocated by PyTorch, and 320.85 MiB is reserved by "
-    "PyTorch but unallocated.",
+    "of which 8.07 GiB is free. Of the allocated memory 7.14 GiB is allocated by PyTorch, and 320.85 MiB is reserved "
+    "by PyTorch but unallocated.",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 60.96 GiB "
     "of which 512.00 MiB is free. Of the allocated memory 50.00 GiB is allocated by PyTorch, and 9.00 GiB is reserved "
     "by PyTorch but unallocated.",
