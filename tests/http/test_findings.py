@@ -1,4 +1,4 @@
-"""``GET /memory/findings``: what is wrong by its name, the same on every face; open to all, and never a call of a worker."""
+"""``GET /memory/findings``: what is wrong, by one name on every face; open to all, and never a call of a worker."""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ def named_figures(templates: str | list[str]) -> set[str]:
 
 
 def test_every_finding_has_its_sentences_and_every_sentence_its_figures():
-    """Under the name that the rule gives, or as a figure found in what it gives; also of sentences seldom said."""
     given = given_figures()
     assert set(given) == set(WORDING)
     for name, row in WORDING.items():
@@ -49,7 +48,6 @@ def test_every_finding_has_its_sentences_and_every_sentence_its_figures():
 
 
 def test_every_piece_of_advice_says_what_it_costs():
-    """And names a setting; none is there that nobody gives."""
     assert all(each.setting and each.change and each.cost.endswith(".") for each in ADVICE.values())
     given = {name for row in (*WORDING.values(), *MESSAGES.values()) for name in row.get("advice", ())}
     quoted = {name for path in SOURCES for name in re.findall(r"\"(\w+)\"", path.read_text())}
@@ -59,7 +57,6 @@ def test_every_piece_of_advice_says_what_it_costs():
 
 
 def test_every_message_of_memory_says_which():
-    """The device's, the host's, /dev/shm, or that it is unclear."""
     rows = [row for name, row in MESSAGES.items() if name != "prefixes"]
     assert {row.get("of_memory") for row in rows} == {None, "device", "host", "shm", "unclear"}
     assert {row.get("part", "cause") for row in rows} == {"cause", "end", "wait", "event"}

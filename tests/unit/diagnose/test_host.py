@@ -110,7 +110,6 @@ def test_otherwise_nothing_is(given):
 
 
 def test_what_a_dead_engine_left_promises_nothing():
-    """Nobody writes into it: no bus error is to be expected; the room that it takes is taken."""
     given = reading(shm=shm_of_a_killed_engine(600 * MIB))
     assert [one.name for one in judged(case(given))] == ["shm_left_over"]
     text = host_text(report_of(given))

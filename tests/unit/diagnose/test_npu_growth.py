@@ -82,7 +82,6 @@ def test_the_growth_finding_gives_the_same_advice_in_the_same_order():
 
 
 def test_who_else_uses_the_device_is_named_where_that_is_known():
-    """And looked for."""
     first = death(shared_with="another engine (a worker with pid 9)")[0]
     assert "npu-smi info, nvidia-smi" in settings(first)
     assert "another engine (a worker with pid 9) uses the device as well" in first.text
@@ -98,7 +97,6 @@ def test_who_else_uses_the_device_is_named_where_that_is_known():
     ids=["segments on", "CUDA", "text"],
 )
 def test_elsewhere_the_same_growth_is_something_else(changes):
-    """And that advice is not given, nor any other taken away."""
     found = death(**changes)
     assert "without_expandable_segments" not in {one.name for one in found}
     (growth,) = [one for one in found if one.name == "growth"]
@@ -133,7 +131,6 @@ def test_without_an_image_it_is_not_this():
 
 @pytest.mark.parametrize("minute", [10, 20, 30])
 def test_growth_says_it_while_the_engine_runs_and_was_never_idle(minute):
-    """Long before the device is full."""
     engine = EngineStatus(url="http://e", state="ready", work=WorkCounts(images=500.0))
     report = Report(engine=engine, stale=False, ranks=(at(minute),))
     (found,) = known_causes(of_report("running", report, baseline=(at(0),)))
@@ -156,7 +153,6 @@ def test_growth_says_it_while_the_engine_runs_and_was_never_idle(minute):
     ],
 )
 def test_check_says_it_before_anything_has_grown(launch, level, words):
-    """With what to change, and what that excludes."""
     found = result("start", facts(ranks=(at(0, launch),)))
     assert found.level == level
     assert words in (found.change or "")
@@ -164,12 +160,10 @@ def test_check_says_it_before_anything_has_grown(launch, level, words):
 
 @pytest.mark.parametrize("changes", [{"device": GPU, "launch": Launch()}, {"encoder_cache": None}])
 def test_check_says_nothing_of_it_elsewhere(changes):
-    """A GPU, and a model of text."""
     assert result("start", facts(ranks=(at(0, **changes),))).level == "ok"
 
 
 def test_a_leak_of_non_torch_memory_has_the_same_advice_first():
-    """By the series between requests."""
     leak = SeriesGrowth(
         series="rank 0 non_torch_bytes",
         owner="rank 0",
@@ -186,7 +180,6 @@ def test_a_leak_of_non_torch_memory_has_the_same_advice_first():
 
 
 def test_an_encoder_that_was_not_profiled_is_likely_where_its_outputs_filled_the_device():
-    """And a clue where nothing of it has grown."""
     launch = Launch(expandable_segments=True, encoder_unprofiled_by="vllm_ascend")
     weights = {minute: {one.name: one.weight for one in death(launch, minute)} for minute in (0, 40)}
     assert weights[0]["encoder_not_profiled"] == "clue"
@@ -202,12 +195,10 @@ def page(launch: Launch) -> str:
 
 
 def test_the_incidents_page_begins_what_to_change_with_it():
-    """Before what the log's message has as advice in general."""
     assert page(OFF).strip().startswith("- `PYTORCH_NPU_ALLOC_CONF=expandable_segments:True`")
 
 
 def test_where_segments_are_on_nothing_advises_them():
-    """Neither a finding nor a message of the log."""
     assert "expandable_segments:True`" not in page(ON)
     assert "max_split_size_mb:256" not in page(ON)
     assert "- `--gpu-memory-utilization`" in page(ON)

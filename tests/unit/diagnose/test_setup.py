@@ -181,14 +181,12 @@ def test_what_is_right_or_not_known_is_not(topic, changed, level, words):
 
 
 def test_statistics_that_the_engine_keeps_to_itself():
-    """Then nobody knows when it is quiet."""
     made = facts()
     mute = replace(made, engine=replace(made.engine, requests_running=None))
     assert result("statistics", mute).finding == "no_statistics"
 
 
 def test_notes_of_a_cpu_are_as_they_should_be():
-    """It has no allocator statistics."""
     rank = ranks()[0]
     cpu = replace(rank, device=replace(rank.device, type="cpu"), notes=(Note(name="torch", reason="none"),))
     assert result("readings", facts(ranks=(cpu,))).level == "ok"
@@ -201,7 +199,6 @@ def test_without_an_engine_one_thing_is_wrong():
 
 
 def test_the_version_that_has_a_reset_is_the_one_that_its_refusal_names():
-    """A user who follows the check's advice finds the remedy there."""
     since, safe_since = RESETS_SINCE["reset_encoder_cache"], EVERY_RESET_SAFE_SINCE
     change = result("vLLM", facts(version="0.12.0")).change
     assert change == f"use vLLM {since} or newer, best {safe_since}, where every remedy is safe"
@@ -214,7 +211,6 @@ def test_the_version_that_has_a_reset_is_the_one_that_its_refusal_names():
 
 
 def test_every_rule_is_asked_once():
-    """And says what it is about."""
     assert [one.name for one in checked(facts())] == list(CHECKS)
 
 

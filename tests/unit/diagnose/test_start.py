@@ -42,14 +42,12 @@ def test_what_the_profile_missed_is_a_finding_with_the_setting_that_covers_it():
 
 
 def test_it_weighs_more_where_it_does_not_fit():
-    """Nothing is left outside the budget then."""
     memory = replace(STORY.memory, total_bytes=(STORY.memory.requested_bytes or 0) + 2**20)
     (finding,) = found_of(story_rank(), replace(STORY, memory=memory))
     assert finding.weight == "likely"
 
 
 def test_little_is_no_finding():
-    """Less than what moves by itself."""
     assert names(rank(), STORY) == []
 
 
@@ -74,7 +72,6 @@ def started_with(estimate: int, *, counted: bool | None = True, captured: int = 
 
 @pytest.mark.parametrize("counted", [True, None])
 def test_a_negative_estimate_of_graphs_makes_the_kv_cache_too_large(counted):
-    """By the estimate and what was captured; the parts sum, and the formula has the term."""
     reading, started = rank(total=130_599_218_053), started_with(-22_011_707_392, counted=counted)
     explanation = explain([reading], lambda _: started)
     (budget,) = explanation.ranks
@@ -98,7 +95,6 @@ def test_an_estimate_that_took_nothing_too_much_is_no_such_finding(estimate, cou
 
 
 def test_steps_above_the_profile_are_a_finding():
-    """By how much, cached encoder outputs included."""
     at_rest = int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0)
     reading = replace(story_rank(), torch=TorchMemory(peak_allocated_bytes=at_rest + 6 * GIB))
     assert "activation_above_profile" in names(reading, STORY)
@@ -119,14 +115,12 @@ def test_model_runner_v2_that_profiles_without_the_encoder_is_a_finding():
 
 @pytest.mark.parametrize("is_on", [True, None])
 def test_an_npu_that_serves_images_without_expandable_segments_is_a_finding(is_on):
-    """Before anything has grown; not where they are on, nor where that is not known."""
     started = replace(rank(), launch=Launch(expandable_segments=is_on))
     assert names(started, STORY) == []
     assert names(replace(started, launch=Launch(expandable_segments=False)), STORY) == ["without_expandable_segments"]
 
 
 def test_a_size_that_was_given_is_to_be_less():
-    """To give one is no advice then."""
     given = replace(LARGER, encoder=STORY.encoder, kv_cache=replace(LARGER.kv_cache, given_bytes=20 * GIB))
     (finding,) = found_of(rank(total=65_452_113_920), given)
     (advice,) = [advice for advice in finding.advice if advice.setting == "--kv-cache-memory-bytes"]
@@ -136,7 +130,6 @@ def test_a_size_that_was_given_is_to_be_less():
 
 
 def test_a_served_name_that_is_not_known_now_has_not_moved():
-    """It is not, while the engine is gone; another one has."""
     named, other, unnamed = (
         explained(Report(engine=ENGINE, ranks=(story_rank(),)), explain([story_rank()], lambda _: STORY, model=model))
         for model in ("served", "other", None)
@@ -155,7 +148,6 @@ CASES = [
 
 @pytest.mark.parametrize(("environment", "kind", "words"), CASES)
 def test_settings_that_contradict_one_another_are_named(environment, kind, words):
-    """With their values."""
     (problem,) = contradictions(environment, kind)
     assert words in problem
     assert "allocator_environment" in names(rank(kind=kind), replace(STORY, environment=environment))
@@ -172,7 +164,6 @@ def test_settings_that_contradict_one_another_are_named(environment, kind, words
     ],
 )
 def test_settings_that_go_together_are_none(environment, kind):
-    """The expandable segments of CUDA go with a split size."""
     assert contradictions(environment, kind) == []
 
 

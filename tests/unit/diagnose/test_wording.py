@@ -77,7 +77,6 @@ def shown(where: str, found: Finding) -> str:
 
 
 def test_every_finding_says_what_the_golden_file_has():
-    """After a change that is meant: HIGHWATER_GOLDEN=write pytest, and read it."""
     told = list(all_findings())
     text = "\n\n".join(dict.fromkeys(shown(where, found) for where, found in told)) + "\n"
     if os.environ.get("HIGHWATER_GOLDEN") == "write":

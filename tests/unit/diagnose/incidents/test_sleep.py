@@ -46,7 +46,6 @@ def sleep() -> Sleep:
 
 
 def test_it_says_what_is_missing_on_the_rank_that_lacks_most(sleep):
-    """What the sleep gave back is what the wake-up needs; others took of it meanwhile."""
     found = wake_up_failed(match(FAILED), ranks(40, 50), sleep)
     assert found.title == "the engine was told to wake up and could not: the device's memory was short"
     assert found.text.startswith(
@@ -56,21 +55,18 @@ def test_it_says_what_is_missing_on_the_rank_that_lacks_most(sleep):
 
 
 def test_where_nobody_saw_it_fall_asleep_the_failure_is_told():
-    """And no figure is made up."""
     found = wake_up_failed(match(FAILED), ranks(40), Sleep())
     assert "needs about" not in found.text
     assert "goes on sleeping" in found.text
 
 
 def test_another_reason_is_not_called_memory(sleep):
-    """The log says why."""
     found = wake_up_failed(match([FAILED[1], f"{CORE}KeyError: 'weights'"]), ranks(4, 4), sleep)
     assert found.title == "the engine was told to wake up and could not"
     assert wake_up_failed(match(["(EngineCore pid=9) INFO 09-02 00:55:35 [core.py:1] hello"]), ranks(4), sleep) is None
 
 
 def test_the_next_sleep_counts_anew(sleep):
-    """It wakes up, and falls asleep with other figures; another process's readings are not its own."""
     for readings in (ranks(60, 60, sleeps=False), ranks(10, 10)):
         sleep.note(readings)
     assert wake_up_failed(match(FAILED), ranks(40, 41), sleep).figures["needed_bytes"] == 50 * GIB
