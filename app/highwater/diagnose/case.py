@@ -290,7 +290,7 @@ def of_incident(evidence: Evidence, log: LogStory = NO_LOG) -> Case:
     the reading has figures that a series does not keep. Where PyTorch could not allocate, the figures of its message
     come last.
     """
-    ranks = tuple(_rank_case(evidence, rank, _its_own(rank, evidence, log.failed)) for rank in evidence.ranks)
+    ranks = tuple(_rank_case(evidence, rank, log) for rank in evidence.ranks)
     since_ready = any(rank.first is not None for rank in ranks)
     grown: dict[str, int] = {}
     for known, rank in zip(evidence.ranks, ranks, strict=True):
@@ -319,10 +319,10 @@ def of_incident(evidence: Evidence, log: LogStory = NO_LOG) -> Case:
     )
 
 
-def _rank_case(evidence: Evidence, rank: RankEvidence, failed: FailedAllocation | None) -> RankCase:
+def _rank_case(evidence: Evidence, rank: RankEvidence, log: LogStory) -> RankCase:
     same = (first for first in evidence.baseline if rank_key(first) == rank_key(rank))
     first = next((first for first in same if rank.pid is None or first.pid in (None, rank.pid)), None)
-    now = latest(rank)
+    now, failed = latest(rank), _its_own(rank, evidence, log.failed)
     if failed is None:
         return RankCase(now=now, first=first, peak=now, entries=rank.entries)
     now = failed.reading(now, evidence.at)

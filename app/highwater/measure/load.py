@@ -86,7 +86,9 @@ class Load:
     def __init__(self, command: Sequence[str], interrupts: Interrupts, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self._command, self._interrupts, self._grace = list(command), interrupts, grace_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._has_own_group = not _is_foreground()
+        self._has_own_group = True
+        with suppress(OSError), Path("/dev/tty").open("rb") as terminal:
+            self._has_own_group = os.tcgetpgrp(terminal.fileno()) != os.getpgrp()
         self.started = 0.0
         self.seconds = 0.0
 
@@ -125,14 +127,12 @@ class Load:
             now = time.monotonic()
             if asked_at is None and self._interrupts.count:
                 asked_at = now
-                self._pass_on(self._interrupts.last or signal.SIGINT)
+                number = self._interrupts.last or signal.SIGINT
+                # The terminal has sent its Ctrl-C already; many programs stop at once on a second one.
+                if number is not signal.SIGINT or self._has_own_group:
+                    self._signal(number)
             while asked_at is not None and harder and now - asked_at > harder[0][0]:
                 self._signal(harder.pop(0)[1])
-
-    def _pass_on(self, number: signal.Signals) -> None:
-        if number is signal.SIGINT and not self._has_own_group:
-            return  # the terminal has sent it already; many programs stop at once on a second one
-        self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None:
@@ -154,12 +154,6 @@ def shell_code(code: int) -> tuple[int, str | None]:
     except ValueError:
         name = f"signal {-code}"
     return by_signal(-code), name
-
-
-def _is_foreground() -> bool:
-    with suppress(OSError), Path("/dev/tty").open("rb") as terminal:
-        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    return False
 
 
 # --- the command as a report may show it ---

@@ -67,14 +67,17 @@ _MEANINGS: Final[Sequence[tuple[str, str]]] = (
 def report(experiment: Experiment, *, written_at: float) -> str:
     found = judged(of_load(experiment))
     changes = (f"- {code(one.setting)}: {text(one.change)} *Costs:* {text(one.cost)}" for one in all_advice(found))
-    engine = experiment.engine
+    engine, load = experiment.engine, experiment.load
+    how = "was interrupted" if load.interrupted else "ended"
+    by = f" (signal {load.signal_name})" if load.signal_name else ""
+    ended = f"It {how} after {load.seconds:,.1f} s with exit code {load.exit_code}{by}."
     device = " ".join(part for part in (device_title(experiment.device), experiment.device.name) if part)
     parts = [
         f"# {code(experiment.name, 120)}",
         f"vLLM {code(engine.version or '(version unknown)')} with {code(engine.model or '(model unknown)')} on "
         f"{_ranks(experiment)} ({code(device, 120)}), {moment(experiment.load.started_at)}",
         _figures(experiment),
-        *section("The load", [block(shown_command(experiment.load.command), "sh"), _ended(experiment)]),
+        *section("The load", [block(shown_command(load.command), "sh"), ended]),
         *section("What the numbers say", ["\n".join(map(_finding, found)) or "Nothing that is known stands out."]),
         *section("Where the memory was", _tables(experiment)),
         *section("Timeline", _timeline(experiment)),
@@ -121,13 +124,6 @@ def _figures(experiment: Experiment) -> str:
     titles, numbers, words = zip(*columns, strict=True)
     rows = [[f"**{text(number)}**" for number in numbers], [text(word) for word in words]]
     return table(titles, rows, left=range(len(titles)))
-
-
-def _ended(experiment: Experiment) -> str:
-    load = experiment.load
-    how = "was interrupted" if load.interrupted else "ended"
-    by = f" (signal {load.signal_name})" if load.signal_name else ""
-    return f"It {how} after {load.seconds:,.1f} s with exit code {load.exit_code}{by}."
 
 
 # --- tables of moments ---
@@ -361,7 +357,10 @@ class ReportFiles:
         self._force = force
         self._stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%d-%H%M%SZ")
         try:
-            stem = _stem(out, f"highwater-{self._stamp}")
+            if out is None or out.is_dir():
+                stem = (out or Path.cwd()).absolute() / f"highwater-{self._stamp}"
+            else:
+                stem = (out.with_suffix("") if out.suffix.lower() in SUFFIXES else out).absolute()
             self.paths = tuple(stem.with_name(stem.name + suffix) for suffix in SUFFIXES)
             self._check()
         except OSError as exc:  # a folder on the way that cannot be searched, a name that is too long
@@ -399,9 +398,3 @@ class ReportFiles:
         except OSError as exc:
             raise CannotWriteReport(f"{path} could not be written: {exc.strerror}") from exc
         return path
-
-
-def _stem(out: Path | None, name: str) -> Path:
-    if out is None or out.is_dir():
-        return (out or Path.cwd()).absolute() / name
-    return (out.with_suffix("") if out.suffix.lower() in SUFFIXES else out).absolute()

@@ -255,18 +255,17 @@ def cache_of(title: str, response: Mapping[str, Any], moment: Moment) -> CacheRe
             host_bytes=fullest["host_bytes"],
             capacity_embeds=fullest.get("capacity_embeds") or (known.capacity_embeds if known else None),
         )
-        return CacheReading(title=title, totals=totals, largest=tuple(map(_entry, fullest["entries"][:LARGEST])))
-
-
-def _entry(row: Mapping[str, Any]) -> EncoderEntry:
-    shape = row.get("shape")
-    return EncoderEntry(
-        mm_hash=plain(str(row.get("mm_hash")), 128),
-        bytes=row.get("bytes"),
-        embeds=shape[0] if isinstance(shape, list) and shape and isinstance(shape[0], int) else None,
-        residency=row.get("residency"),
-        age_seconds=row.get("age_seconds"),
-    )
+        largest = tuple(
+            EncoderEntry(
+                mm_hash=plain(str(row.get("mm_hash")), 128),
+                bytes=row.get("bytes"),
+                embeds=shape[0] if isinstance(shape, list) and shape and isinstance(shape[0], int) else None,
+                residency=row.get("residency"),
+                age_seconds=row.get("age_seconds"),
+            )
+            for row, shape in ((row, row.get("shape")) for row in fullest["entries"][:LARGEST])
+        )
+        return CacheReading(title=title, totals=totals, largest=largest)
 
 
 def settings_of(response: object) -> dict[str, str]:

@@ -36,8 +36,7 @@ from highwater.diagnose.incidents.diagnosis import (
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
 from highwater.diagnose.log.file import LogPosition
-from highwater.diagnose.log.lines import ended_by_signal, merged
-from highwater.diagnose.log.messages import KNOWN, LogMessage
+from highwater.diagnose.log.messages import KNOWN, LogMessage, ended_by_signal, merged
 from highwater.diagnose.log.starts import EngineLog, FailedStart
 from highwater.diagnose.log.story import LogStory, unheard
 from highwater.readings.event import Event
@@ -215,7 +214,10 @@ class Incidents:
         if evidence.start is not None:
             if (known := self._same_start(evidence.start, evidence, same)) is not None:
                 return known, False
-        elif last is not None and _goes_on(last, evidence):
+        elif last is not None and (
+            abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
+            and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
+        ):
             counted = self._repeated(replace(last, ended_at=None), evidence)
             self._late = tuple(one._replace(until=None) if one.id == counted.id else one for one in self._late)
             if evidence.at - self._written_at.get(counted.id, 0.0) >= WRITE_SECONDS:
@@ -413,11 +415,6 @@ def _numbers(headlines: list[Headline]) -> dict[IncidentKind, int]:
         numbers = [one.number for one in headlines if ("hung" if one.first_kind == "hung" else one.kind) == kind]
         counts[kind] = max([*numbers, len(numbers)])
     return counts
-
-
-def _goes_on(last: Headline, evidence: Evidence) -> bool:
-    is_recent = abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
-    return is_recent and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
 
 
 def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:

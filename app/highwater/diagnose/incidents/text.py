@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from highwater.diagnose.case import known_points, latest
-from highwater.diagnose.finding import Advice, Finding, advices, all_advice, without_effect
+from highwater.diagnose.finding import Finding, advices, all_advice, without_effect
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import exception_title
 from highwater.diagnose.log.messages import LogMessage
@@ -73,16 +73,24 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     pointless = advices(without_effect(rank.reading for rank in incident.ranks if rank.reading is not None))
     of_messages = (each for message in incident.messages for each in message.advice if each not in pointless)
     given = dict.fromkeys((*all_advice(causes), *of_messages, *all_advice(incident.findings)))
+    status = incident.policy
+    policy = "" if status is None else code(f"{status.level} (mode {status.mode}): {status.summary}")
     parts = [
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
         *section("What the log says", (*map(_message, incident.messages), *_exception(incident))),
         *section("What the numbers say", map(_finding, incident.findings)),
-        *section("What to change", map(_advice, given)),
+        *section(
+            "What to change",
+            (
+                _item(code(one.setting), text(plain(one.change, 2000)), text(plain(f"Costs: {one.cost}", 2000)))
+                for one in given
+            ),
+        ),
         *section("The ranks", _ranks(incident.ranks, charts=charts)),
         *section("What happened before", [_events(incident.events)]),
-        *section("The policy", _policy(incident)),
+        *section("The policy", [policy, _events(incident.decisions)]),
         *section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
     ]
     return "\n\n".join(parts) + "\n"
@@ -116,22 +124,12 @@ def _finding(finding: Finding) -> str:
     return _item(head, text(plain(finding.text, 2000)), figures and f"({figures})")
 
 
-def _advice(advice: Advice) -> str:
-    return _item(code(advice.setting), text(plain(advice.change, 2000)), text(plain(f"Costs: {advice.cost}", 2000)))
-
-
 def _events(events: Sequence[Event]) -> str:
     return _lines(
         f"{moment(event.at).rpartition(' ')[2]}  {plain(event.kind, 20):9} {plain(event.summary)}"
         + (f" (asked for by {plain(event.caller.address, 60)})" if event.caller is not None else "")
         for event in events
     )
-
-
-def _policy(incident: Incident) -> Iterator[str]:
-    if incident.policy is not None:
-        yield code(f"{incident.policy.level} (mode {incident.policy.mode}): {incident.policy.summary}")
-    yield _events(incident.decisions)
 
 
 def _ranks(ranks: Sequence[RankEvidence], *, charts: bool) -> Iterator[str]:

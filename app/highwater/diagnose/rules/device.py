@@ -29,10 +29,13 @@ def device_full(case: Case) -> Finding | None:
     is_cpu = worst.device_type == "cpu"
     is_reason = any(filled_up(case, rank) for rank in full)
     was_full = not is_reason and case.kind != "hung" and worst.first is not None
+    unused = ("release",) if (reserve_bytes(worst.now) or 0) > NOTABLE_BYTES else ()
+    encoder = ("reset_encoder_cache",) if (worst.now.components.encoder_cache_bytes or 0) > NOTABLE_BYTES else ()
+    against = (*unused, *encoder, "gpu_memory_utilization", "policy_earlier")
     return finding(
         "device_full",
         weight="likely" if is_reason else "clue",
-        advice=() if was_full else _against_full(worst),
+        advice=() if was_full else ("cpu_kvcache_space", "memory_limit") if is_cpu else against,
         rank=worst,
         age_seconds=case.age_seconds(worst),
         age=case.age_text(worst),
@@ -106,14 +109,6 @@ def _has_room(rank: RankCase) -> bool:
     return waters is not None and (rank.now.free_bytes or 0) >= waters.low
 
 
-def _against_full(rank: RankCase) -> tuple[str, ...]:
-    if rank.device_type == "cpu":
-        return ("cpu_kvcache_space", "memory_limit")
-    unused = ("release",) if (reserve_bytes(rank.now) or 0) > NOTABLE_BYTES else ()
-    encoder = ("reset_encoder_cache",) if (rank.now.components.encoder_cache_bytes or 0) > NOTABLE_BYTES else ()
-    return (*unused, *encoder, "gpu_memory_utilization", "policy_earlier")
-
-
 def is_device_full(rank: RankCase) -> bool:
     return rank.free_ratio is not None and rank.free_ratio < FULL_RATIO
 
@@ -126,17 +121,16 @@ def has_run_out(case: Case) -> bool:
 
 
 def over_budget(case: Case) -> Finding | None:
-    excess, rank = highest(case.ranks, _excess_bytes) or (0, None)
+    def excess_bytes(rank: RankCase) -> int | None:
+        used, requested = rank.peak.used_bytes, rank.now.budget.requested_bytes
+        return used - requested if used and requested and not rank.now.launch.kv_cache_given else None
+
+    excess, rank = highest(case.ranks, excess_bytes) or (0, None)
     if rank is None or excess <= rank.notable_bytes:
         return None
     share = rank.now.budget.gpu_memory_utilization
     of_device = f" ({share:g} of the device)" if share is not None else ""
     return finding("over_budget", rank=rank, excess=excess, share=of_device)
-
-
-def _excess_bytes(rank: RankCase) -> int | None:
-    used, requested = rank.peak.used_bytes, rank.now.budget.requested_bytes
-    return used - requested if used and requested and not rank.now.launch.kv_cache_given else None
 
 
 def skew(case: Case) -> Finding | None:
@@ -199,7 +193,13 @@ def unused_reserve(case: Case) -> Finding | None:
     What captured graphs hold between their runs is no tensor's either, and is needed. Where it is known what a release
     would have given back, it is left out.
     """
-    unused, rank = highest(case.ranks, _unused_bytes) or (0, None)
+
+    def unused_bytes(rank: RankCase) -> int | None:
+        if rank.now.releasable_bytes is None:
+            return rank.unused_bytes
+        return rank.now.releasable_bytes + (rank.now.torch.inactive_split_bytes or 0)
+
+    unused, rank = highest(case.ranks, unused_bytes) or (0, None)
     if rank is None or not _is_much(unused, rank):
         return None
     releasable = rank.now.releasable_bytes
@@ -220,12 +220,6 @@ def unused_reserve(case: Case) -> Finding | None:
         is_load=case.is_load,
         meaning=COMPONENT_MEANING["torch_cached_bytes"],
     )
-
-
-def _unused_bytes(rank: RankCase) -> int | None:
-    if rank.now.releasable_bytes is None:
-        return rank.unused_bytes
-    return rank.now.releasable_bytes + (rank.now.torch.inactive_split_bytes or 0)
 
 
 def _is_much(unused: int, rank: RankCase) -> bool:

@@ -93,20 +93,16 @@ def ended_by_signal(case: Case) -> Finding | None:
     if number is None:
         return None
     is_kill = number == signal.SIGKILL
+    name = "".join(f" ({one.name})" for one in signal.Signals if one == number)  # a real-time signal has none
     return finding(
         "ended_by_signal",
         advice=("who_killed",) if is_kill else (),
         signal=number,
-        signal_name=_signal_name(number),
+        signal_name=f"signal {number}{name}",
         exit_code=by_signal(number),
         is_kill=is_kill,
         uncounted=kills.where if is_kill and kills is not None and kills.count == 0 else None,
     )
-
-
-def _signal_name(number: int) -> str:
-    names = [f" ({one.name})" for one in signal.Signals if one == number]  # a real-time signal has none
-    return f"signal {number}{''.join(names)}"
 
 
 def stopped_ranks(case: Case) -> Finding | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase
+from highwater.diagnose.case import NOTABLE_BYTES, Case
 from highwater.diagnose.change import name_of
 from highwater.diagnose.finding import Finding, against_fragmentation, finding
 from highwater.diagnose.log.failed_allocation import FailedAllocation
@@ -50,7 +50,9 @@ def failed_allocation(case: Case) -> Finding | None:
     if failed is None or failed.tried_bytes is None or failed.total_bytes is None or case.kind == "hung":
         return None
     rank = next((one for one in case.ranks if one.failed_allocation_bytes == failed.tried_bytes), None)
-    unused, others = _unused(failed, rank), _others(failed)
+    unused, others = None if rank is None else rank.unused_bytes, _others(failed)
+    if failed.reserved_bytes is not None and failed.allocated_bytes is not None:
+        unused = failed.reserved_bytes - failed.allocated_bytes
     room = (failed.free_bytes or 0) + (unused or 0)
     held, pool = failed.allocated_bytes or 0, None if rank is None else rank.now.components.kv_cache_bytes
     if case.kind != "start_failed" or held >= _BEFORE_KV_CACHE * failed.total_bytes:
@@ -88,12 +90,6 @@ def failed_allocation(case: Case) -> Finding | None:
         is_share=not (is_larger or is_fragmented or is_others or is_refused),
         writer=f"process {failed.pid}" if failed.pid is not None else "a process that it does not name",
     )
-
-
-def _unused(failed: FailedAllocation, rank: RankCase | None) -> int | None:
-    if failed.reserved_bytes is not None and failed.allocated_bytes is not None:
-        return failed.reserved_bytes - failed.allocated_bytes
-    return None if rank is None else rank.unused_bytes
 
 
 def _others(failed: FailedAllocation) -> int | None:

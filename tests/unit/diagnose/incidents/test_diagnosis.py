@@ -13,8 +13,7 @@ from highwater.diagnose.case import latest, of_incident
 from highwater.diagnose.finding import ADVICE, COMPONENT_MEANING, Advice, Finding
 from highwater.diagnose.incident import Evidence, HangBefore, OomKills, RankEvidence
 from highwater.diagnose.incidents.diagnosis import diagnose, summarize
-from highwater.diagnose.log.lines import ended_by_signal
-from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.messages import KNOWN, ended_by_signal
 from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import RULES, judged
 from highwater.host.past import Fill, GrownPart, HostFacts

@@ -7,8 +7,7 @@ import os
 import pytest
 
 from highwater.diagnose.log.file import TAIL_BYTES, read_tail
-from highwater.diagnose.log.lines import merged
-from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.messages import KNOWN, merged
 from highwater.diagnose.log.record import MAX_LINE_LENGTH
 from highwater.text.printable import plain
 from tests.unit.diagnose.log.prefixes import match

@@ -9,8 +9,7 @@ import pytest
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
-from highwater.diagnose.log.lines import recognized
-from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.messages import KNOWN, recognized
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.starts import EngineLog, header_of, says_ready
 from highwater.readings.engine import EngineStatus
