@@ -14,6 +14,7 @@ from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import FailedStart
 from highwater.host.past import HostFacts
+from highwater.host.reading import ProcessMemory
 from highwater.readings.engine import EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth
@@ -72,14 +73,6 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoppedProcess:
-    """A process of the engine, no rank's, that a signal or a debugger has stopped: its name and pid."""
-
-    name: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OomKills:
     """Processes that the kernel killed for memory, by a control group's own counter.
 
@@ -134,7 +127,7 @@ class Evidence:
     instance: str | None = None
     are_closed: bool = False
     start: FailedStart | None = None
-    stopped: tuple[StoppedProcess, ...] = ()
+    stopped: tuple[ProcessMemory, ...] = ()
     host: HostFacts | None = None
     oom_kills: OomKills | None = None
     ended_by_signal: int | None = None

@@ -18,7 +18,7 @@ from typing import Any
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence, StoppedProcess
+from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
@@ -284,7 +284,7 @@ class IncidentWatcher:
             events=events,
             reason=reason,
             still_seconds=stuck.since_seconds or 0.0 if stuck is not None and stuck.verdict == "stuck" else 0.0,
-            stopped=tuple(StoppedProcess(name=one.name, pid=one.pid) for one in self._stopped_processes()),
+            stopped=tuple(self._stopped_processes()),
         )
 
     async def _with_host(self, evidence: Evidence) -> Evidence:
@@ -326,8 +326,8 @@ class IncidentWatcher:
         """Record that a sleeping engine could not be woken up: it lives on, and nothing else shows it."""
         failure = wake_up_failed(await self._incidents.heard(), report.ranks, Sleep() if life is None else life.sleep)
         if failure is not None:
-            self._history.record("state", f"{failure.title}. {failure.text}")
-            log.warning("%s. %s", failure.title, failure.text)
+            self._history.record("state", failure.sentence)
+            log.warning("%s", failure.sentence)
 
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
         self._is_looking, is_absent = False, report.engine.traits.is_absent

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.incident import OomKills, RankEvidence, StoppedProcess
+from highwater.diagnose.incident import OomKills, RankEvidence
 from highwater.diagnose.incidents import incidents
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import from_history
 from highwater.diagnose.rules import book
+from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
 from highwater.readings.engine import EngineStatus
 from highwater.readings.policy import PolicyStatus, RuleStatus
@@ -255,7 +256,7 @@ async def test_a_log_rotated_after_the_end_adds_and_takes_nothing(tmp_path, writ
 
 
 async def test_a_probe_that_ends_a_hang_is_said_with_why_it_hung(told):
-    hang, _ = await told.open("hung", stopped=(StoppedProcess(name="EngineCore", pid=7),))
+    hang, _ = await told.open("hung", stopped=(ProcessMemory(role="engine_core", name="EngineCore", pid=7),))
     told.clock.advance(124)
     death, _ = await told.open("died")
     assert death.id == hang.id

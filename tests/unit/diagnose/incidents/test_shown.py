@@ -11,11 +11,12 @@ from html.parser import HTMLParser
 import pytest
 
 from highwater.diagnose.finding import ADVICE, Finding
-from highwater.diagnose.incident import Headline, Incident, RankEvidence, StoppedProcess
+from highwater.diagnose.incident import Headline, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.incidents.text import headlines_text, incident_markdown, state
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, figure, moment, page
+from highwater.host.reading import ProcessMemory
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth
@@ -312,7 +313,7 @@ def test_a_stopped_rank_is_told_how_to_go_on():
 
 
 def test_a_stopped_engine_core_is_told_how_to_go_on():
-    core = StoppedProcess(name="EngineCore", pid=4242)
+    core = ProcessMemory(role="engine_core", name="EngineCore", pid=4242)
     waits = replace(evidence("hung", rank(reading(0), status="alive", pid=50)), stopped=(core,))
     found = {one.name: one for one in diagnose(waits)}["stopped_ranks"]
     assert (found.title, found.weight) == ("EngineCore was stopped by a signal or a debugger", "likely")
