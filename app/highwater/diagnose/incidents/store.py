@@ -125,7 +125,11 @@ class IncidentStore:
     def headlines(self) -> list[Headline]:
         """Return all of them, newest first; the headline of an unreadable incident names the problem."""
         with self._lock:
-            headlines = {} if self.folder is None else _filed(self.folder)
+            headlines: dict[str, Headline] = {}
+            if (folder := self.folder) is not None:
+                for name in sorted(_names(folder), reverse=True)[:MAX_LISTED]:
+                    with suppress(FileNotFoundError):
+                        headlines[name] = _headline(folder, name)
             headlines |= {name: kept.headline for name, kept in self._memory.items()}
         return [headlines[name] for name in sorted(headlines, reverse=True)[:MAX_LISTED]]
 
@@ -177,14 +181,6 @@ class IncidentStore:
             # What cannot be removed, such as a folder under such a name, is not the store's.
             with suppress(OSError):
                 _file(folder, incident_id).unlink()
-
-
-def _filed(folder: Path) -> dict[str, Headline]:
-    headlines: dict[str, Headline] = {}
-    for incident_id in sorted(_names(folder), reverse=True)[:MAX_LISTED]:
-        with suppress(FileNotFoundError):
-            headlines[incident_id] = _headline(folder, incident_id)
-    return headlines
 
 
 def _headline(folder: Path, incident_id: str) -> Headline:

@@ -73,13 +73,17 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     pointless = advices(without_effect(rank.reading for rank in incident.ranks if rank.reading is not None))
     of_messages = (each for message in incident.messages for each in message.advice if each not in pointless)
     given = dict.fromkeys((*all_advice(causes), *of_messages, *all_advice(incident.findings)))
+    raised = ""
+    if incident.exception is not None:
+        lines = textwrap.indent(_lines([plain(incident.exception.text)]), "  ")
+        raised = f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{lines}"
     status = incident.policy
     policy = "" if status is None else code(f"{status.level} (mode {status.mode}): {status.summary}")
     parts = [
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
-        *section("What the log says", (*map(_message, incident.messages), *_exception(incident))),
+        *section("What the log says", (*map(_message, incident.messages), raised)),
         *section("What the numbers say", map(_finding, incident.findings)),
         *section(
             "What to change",
@@ -109,12 +113,6 @@ def _message(message: LogMessage) -> str:
     often = f" ({message.count} lines)" if message.count > 1 else ""
     item = _item(f"**{text(plain(message.title))}**{often}", text(plain(message.meaning, 2000)))
     return f"{item}\n\n{textwrap.indent(_lines(map(plain, message.lines)), '  ')}"
-
-
-def _exception(incident: Incident) -> Iterator[str]:
-    if incident.exception is not None:
-        lines = _lines([plain(incident.exception.text)])
-        yield f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{textwrap.indent(lines, '  ')}"
 
 
 def _finding(finding: Finding) -> str:

@@ -136,7 +136,13 @@ class IncidentWatcher:
         if self._incidents.is_late_due:
             self._put(self._complete)
         if self._incidents.has_log:
-            self._follow_log(report)
+            if self._has_begun:
+                self._has_begun = not self._put(self._incidents.engine_began)
+            if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
+                self._is_looking = self._put(partial(self._look_for_failed_starts, report))
+            if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
+                self._heard_at = self._history.now()
+                self._put(partial(self._hear, report, self._life))
 
     async def run(self) -> None:
         while True:
@@ -300,15 +306,6 @@ class IncidentWatcher:
         alive = [rank.reading for rank in evidence.ranks if rank.status == "alive" and rank.reading is not None]
         kills = self._oom_kills.recent(None if host is None else host.reading, alive if is_one_lost else ())
         return replace(evidence, host=host, oom_kills=kills)
-
-    def _follow_log(self, report: Report) -> None:
-        if self._has_begun:
-            self._has_begun = not self._put(self._incidents.engine_began)
-        if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
-            self._is_looking = self._put(partial(self._look_for_failed_starts, report))
-        if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
-            self._heard_at = self._history.now()
-            self._put(partial(self._hear, report, self._life))
 
     def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
         if self._waiting.full():

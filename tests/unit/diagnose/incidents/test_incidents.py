@@ -408,7 +408,8 @@ async def test_a_rule_that_raises_costs_only_its_own_finding(told, monkeypatch, 
         raise ZeroDivisionError
 
     whole = await told.incidents.read((await told.open())[0].id)
-    monkeypatch.setattr(book, "OF_INCIDENTS", (broken, *book.OF_INCIDENTS, broken))
+    rule = book.Rule(broken, frozenset({"incident"}))
+    monkeypatch.setattr(book, "RULES", (rule, *book.RULES, rule))
     told.clock.advance(100.0)
     incident = await told.incidents.read((await told.open())[0].id)
     assert [one.name for one in incident.findings] == [one.name for one in whole.findings]
