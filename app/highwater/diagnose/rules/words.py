@@ -16,6 +16,7 @@ from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.case import NOTABLE_BYTES, Case
 from highwater.diagnose.change import name_of
 from highwater.diagnose.finding import Finding, against_fragmentation, finding
+from highwater.diagnose.log.failed_allocation import FailedAllocation
 from highwater.diagnose.log.messages import KNOWN, LogMessage, WhichMemory, may_be_of_memory
 from highwater.diagnose.log.story import LogStory
 from highwater.readings.rank import RankReading
