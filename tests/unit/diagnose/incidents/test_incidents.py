@@ -28,6 +28,7 @@ class Told:
     def __init__(self, folder, log=None) -> None:
         self.clock = FakeClock(AT)
         self.store = IncidentStore(folder)
+        self.log = log
         self.incidents = Incidents(self.store, engine_log=log, clock=self.clock)
 
     async def open(self, kind="died", *ranks, **changes):
@@ -49,6 +50,14 @@ def told(request, tmp_path) -> Told:
 @pytest.fixture
 def filed(tmp_path) -> Told:
     return Told(tmp_path)
+
+
+@pytest.fixture
+def logged(tmp_path) -> Told:
+    """In memory, beside a log that is empty yet."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    return Told(None, log)
 
 
 async def test_an_incident_holds_what_was_known(told):
@@ -133,18 +142,15 @@ async def test_a_storm_is_not_written_a_thousand_times(filed, monkeypatch):
     assert writes[-1] == 101
 
 
-async def test_what_the_log_says_later_is_added(tmp_path):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    headline, _ = await told.open("hung")
-    log.write_text("No available shared memory broadcast block found in 60 seconds.\n")
-    told.clock.advance(30)
-    await told.open("hung")
-    assert [known.name for known in (await told.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
-    log.write_text("Encoder cache miss\n")
-    await told.incidents.engine_ready()
-    assert [known.name for known in (await told.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
+async def test_what_the_log_says_later_is_added(logged):
+    headline, _ = await logged.open("hung")
+    logged.log.write_text("No available shared memory broadcast block found in 60 seconds.\n")
+    logged.clock.advance(30)
+    await logged.open("hung")
+    assert [known.name for known in (await logged.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
+    logged.log.write_text("Encoder cache miss\n")
+    await logged.incidents.engine_ready()
+    assert [known.name for known in (await logged.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
 
 
 async def test_a_minute_of_silence_makes_two(told):
@@ -178,6 +184,16 @@ async def test_ready_ends_all_that_is_open(told):
     assert (await told.open("died"))[1]
 
 
+async def test_the_findings_of_what_is_open_are_at_hand(told):
+    for kind in ("out_of_memory", "died"):
+        headline, _ = await told.open(kind)
+    names = [one.name for one in told.incidents.open_findings]
+    assert {one.name for one in (await told.incidents.read(headline.id)).findings} <= set(names)
+    assert len(names) == len(set(names))
+    await told.incidents.engine_ready()
+    assert told.incidents.open_findings == ()
+
+
 async def test_a_death_right_after_a_hang_is_one_incident(told):
     pids = {"series": series(reading(), [1, 2, 3]), "stack": ("a.py:1 f",)}
     hang, _ = await told.open("hung", rank(**pids), rank(reading(1)), reason="rank 1 is dead")
@@ -195,46 +211,37 @@ async def test_a_death_right_after_a_hang_is_one_incident(told):
     assert (await told.only()).count == 2
 
 
-async def test_the_log_read_late_keeps_the_death(told, tmp_path):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    hang, _ = await told.open("hung")
-    told.clock.advance(3)
-    await told.open("died")
-    log.write_text("Encoder cache miss for ab\n")
-    await told.incidents.complete(at_once=True)
-    incident = await told.incidents.read(hang.id)
+async def test_the_log_read_late_keeps_the_death(logged):
+    hang, _ = await logged.open("hung")
+    logged.clock.advance(3)
+    await logged.open("died")
+    logged.log.write_text("Encoder cache miss for ab\n")
+    await logged.incidents.complete(at_once=True)
+    incident = await logged.incidents.read(hang.id)
     assert (incident.kind, bool(incident.messages)) == ("died", True)
 
 
-async def test_what_the_log_says_after_the_end_is_not_of_it(tmp_path):
+async def test_what_the_log_says_after_the_end_is_not_of_it(logged):
     """The hang's last lines count until the engine was ready again; of the death that follows, none is the hang's."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    hang, _ = await told.open("hung")
+    hang, _ = await logged.open("hung")
     last = "No available shared memory broadcast block found in 60 seconds.\n"
-    log.write_text(last)
-    await told.incidents.engine_ready()
-    log.write_text(f"{last}Encoder cache miss for ab\n")
-    await told.incidents.complete(at_once=True)
-    incident = await told.incidents.read(hang.id)
+    logged.log.write_text(last)
+    await logged.incidents.engine_ready()
+    logged.log.write_text(f"{last}Encoder cache miss for ab\n")
+    await logged.incidents.complete(at_once=True)
+    incident = await logged.incidents.read(hang.id)
     assert [known.name for known in incident.messages] == ["broadcast_block_wait"]
     assert incident.ended_at == AT
 
 
-async def test_the_log_of_a_storm_that_goes_on_counts_again(tmp_path):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    storm, _ = await told.open("out_of_memory")
-    await told.incidents.engine_ready()
-    told.clock.advance(2)
-    _, is_new = await told.open("out_of_memory")
-    log.write_text("Encoder cache miss for ab\n")
-    await told.incidents.complete(at_once=True)
-    assert (is_new, len((await told.incidents.read(storm.id)).messages)) == (False, 1)
+async def test_the_log_of_a_storm_that_goes_on_counts_again(logged):
+    storm, _ = await logged.open("out_of_memory")
+    await logged.incidents.engine_ready()
+    logged.clock.advance(2)
+    _, is_new = await logged.open("out_of_memory")
+    logged.log.write_text("Encoder cache miss for ab\n")
+    await logged.incidents.complete(at_once=True)
+    assert (is_new, len((await logged.incidents.read(storm.id)).messages)) == (False, 1)
 
 
 @pytest.mark.parametrize(
@@ -242,17 +249,14 @@ async def test_the_log_of_a_storm_that_goes_on_counts_again(tmp_path):
     [("", []), ("No available shared memory broadcast block found in 60 seconds.\n", ["broadcast_block_wait"])],
     ids=["nothing yet", "its cause"],
 )
-async def test_a_log_rotated_after_the_end_adds_and_takes_nothing(tmp_path, written, known):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    log.write_text(written)
-    hang, _ = await told.open("hung")
-    await told.incidents.engine_ready()
-    log.rename(tmp_path / "engine.log.1")
-    log.write_text("Encoder cache miss for ab\n")
-    await told.incidents.complete(at_once=True)
-    assert [message.name for message in (await told.incidents.read(hang.id)).messages] == known
+async def test_a_log_rotated_after_the_end_adds_and_takes_nothing(tmp_path, written, known, logged):
+    logged.log.write_text(written)
+    hang, _ = await logged.open("hung")
+    await logged.incidents.engine_ready()
+    logged.log.rename(tmp_path / "engine.log.1")
+    logged.log.write_text("Encoder cache miss for ab\n")
+    await logged.incidents.complete(at_once=True)
+    assert [message.name for message in (await logged.incidents.read(hang.id)).messages] == known
 
 
 async def test_a_probe_that_ends_a_hang_is_said_with_why_it_hung(told):
@@ -270,17 +274,14 @@ async def test_a_probe_that_ends_a_hang_is_said_with_why_it_hung(told):
     ("line", "kills"),
     [("CUDA out of memory. Tried to allocate 2.00 GiB", None), ("", OomKills(count=1, where="counted"))],
 )
-async def test_an_end_that_has_a_reason_was_not_from_outside(told, tmp_path, line, kills):
+async def test_an_end_that_has_a_reason_was_not_from_outside(line, kills, logged):
     """By the log, or by the kernel's counter."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    await told.open("hung")
-    told.clock.advance(124)
-    log.write_text(
+    await logged.open("hung")
+    logged.clock.advance(124)
+    logged.log.write_text(
         f"(Worker pid=7) ERROR 11-21 14:32:33 [worker.py:1] torch.OutOfMemoryError: {line}\n" if line else ""
     )
-    death, _ = await told.open("died", oom_kills=kills)
+    death, _ = await logged.open("died", oom_kills=kills)
     assert "outside" not in death.summary
 
 
@@ -479,37 +480,28 @@ async def test_what_the_log_says_late_withdraws_an_incident(tmp_path, has_folder
     "last",
     ["", "(EngineCore pid=9) ERROR 11-21 14:32:33 [core.py:1512] RuntimeError: CUDA driver error: out of memory\n"],
 )
-async def test_a_death_without_an_orderly_end_stays(tmp_path, last):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    await told.open()
-    log.write_text(last + (STOPPED if last else ""))
-    assert await told.incidents.complete(at_once=True) == ()
-    assert ((await told.only()).kind, told.incidents.counts["died"]) == ("died", 1)
+async def test_a_death_without_an_orderly_end_stays(last, logged):
+    await logged.open()
+    logged.log.write_text(last + (STOPPED if last else ""))
+    assert await logged.incidents.complete(at_once=True) == ()
+    assert ((await logged.only()).kind, logged.incidents.counts["died"]) == ("died", 1)
 
 
-async def test_a_hang_that_somebody_ends_is_no_orderly_end(tmp_path):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    await told.open("hung")
-    told.clock.advance(100)
-    log.write_text(STOPPED)
-    assert await told.open("died") is not None
+async def test_a_hang_that_somebody_ends_is_no_orderly_end(logged):
+    await logged.open("hung")
+    logged.clock.advance(100)
+    logged.log.write_text(STOPPED)
+    assert await logged.open("died") is not None
 
 
-async def test_a_log_that_begins_late_is_told(tmp_path):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    headline, _ = await told.open()
+async def test_a_log_that_begins_late_is_told(logged):
+    headline, _ = await logged.open()
     assert "it has no line of this run" in headline.summary
-    log.write_text("(APIServer pid=1) ERROR 11-21 14:32:33 [async_llm.py:480] AsyncLLM output_handler failed.\n")
-    await told.incidents.complete(at_once=True)
-    incident = await told.incidents.read(headline.id)
+    logged.log.write_text("(APIServer pid=1) ERROR 11-21 14:32:33 [async_llm.py:480] AsyncLLM output_handler failed.\n")
+    await logged.incidents.complete(at_once=True)
+    incident = await logged.incidents.read(headline.id)
     assert "device memory was not short" in incident.summary
-    assert (await told.only()).summary == incident.summary
+    assert (await logged.only()).summary == incident.summary
     assert incident.notes == ()
 
 

@@ -89,6 +89,16 @@ class Boxed:
         for _ in range(2):
             await self.tick()
 
+    async def die(self) -> None:
+        """One refused connection is not its end."""
+        self.fake.down = True
+        await self.tick(0.0)
+        await self.tick()
+
+    def start_again(self) -> None:
+        self.fake.down = False
+        self.fake.start_again()
+
     async def kinds(self) -> list[str | None]:
         """Of all incidents, oldest first."""
         return [headline.kind for headline in reversed(await self.incidents.headlines())]
@@ -160,8 +170,7 @@ async def test_a_dead_engine_is_one_incident(either):
     assert "engine_url" not in incident.reason  # it was right: the engine served
     assert "still running there" not in incident.summary  # a question, which is the hint's
     assert either.told() == [f"incident {incident.id}: {incident.summary}"]
-    either.fake.down = False
-    either.fake.start_again()
+    either.start_again()
     await either.tick()
     assert (await either.only()).ended_at == either.clock.now
     assert either.told()[1:] == [f"incident {incident.id} ended: the engine is ready"]
@@ -225,9 +234,7 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
     for worker in one.fake.workers:
         worker.recorder.stop(one.clock.now)
     await one.tick(0.1)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     assert await one.kinds() == []
     assert "the engine ended in order: every worker closed its recorder" in one.core.summaries("state")
     engine = (await one.tick()).engine
@@ -235,8 +242,7 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(engine.stopped_at))
     assert engine.hint.startswith(f"stopped in order at {at}; start it again. Nothing answers at ")
     assert in_words(engine) == f"the engine was {engine.hint}"
-    one.fake.down = False
-    one.fake.start_again()
+    one.start_again()
     engine = (await one.tick()).engine
     assert (engine.stopped_at, engine.traits.level) == (None, "good")
 
@@ -244,11 +250,8 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
 async def test_a_second_death_is_a_second_incident(either):
     await either.come_up()
     for _ in range(2):
-        either.fake.down = True
-        await either.tick(0.0)
-        await either.tick()
-        either.fake.down = False
-        either.fake.start_again()
+        await either.die()
+        either.start_again()
         await either.tick()
     assert await either.kinds() == ["died", "died"]
 
@@ -322,9 +325,7 @@ async def test_an_engine_that_hangs_and_is_ended_is_one_incident(either):
     fall_silent(either)
     for _ in range(8):
         await either.tick(20.0)
-    either.fake.down = True
-    await either.tick(0.0)
-    await either.tick()
+    await either.die()
     incident = await either.only()
     assert (incident.kind, incident.id.endswith("-hung")) == ("died", True)
     assert "ended from outside, as a liveness probe does" in incident.summary
@@ -456,17 +457,13 @@ async def test_an_engine_that_was_never_there_makes_none(boxed, how, monkeypatch
         monkeypatch.setattr(Engine, "get_json", late)
     states = {(await one.tick(60.0)).engine.state for _ in range(3)}
     assert states == {"starting"}
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     assert await one.kinds() == []
 
 
 async def test_an_engine_on_its_way_back_makes_none(one, monkeypatch):
     await one.come_up()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     one.fake.down = False
 
     async def late(*_, **__):
@@ -506,8 +503,7 @@ async def test_a_start_that_fails_is_an_incident(boxed, tmp_path, was_there):
     assert incident.summary == "The engine did not start: the log says that nothing is left for the KV cache"
     assert (incident.ranks, incident.ended_at) == ((), None), "the ranks of another engine tell nothing of it"
     assert one.told()[-1] == f"incident {incident.id}: {incident.summary}"
-    one.fake.down = False
-    one.fake.start_again()
+    one.start_again()
     await one.tick()
     assert (await one.incidents.read(headline.id)).ended_at == one.clock.now
 
@@ -597,9 +593,7 @@ async def test_host_memory_that_cannot_be_read_costs_no_incident(one):
 async def test_what_an_earlier_sidecar_left_open_is_ended(one):
     """The engine is ready: it cannot be going on."""
     await one.come_up()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     later = Boxed(one.core, one.incidents.folder)
     one.core.poller.listeners.remove(one.box.notice)
     one.fake.down = False
@@ -627,9 +621,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     one.fake.kill(one.fake.workers[1])
     one.fake.workers[1].recorder.works = False
     await one.tick(1.5)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick(1.0)
+    await one.die()
     assert one.core.recorders.files.instance is None
     incident = await one.only()
     first, second = incident.ranks
@@ -653,9 +645,7 @@ async def test_of_an_idle_engine_the_readings_since_its_last_sample_are_there_to
     await one.come_up()
     for _ in range(5):
         await one.tick(1.0)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick(1.0)
+    await one.die()
     incident = await one.only()
     for rank in incident.ranks:
         times = [point.at for point in rank.series]
@@ -669,9 +659,7 @@ async def test_a_rank_that_only_a_file_tells_of_is_there_too(boxed):
     await one.come_up()
     one.fake.kill(one.fake.workers[1])
     await one.tick(4.0)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     incident = await one.only()
     assert [(rank.dp_rank, rank.pid, rank.status) for rank in incident.ranks] == [(0, 4242, "alive"), (1, 4243, "dead")]
     assert incident.ranks[1].reading.used_bytes == USED_READY
@@ -683,9 +671,7 @@ async def test_without_recorders_the_history_tells(boxed):
     for _ in range(3):
         one.fake.serve_images(1)
         await one.tick()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     rank = (await one.only()).ranks[0]
     assert (rank.status, rank.stack, rank.reading.source) == ("unknown", (), "rpc")
     assert [point.used_bytes - USED_READY for point in rank.series] == [n * IMAGE_BYTES for n in range(4)]
@@ -695,9 +681,7 @@ async def test_without_the_extension_the_load_is_known(boxed):
     one = boxed(recorders=False, extension=None)
     one.fake.running = 7
     await one.come_up()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     incident = await one.only()
     assert (incident.ranks, incident.engine.requests_running) == ((), 7)
 
@@ -710,9 +694,7 @@ async def test_the_span_before_it_is_told(one):
     one.core.history.record("policy", "memory: calm -> short", rule="device")
     one.core.history.record("reset", "release done", trigger="policy", rule="device")
     one.core.history.record("reset", "release done", trigger="reclaim")
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     incident = await one.only()
     assert [event.kind for event in incident.events] == ["mark", "policy", "reset", "reset", "state"]
     assert [event.summary for event in incident.decisions] == ["memory: calm -> short", "release done"]
@@ -723,17 +705,12 @@ async def test_another_life_has_its_own_evidence(one):
     one.fake.serve_images()
     one.fake.begin_step()
     await one.tick(2.0)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
-    one.fake.down = False
-    one.fake.start_again()
+    await one.die()
+    one.start_again()
     for worker in one.fake.workers:
         worker.recorder.refuses = "OSError: no space left on device"
     await one.come_up()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     newest, _ = await one.incidents.headlines()
     incident = await one.incidents.read(newest.id)
     assert [(rank.pid, rank.reading.used_bytes, rank.doing) for rank in incident.ranks] == [
@@ -749,9 +726,7 @@ async def test_a_life_that_nobody_saw_begin_has_its_own_evidence_too(either):
     await either.tick(2.0)
     either.fake.start_again()
     await either.core.tick()
-    either.fake.down = True
-    await either.tick(0.0)
-    await either.tick()
+    await either.die()
     last, first = await either.incidents.headlines()
     assert (first.kind, last.kind) == ("died", "died")
     assert "other processes answer in its place" in first.summary
@@ -772,9 +747,7 @@ async def test_a_recorder_that_fell_behind_does_not_hide_what_a_worker_answered(
         worker.recorder.works = False
     one.fake.serve_images()
     await one.tick(4.0)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     incident = await one.only()
     assert [(rank.status, rank.reading.used_bytes, rank.reading.source) for rank in incident.ranks] == [
         ("silent", USED_AFTER, "rpc"),
@@ -851,8 +824,7 @@ async def test_a_death_finds_room_while_the_one_before_it_is_written(one):
         one.fake.down = True
         await one.core.tick(0.0)
         await one.core.tick()
-        one.fake.down = False
-        one.fake.start_again()
+        one.start_again()
         for _ in range(ready):
             await one.core.tick(600.0 / BACKLOG)
     assert one.box._waiting.qsize() == 4
@@ -874,9 +846,7 @@ async def test_a_folder_that_is_full_is_logged(one, monkeypatch, caplog):
     await one.come_up()
     one.incidents.folder.chmod(0o500)
     monkeypatch.setattr(one.incidents._store, "_flush", lambda _: setattr(one.incidents._store, "problem", "no room"))
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     assert "no room" in caplog.text
     assert await one.kinds() == ["died"]
 
@@ -886,9 +856,7 @@ async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
     engine = EngineStatus(url="http://engine:8000", state="ready")
     ranks = tuple(replace(rank, rank=None, dp_rank=None) for rank in one.core.poller.current().ranks[:1])
     one.box.notice(replace(one.core.poller.current(), engine=engine, ranks=ranks))
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     assert len((await one.only()).ranks) == 2
     assert json.loads((one.incidents.folder / f"{(await one.only()).id}.json").read_bytes())["kind"] == "died"
 
@@ -959,8 +927,7 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
     assert [[each.name for each in rank.reading.start] for rank in incident.ranks] == [["init", "kv_cache"]] * 2
     silence = "which lines of the engine's log are of this start is not known"
     assert [note for note in incident.notes if "engine_log is not set" not in note] == ([silence] if has_log else [])
-    one.fake.down = False
-    one.fake.start_again()
+    one.start_again()
     await one.tick()
     assert (await one.only()).ended_at == one.clock.now
 
