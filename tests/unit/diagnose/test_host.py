@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from highwater.diagnose.case import Case
-from highwater.diagnose.rules.book import host_findings, judged
+from highwater.diagnose.rules.book import RULES, host_findings, judged
 from highwater.host.outlook import Outlook
 from highwater.host.past import GrownPart
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, PressureStall, ShmMemory, ShmOwner
@@ -143,3 +145,8 @@ def test_the_report_has_them_in_its_own_form():
 def test_the_text_tells_events_and_pressure():
     shown = host_text(report_of(within(events={"oom_kill": 2}, pressure=PressureStall(some_avg60=33.0))))
     assert "events: oom_kill 2; waited for memory in 33.0 %" in shown
+
+
+def test_every_finding_is_documented():
+    page = (Path(__file__).parents[3] / "docs" / "host.md").read_text(encoding="utf-8")
+    assert {rule.name for rule in RULES if "host" in rule.where} <= set(re.findall(r"`([a-z_]+)`", page))

@@ -117,7 +117,9 @@ def test_model_runner_v2_that_profiles_without_the_encoder_is_a_finding():
 def test_an_npu_that_serves_images_without_expandable_segments_is_a_finding(is_on):
     started = replace(rank(), launch=Launch(expandable_segments=is_on))
     assert names(started, STORY) == []
-    assert names(replace(started, launch=Launch(expandable_segments=False)), STORY) == ["without_expandable_segments"]
+    (found,) = found_of(replace(started, launch=Launch(expandable_segments=False)), STORY)
+    assert found.name == "without_expandable_segments"
+    assert [one.setting for one in found.advice] == ["PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"]
 
 
 def test_a_size_that_was_given_is_to_be_less():

@@ -46,7 +46,7 @@ def without_expandable_segments(case: Case) -> Finding | None:
     return finding(
         "without_expandable_segments",
         weight="note" if is_ahead and not is_known else "clue" if is_ahead else weight,
-        advice=for_growth("non_torch_bytes", case),
+        advice=_against_fragments(case) if is_ahead else for_growth("non_torch_bytes", case),
         ranks=ranks_text(ranks),
         is_known=is_known,
         is_asleep=any(rank.now.launch.sleep_mode for rank in ranks),
@@ -147,7 +147,7 @@ def for_growth(component: str, case: Case) -> tuple[str, ...]:
 
 def _against_fragments(case: Case) -> tuple[str, ...]:
     ranks = _fragmenting(case)
-    if not ranks or not _had_images(case):
+    if not ranks or (case.kind != "start" and not _had_images(case)):
         return ()
     if all(rank.now.launch.expandable_segments is None for rank in ranks):
         return ("npu_see_segments", "npu_expandable_segments")
