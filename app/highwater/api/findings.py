@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from highwater.api.budget import StartReports
 from highwater.api.services import Services
 from highwater.diagnose.case import Setup, Where, of_report
-from highwater.diagnose.finding import WEIGHTS, Advice, Figure, Finding, Weight
+from highwater.diagnose.finding import WEIGHTS, Finding
 from highwater.diagnose.incident import Headline
 from highwater.diagnose.rules.book import judged
 from highwater.diagnose.rules.setup import SetupCheck, checked
@@ -25,16 +25,10 @@ FRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFinding:
+class FoundFinding(Finding):
     """A finding, and where it was found: in an open incident, the engine that runs, its start, its host, the set-up."""
 
-    name: str
-    weight: Weight
     where: Where
-    title: str
-    text: str
-    figures: Mapping[str, Figure]
-    advice: tuple[Advice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

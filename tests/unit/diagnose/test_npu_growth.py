@@ -8,7 +8,7 @@ import pytest
 
 from highwater.diagnose.case import of_incident, of_report
 from highwater.diagnose.finding import Finding, in_words
-from highwater.diagnose.incidents.diagnosis import diagnose, summarize
+from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.incidents.text import incident_markdown
 from highwater.diagnose.log.story import story_of
 from highwater.diagnose.rules.book import known_causes
@@ -16,7 +16,7 @@ from highwater.readings.engine import EngineLoad, EngineStatus, WorkCounts
 from highwater.readings.growth import Growth, SeriesGrowth
 from highwater.readings.rank import Components, Device, EncoderCache, Launch, RankReading
 from highwater.readings.report import Report
-from tests.fakes.incident import evidence, incident, rank, reading
+from tests.fakes.incident import diagnosed, evidence, incident, rank, reading
 from tests.unit.diagnose.test_setup import facts, result
 
 GIB = 1024**3
@@ -54,7 +54,7 @@ def at(minute: int, launch: Launch = OFF, device: Device = NPU, **changes) -> Ra
 
 def death(launch: Launch = OFF, minute: int = 40, log=LOG, **changes) -> tuple[Finding, ...]:
     seen = evidence("died", rank(at(minute, launch, **changes)), baseline=(at(0, launch, **changes),))
-    return diagnose(seen, story_of(log))
+    return diagnosed(seen, story_of(log))
 
 
 def settings(found) -> list[str]:
@@ -175,7 +175,7 @@ def test_a_leak_of_non_torch_memory_has_the_same_advice_first():
     )
     for launch, first in ((OFF, "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"), (ON, "Restart the engine")):
         seen = evidence("died", rank(at(40, launch)), growth=Growth(series=(leak,)))
-        (found,) = [one for one in diagnose(seen) if one.name == "leaks"]
+        (found,) = [one for one in diagnosed(seen) if one.name == "leaks"]
         assert settings(found)[0] == first
 
 
@@ -190,7 +190,7 @@ def page(launch: Launch) -> str:
     """The incident as it is read."""
     log = story_of(LOG)
     seen = evidence("died", rank(at(40, launch)), baseline=(at(0, launch),))
-    kept = incident(ranks=seen.ranks, findings=diagnose(seen, log), messages=log.messages)
+    kept = incident(ranks=seen.ranks, findings=diagnosed(seen, log), messages=log.messages)
     return incident_markdown(kept).partition("## What to change")[2]
 
 
@@ -212,8 +212,8 @@ def test_what_hccl_could_not_allocate_acquits_no_memory():
     )
     log = story_of([line])
     seen = evidence("died", rank(reading()))
-    findings = diagnose(seen, log)
-    said = summarize(seen, findings, log)
+    findings = diagnosed(seen, log)
+    said = summarize(of_incident(seen, log), findings)
     assert "could not allocate (EI0007): memory, or queues or notify registers" in said
     assert "not short" not in said
     assert not any("is not what ended it" in one.text for one in findings)

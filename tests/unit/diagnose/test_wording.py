@@ -9,12 +9,11 @@ from pathlib import Path
 
 from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import Finding
-from highwater.diagnose.incidents.diagnosis import diagnose
 from highwater.diagnose.log.story import story_of
 from highwater.diagnose.rules.book import RULES, judged
 from highwater.diagnose.rules.setup import CHECKS
 from highwater.diagnose.rules.words import wake_up_failed
-from tests.fakes.incident import evidence
+from tests.fakes.incident import diagnosed, evidence
 from tests.unit.diagnose import test_host, test_load, test_setup, test_start
 from tests.unit.diagnose.incidents import test_diagnosis, test_sleep
 from tests.unit.diagnose.log.prefixes import match
@@ -49,7 +48,7 @@ def all_findings() -> Iterator[tuple[str, Finding]]:
     for name, _, given in test_diagnosis.FOUND:
         yield "incident", next(one for one in judged(of_incident(given)) if one.name == name)
     for line in LOGS:
-        found = diagnose(evidence("died"), story_of([WORKER + line]))
+        found = diagnosed(evidence("died"), story_of([WORKER + line]))
         yield from (("incident", one) for one in found if one.name in test_diagnosis.OF_THE_LOG)
     asleep = test_sleep.asleep()
     for lines in (test_sleep.FAILED, test_sleep.FAILED[1:2]):

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Final
 
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.case import Case, of_incident
+from highwater.diagnose.case import Case, given
 from highwater.diagnose.finding import Finding, for_given_pool, weightiest_first
 from highwater.diagnose.incident import Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import KNOWN, LogMessage
-from highwater.diagnose.log.story import NO_LOG, LogStory, unheard
+from highwater.diagnose.log.story import LogStory, unheard
 from highwater.diagnose.rules.book import Failed, judged
 from highwater.diagnose.rules.device import is_acquitted
 from highwater.diagnose.rules.words import names_memory
@@ -44,13 +44,10 @@ _REFUSED: Final = "the engine refused to start: "
 _MAX_QUOTE: Final = 300
 
 
-def diagnose(evidence: Evidence, log: LogStory = NO_LOG, failed: Failed | None = None) -> tuple[Finding, ...]:
-    """Return the findings, the weightiest first; advice that this engine cannot follow is left out.
-
-    The engine's log may show a shortage that no number shows.
-    """
-    found = judged(of_incident(evidence, log), failed)
-    if _had_room(evidence, found, log):
+def diagnose(case: Case, failed: Failed | None = None) -> tuple[Finding, ...]:
+    """Return the findings, weighed against one another; the engine's log may show a shortage that no number shows."""
+    found = judged(case, failed)
+    if _had_room(case, found):
         found = [replace(one, weight="note") if one.name in _OF_MEMORY_IN_USE else one for one in found]
     if any(one.name == "failed_allocation" for one in found):
         found = [replace(one, advice=()) if one.name in _BY_READINGS else one for one in found]
@@ -70,12 +67,13 @@ def advised(case: Case, findings: Sequence[Finding]) -> tuple[LogMessage, ...]:
     )
 
 
-def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> str:
+def summarize(case: Case, findings: Sequence[Finding]) -> str:
     """Return what happened, what the log says of it, what is known to be fine, and what the numbers say.
 
     A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
     one about memory that was not short.
     """
+    evidence, log = given(case.evidence), case.log
     cause, has_figures = _cause(log), any(one.name == "failed_allocation" for one in findings)
     repeated = {"device_full"} if has_figures else set()
     likely = [one.title for one in findings if one.weight == "likely" and one.name not in repeated]
@@ -88,9 +86,9 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
         parts.append(f"the log says that {said.title.removeprefix(_REFUSED)}")
     parts += likely[:2]
     parts += [finding.title for finding in findings if finding.name == "ended_by_signal" and finding.weight != "likely"]
-    if _had_room(evidence, findings, log):
+    if _had_room(case, findings):
         room = next(finding.title for finding in findings if finding.name == "device_had_room")
-        parts += [f"device memory was not short ({room})"] if is_acquitted(of_incident(evidence, log)) else [room]
+        parts += [f"device memory was not short ({room})"] if is_acquitted(case) else [room]
         is_outside = any(finding.name == "hang_ended" and finding.weight == "likely" for finding in findings)
         parts += [finding.title for finding in findings if finding.name == "kill_not_known" and not is_outside]
     elif not is_known and (raised is None or raised.follows):
@@ -133,9 +131,9 @@ def _cause(log: LogStory) -> LogMessage | None:
     return next((message for message in log.messages if _part(message) == "cause"), None)
 
 
-def _had_room(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> bool:
-    is_short, names = evidence.kind == "out_of_memory" or names_memory(log), {finding.name for finding in findings}
-    return not is_short and not log.failed and "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
+def _had_room(case: Case, findings: Sequence[Finding]) -> bool:
+    is_short, names = case.kind == "out_of_memory" or names_memory(case.log), {finding.name for finding in findings}
+    return not is_short and not case.log.failed and "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
 
 
 # --- the evidence ---

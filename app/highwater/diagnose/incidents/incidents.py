@@ -350,6 +350,7 @@ class Incidents:
     def _incident(self, evidence: Evidence, story: LogStory) -> Incident:
         notes = [story.problem or ("" if story.messages else unheard(story))]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
+        case = of_incident(evidence, story)
         findings: Sequence[Finding] = ()
 
         def internal_error(exc: Exception) -> None:
@@ -358,7 +359,7 @@ class Incidents:
             notes.append("not all numbers could be diagnosed; the sidecar's log says why")
 
         try:
-            findings = diagnose(evidence, story, internal_error)
+            findings = diagnose(case, internal_error)
         except Exception as exc:  # noqa: BLE001 - logged and counted there; nobody can collect a dying engine's evidence again
             internal_error(exc)
         if evidence.hang is not None:
@@ -372,14 +373,14 @@ class Incidents:
             kind=evidence.kind,
             at=evidence.at,
             last_at=evidence.at,
-            summary=summarize(evidence, findings, story),
+            summary=summarize(case, findings),
             engine=evidence.engine,
             reason=evidence.reason,
             still_seconds=evidence.still_seconds,
             start=evidence.start.id if evidence.start is not None else None,
             findings=tuple(findings),
             messages=(
-                *advised(of_incident(evidence, story), findings),
+                *advised(case, findings),
                 *story.older,
             ),
             exception=cleaned(story.exception),

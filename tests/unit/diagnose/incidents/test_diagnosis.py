@@ -12,7 +12,7 @@ from highwater.accounting.points import MemoryPoint
 from highwater.diagnose.case import latest, of_incident
 from highwater.diagnose.finding import ADVICE, COMPONENT_MEANING, Advice, Finding
 from highwater.diagnose.incident import Evidence, HangBefore, OomKills, RankEvidence
-from highwater.diagnose.incidents.diagnosis import diagnose, summarize
+from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.log.messages import KNOWN, ended_by_signal
 from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import RULES, judged
@@ -23,7 +23,7 @@ from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
 from highwater.readings.rank import Components, Device, EncoderCache, HostMemory, Launch, TorchMemory
-from tests.fakes.incident import AT, MIB, TOTAL, entry, evidence, rank, reading, unknown
+from tests.fakes.incident import AT, MIB, TOTAL, diagnosed, entry, evidence, rank, reading, summarized, unknown
 from tests.unit.diagnose.log.prefixes import match
 
 FULL = 61_548 * MIB  # the story's, after its benchmark
@@ -338,7 +338,7 @@ OF_THE_LOG = {"failed_allocation", "host_shortage"}
 
 
 def found(name: str, given: Evidence) -> Finding | None:
-    return next((finding for finding in diagnose(given) if finding.name == name), None)
+    return next((finding for finding in diagnosed(given) if finding.name == name), None)
 
 
 def asked(name: str, given: Evidence) -> Finding | None:
@@ -374,8 +374,8 @@ def test_the_documentation_names_every_finding_and_message():
 
 def test_nothing_is_known_and_nothing_is_made_up():
     nothing = Evidence(kind="hung", at=AT, engine=engine(None))
-    assert [finding.name for finding in diagnose(nothing)] == ["no_readings"]
-    assert summarize(nothing, diagnose(nothing), NO_LOG) == (
+    assert [finding.name for finding in diagnosed(nothing)] == ["no_readings"]
+    assert summarize(of_incident(nothing, NO_LOG), diagnosed(nothing)) == (
         "The engine hung: the cause is not known; what the engine's log says is not known: it has no line of this run"
     )
 
@@ -392,7 +392,7 @@ def test_one_unknown_thing_breaks_nothing(kind, name):
     if name in {"taken_at", "notes"}:
         return
     without = replace(whole, **{name: getattr(unknown(None), name)})
-    assert diagnose(evidence(kind, rank(whole), rank(without), baseline=(reading(),)))
+    assert diagnosed(evidence(kind, rank(whole), rank(without), baseline=(reading(),)))
 
 
 # --- the headline ---
@@ -408,7 +408,7 @@ def headline(given: Evidence, *lines: str) -> str:
     """As it is made of the evidence and the lines of a log."""
     log = story_of([*UNDERSTOOD, *lines])
     given = replace(given, ended_by_signal=ended_by_signal(log.messages))
-    return summarize(given, diagnose(given, log), log)
+    return summarized(given, log)
 
 
 def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
@@ -429,7 +429,7 @@ def test_nothing_in_the_log_and_plenty_of_memory_guesses_nothing():
 
 
 def test_advice_about_memory_that_was_not_short_is_no_advice():
-    grown = next(finding for finding in diagnose(evidence("died", **GREW)) if finding.name == "growth")
+    grown = next(finding for finding in diagnosed(evidence("died", **GREW)) if finding.name == "growth")
     assert grown.weight == "note"
 
 
@@ -439,7 +439,7 @@ def test_an_out_of_memory_message_comes_first_whatever_the_readings_say():
         "The engine died: the log says that PyTorch found no room on the GPU"
     )
     log = story_of(["RuntimeError: CUDA driver error: out of memory"])
-    assert {finding.name: finding.weight for finding in diagnose(given, log)}["growth"] == "clue"
+    assert {finding.name: finding.weight for finding in diagnosed(given, log)}["growth"] == "clue"
 
 
 def test_a_kill_by_the_kernel_is_said():
@@ -485,7 +485,7 @@ def test_of_one_container_there_is_one_look_and_what_is_said_of_it_agrees(contai
         fullest=replace(known.fullest, container="k"),
     )
     given = evidence("died", rank(full), host=host)
-    names = {one.name for one in diagnose(given)}
+    names = {one.name for one in diagnosed(given)}
     assert ("host_memory" in names) is (container == "other")
     assert ("host memory had room (64%" in found("kill_not_known", given).title) is (container == "k")
     assert ("96 %" in found("kill_not_known", given).text) is False
@@ -547,7 +547,7 @@ def test_sigkill_is_explained():
 def test_the_weightiest_comes_first():
     weights = [
         finding.weight
-        for finding in diagnose(
+        for finding in diagnosed(
             evidence(
                 "died",
                 rank(reading(used=FULL, encoder_cache=cache(3_000 * MIB))),
@@ -599,7 +599,7 @@ def test_advice_fits_the_device():
 
     def told(kind: str | None) -> set[Advice]:
         known = reading(used=FULL, torch=fragmented, device=replace(reading().device, type=kind))
-        return {each for finding in diagnose(evidence("died", rank(known))) for each in finding.advice}
+        return {each for finding in diagnosed(evidence("died", rank(known))) for each in finding.advice}
 
     assert ADVICE["npu_expandable_segments"] in told("npu")
     assert ADVICE["cuda_expandable_segments"] in told("cuda")
@@ -630,7 +630,7 @@ def test_each_component_that_can_grow_has_its_meaning():
 def test_the_summary_names_the_cause_before_the_consequence():
     given = evidence("died", rank(reading(used=FULL)), reason="connection refused")
     log = story_of(["EngineDeadError", "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB"])
-    assert summarize(given, diagnose(given, log), log) == (
+    assert summarized(given, log) == (
         "The engine died: the log says that an operator's workspace found no room on the NPU; rank 0 had 872 MiB "
         "free of 60.96 GiB. What the sidecar saw: connection refused"
     )
@@ -643,7 +643,7 @@ def reserve(releasable, split=0):
 
 
 def unused(known):
-    return next((one for one in diagnose(known) if one.name == "unused_reserve"), None)
+    return next((one for one in diagnosed(known) if one.name == "unused_reserve"), None)
 
 
 def test_what_captured_graphs_hold_is_not_held_in_vain():

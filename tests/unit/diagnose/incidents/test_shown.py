@@ -10,9 +10,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import ADVICE, Finding
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
-from highwater.diagnose.incidents.diagnosis import diagnose, summarize
+from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.incidents.text import headlines_text, incident_markdown, state
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, figure, moment, page
@@ -21,7 +22,7 @@ from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus
-from tests.fakes.incident import AT, MIB, entry, evidence, rank, reading, series, unknown
+from tests.fakes.incident import AT, MIB, diagnosed, entry, evidence, rank, reading, series, unknown
 from tests.unit.diagnose.log.prefixes import match
 
 FULL = 61_548 * MIB
@@ -55,13 +56,13 @@ def incident(*ranks: RankEvidence, **changes) -> Incident:
         rank(reading(1, used=FULL), status="dead", doing="in a step for 61 s", stack=("npu.py:12 forward",)),
     )
     given = evidence("died", *ranks, growth=Growth(since_ready_bytes=9_000 * MIB), load=EngineLoad())
-    findings = diagnose(given)
+    findings = diagnosed(given)
     made = {
         "id": "20261121T143233Z-died",
         "kind": "died",
         "at": AT,
         "last_at": AT,
-        "summary": summarize(given, findings, LogStory(messages=MESSAGES)),
+        "summary": summarize(of_incident(given, LogStory(messages=MESSAGES)), findings),
         "engine": EngineStatus(url="http://127.0.0.1:8000", state="gone", version="0.12.0", model="Qwen/Qwen3-VL-8B"),
         "findings": findings,
         "messages": MESSAGES,
@@ -307,7 +308,7 @@ def test_the_time_until_a_device_is_full_is_a_duration():
 
 
 def test_a_stopped_rank_is_told_how_to_go_on():
-    found = {one.name: one for one in diagnose(evidence("hung", rank(reading(0), status="stopped", pid=4242)))}
+    found = {one.name: one for one in diagnosed(evidence("hung", rank(reading(0), status="stopped", pid=4242)))}
     assert "Process: 4242." in found["stopped_ranks"].text
     assert found["stopped_ranks"].advice == (ADVICE["continue_process"], ADVICE["restart"])
 
@@ -315,10 +316,10 @@ def test_a_stopped_rank_is_told_how_to_go_on():
 def test_a_stopped_engine_core_is_told_how_to_go_on():
     core = ProcessMemory(role="engine_core", name="EngineCore", pid=4242)
     waits = replace(evidence("hung", rank(reading(0), status="alive", pid=50)), stopped=(core,))
-    found = {one.name: one for one in diagnose(waits)}["stopped_ranks"]
+    found = {one.name: one for one in diagnosed(waits)}["stopped_ranks"]
     assert (found.title, found.weight) == ("EngineCore was stopped by a signal or a debugger", "likely")
     assert "Process: 4242." in found.text
     assert found.figures == {"EngineCore pid": 4242}
     assert found.advice == (ADVICE["continue_process"], ADVICE["restart"])
     both = replace(evidence("hung", rank(reading(0), status="stopped", pid=4242)), stopped=(core,))
-    assert {one.name: one for one in diagnose(both)}["stopped_ranks"].figures == {"rank 0 pid": 4242}
+    assert {one.name: one for one in diagnosed(both)}["stopped_ranks"].figures == {"rank 0 pid": 4242}

@@ -11,7 +11,7 @@ import pytest
 from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import ADVICE, all_advice
 from highwater.diagnose.incident import OomKills
-from highwater.diagnose.incidents.diagnosis import advised, diagnose, ended_in_order, summarize
+from highwater.diagnose.incidents.diagnosis import advised, ended_in_order, summarize
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.text import incident_markdown
@@ -22,7 +22,7 @@ from highwater.host.past import Fill, HostFacts
 from highwater.host.processor_cache import ProcessorCaches
 from highwater.host.reading import HostReading
 from highwater.readings.rank import Device, Launch
-from tests.fakes.incident import AT, MIB, TOTAL, evidence, incident, rank, reading, unknown
+from tests.fakes.incident import AT, MIB, TOTAL, diagnosed, evidence, incident, rank, reading, summarized, unknown
 
 SHORT = "device memory was not short"
 CORE = "(EngineCore pid=900) ERROR 09-02 08:04:02 [core.py:1512] "
@@ -37,7 +37,7 @@ PREFIXES = ["", "vllm-1  | ", "2026-09-02T08:04:02.123456789Z stderr F ", "[pod/
 
 
 def said(given, log: LogStory) -> str:
-    return summarize(given, diagnose(given, log), log)
+    return summarized(given, log)
 
 
 # --- silence ---
@@ -47,7 +47,7 @@ def said(given, log: LogStory) -> str:
 def test_a_log_that_is_silent_and_understood_acquits_the_device(prefix):
     log = story_of([f"{prefix}{line}" for line in (GONE, API)])
     assert f"{SHORT} (every rank had at least 21.89 GiB free)" in said(evidence("died"), log)
-    room = next(one for one in diagnose(evidence("died"), log) if one.name == "device_had_room")
+    room = next(one for one in diagnosed(evidence("died"), log) if one.name == "device_had_room")
     assert room.text.endswith("the device's memory is not what ended it.")
 
 
@@ -68,7 +68,7 @@ def test_a_log_that_was_not_understood_acquits_nothing(log, words, kind):
     summary = said(given, log)
     assert words in summary
     assert "not short" not in summary
-    room = next(one for one in diagnose(given, log) if one.name == "device_had_room")
+    room = next(one for one in diagnosed(given, log) if one.name == "device_had_room")
     assert room.text.endswith("readings alone do not say that memory was enough.")
 
 
@@ -158,7 +158,7 @@ def test_an_old_reading_acquits_nothing(age, words):
     told = said(given, story_of([GONE]))
     assert f"every rank had at least 21.89 GiB free{words}" in told
     assert (SHORT in told) is (words == "")
-    room = next(one for one in diagnose(given, story_of([GONE])) if one.name == "device_had_room")
+    room = next(one for one in diagnosed(given, story_of([GONE])) if one.name == "device_had_room")
     assert ("What was free at the end is not known" in room.text) is (words != "")
 
 
@@ -185,9 +185,9 @@ UNTOLD = "which lines of the engine's log are of this start is not known"
 @pytest.mark.parametrize("log", [LogStory(problem=UNTOLD), NO_LOG, story_of(["hello", "there", "friend"])])
 @pytest.mark.parametrize("kind", ["died", "start_failed"])
 def test_a_log_that_is_set_is_not_said_to_be_unread(kind, log):
-    told = [one.text for one in diagnose(evidence(kind), log)]
+    told = [one.text for one in diagnosed(evidence(kind), log)]
     assert "was not read" not in " ".join(told)
-    assert all("engine_log" not in advice.change for one in diagnose(evidence(kind), log) for advice in one.advice)
+    assert all("engine_log" not in advice.change for one in diagnosed(evidence(kind), log) for advice in one.advice)
 
 
 def test_on_cpu_the_device_is_the_host():
@@ -200,9 +200,9 @@ def test_after_a_message_of_memory_no_device_had_room(process):
     log = story_of(
         [f"({process}) ERROR 09-02 08:04:02 [core.py:1512] torch.OutOfMemoryError: CUDA out of memory.", DEAD]
     )
-    findings = diagnose(evidence("died"), log)
+    findings = diagnosed(evidence("died"), log)
     assert "device_had_room" not in {one.name for one in findings}
-    assert "MiB free" not in summarize(evidence("died"), findings, log)
+    assert "MiB free" not in summarize(of_incident(evidence("died"), log), findings)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_message_says_which_memory_was_short(line, which):
     log = story_of([f"{CORE}{line}"])
     assert {known.of_memory for known in KNOWN if known.name == log.messages[0].name} == {which}
     assert "not short" not in said(evidence("died"), log)
-    room = [one.text for one in diagnose(evidence("died"), log) if one.name == "device_had_room"]
+    room = [one.text for one in diagnosed(evidence("died"), log) if one.name == "device_had_room"]
     assert len(room) == (which != "device")
     assert not any("is not what ended it" in text for text in room)
 
@@ -334,7 +334,7 @@ def test_a_device_as_full_as_at_ready_is_no_likely_cause(free_at_ready, free, ki
         return reading(free_bytes=mib * MIB, used_bytes=TOTAL - mib * MIB, device=Device(type=device))
 
     baseline = () if free_at_ready is None else (with_free(free_at_ready),)
-    findings = diagnose(evidence(kind, rank(with_free(free)), baseline=baseline), story_of([DEAD]))
+    findings = diagnosed(evidence(kind, rank(with_free(free)), baseline=baseline), story_of([DEAD]))
     full = next(one for one in findings if one.name == "device_full")
     assert full.weight == weight
     was_full = free_at_ready is not None and weight == "clue" and kind == "died"
@@ -347,10 +347,10 @@ def test_a_log_that_says_so_makes_a_full_device_likely():
     full = reading(free_bytes=951 * MIB, used_bytes=TOTAL - 951 * MIB)
     log = story_of([f"{WORKER}RuntimeError: Triton Error [CUDA]: out of memory", DEAD])
     given = evidence("died", rank(full), baseline=(full,))
-    assert next(one for one in diagnose(given, log) if one.name == "device_full").weight == "likely"
+    assert next(one for one in diagnosed(given, log) if one.name == "device_full").weight == "likely"
     settings = [
         advice.setting
-        for message in advised(of_incident(given, log), diagnose(given, log))
+        for message in advised(of_incident(given, log), diagnosed(given, log))
         for advice in message.advice
     ]
     assert settings[0] == "--gpu-memory-utilization"
@@ -361,7 +361,7 @@ def test_a_log_that_says_so_makes_a_full_device_likely():
 
 
 def settings_of(given, log: LogStory) -> list[str]:
-    findings = diagnose(given, log)
+    findings = diagnosed(given, log)
     of_messages = (advice for message in advised(of_incident(given, log), findings) for advice in message.advice)
     return [advice.setting for advice in (*of_messages, *all_advice(findings))]
 
@@ -377,8 +377,8 @@ def test_a_share_is_advised_only_where_it_counts(by):
     log = story_of([GIVEN, OOM] if by == "log" else [OOM])
     now = reading(free_bytes=951 * MIB, used_bytes=TOTAL - 951 * MIB, launch=Launch(kv_cache_given=by == "worker"))
     given = evidence("died", rank(now))
-    messages = advised(of_incident(given, log), diagnose(given, log))
-    advice = [each for message in messages for each in message.advice] + [*all_advice(diagnose(given, log))]
+    messages = advised(of_incident(given, log), diagnosed(given, log))
+    advice = [each for message in messages for each in message.advice] + [*all_advice(diagnosed(given, log))]
     settings = {each.setting for each in advice}
     assert ("--gpu-memory-utilization" in settings) is (by is None)
     assert ("--kv-cache-memory-bytes" in settings) is (by is not None)
@@ -394,7 +394,7 @@ def test_figures_of_another_machine_are_called_an_example():
 def test_an_end_without_a_word_says_where_to_look(kind):
     """In the container's last state, its limits and its last lines; also where the kernel counted no kill."""
     for kills in (None, OomKills(count=0, where="the container's own")):
-        found = all_advice(diagnose(evidence(kind, rank(unknown()), oom_kills=kills)))
+        found = all_advice(diagnosed(evidence(kind, rank(unknown()), oom_kills=kills)))
         assert {"last_state", "last_lines"} <= {name for name, each in ADVICE.items() if each in found}
 
 

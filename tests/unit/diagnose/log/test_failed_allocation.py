@@ -9,11 +9,11 @@ import pytest
 from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import ADVICE
 from highwater.diagnose.incident import RankEvidence
-from highwater.diagnose.incidents.diagnosis import diagnose, summarize
+from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation
 from highwater.diagnose.log.story import LogStory, story_of
 from highwater.units import GIB, MIB
-from tests.fakes.incident import AT, TOTAL, evidence, rank, reading
+from tests.fakes.incident import AT, TOTAL, diagnosed, evidence, rank, reading
 
 # vLLM's issue 15105, but for the last figure.
 CUDA = (
@@ -169,7 +169,7 @@ def test_what_engine_core_says_is_quoted_from_a_rank(ranks, quote):
     assert [one.failed_allocation_bytes for one in case("died", line, *ranks).ranks][:1] == [
         gib(1.74) if len(ranks) == 1 else None
     ]
-    findings = diagnose(given, story_of([line]))
+    findings = diagnosed(given, story_of([line]))
     assert next(one for one in findings if one.name == "failed_allocation").figures["tried_bytes"] == gib(1.74)
     assert "device_had_room" not in {one.name for one in findings}
 
@@ -235,7 +235,7 @@ REASONS = [
 @pytest.mark.parametrize("kind", ["died", "out_of_memory", "start_failed"])
 def test_the_figures_say_what_helps(line, said, advised, kind):
     known = evidence(kind, rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)))
-    finding = next(one for one in diagnose(known, story_of([line])) if one.name == "failed_allocation")
+    finding = next(one for one in diagnosed(known, story_of([line])) if one.name == "failed_allocation")
     assert said in finding.title
     assert finding.weight == "likely"
     settings = [advice.setting for advice in finding.advice]
@@ -248,10 +248,10 @@ def test_the_figures_say_what_helps(line, said, advised, kind):
 def test_a_full_device_is_not_told_twice():
     full = evidence("out_of_memory", rank(reading(free_bytes=MIB, used_bytes=TOTAL - MIB)))
     log = story_of([npu("512.00 MiB", "86.81 MiB", "59.00 GiB", "59.20 GiB")])
-    findings = diagnose(full, log)
+    findings = diagnosed(full, log)
     assert {"failed_allocation", "device_full"} <= {one.name for one in findings if one.weight == "likely"}
-    assert "the engine itself" in summarize(full, findings, log)
-    assert "MiB free of" not in summarize(full, findings, log)
+    assert "the engine itself" in summarize(of_incident(full, log), findings)
+    assert "MiB free of" not in summarize(of_incident(full, log), findings)
 
 
 def test_a_start_without_a_kv_cache_has_no_share_to_lower():
@@ -259,7 +259,7 @@ def test_a_start_without_a_kv_cache_has_no_share_to_lower():
         log = story_of(
             [cuda("12.00 GiB", f"{16 - allocated}.00 GiB", f"{allocated}.00 GiB", "0 bytes", total="16.00 GiB")]
         )
-        return next(one for one in diagnose(evidence(kind), log) if one.name == "failed_allocation").title
+        return next(one for one in diagnosed(evidence(kind), log) if one.name == "failed_allocation").title
 
     assert "leave beside 7.00 GiB in use without the KV cache" in title("start_failed", 7)
     assert SHARE in title("start_failed", 14)
@@ -270,7 +270,7 @@ def test_what_readings_advise_does_not_contradict_the_figures():
     """A count of failures alone would lower the share."""
     line = cuda("256.00 GiB", "8.00 GiB", "40.00 GiB", "0 bytes")
     counted = reading(free_bytes=MIB, used_bytes=TOTAL - MIB, torch=replace(reading().torch, ooms=1))
-    findings = diagnose(evidence("died", rank(counted), baseline=(reading(),)), story_of([line]))
+    findings = diagnosed(evidence("died", rank(counted), baseline=(reading(),)), story_of([line]))
     assert {one.name for one in findings} >= {"ooms", "failed_allocation"}
     assert [one.name for one in findings if ADVICE["gpu_memory_utilization"] in one.advice] == []
 
@@ -279,7 +279,7 @@ def test_a_workspace_is_judged_by_the_reading_before_it():
     """Its message knows nothing of PyTorch's allocator, which held the room that it lacked."""
     held = replace(reading().torch, allocated_bytes=54_770 * MIB, reserved_bytes=59_380 * MIB)
     known = evidence("died", rank(reading(torch=held, total_bytes=gib(60.96))))
-    finding = next(one for one in diagnose(known, story_of([WORKSPACE])) if one.name == "failed_allocation")
+    finding = next(one for one in diagnosed(known, story_of([WORKSPACE])) if one.name == "failed_allocation")
     assert FRAGMENTS in finding.title
     assert finding.figures["unused_bytes"] == (59_380 - 54_770) * MIB
 
@@ -289,20 +289,20 @@ FRAGMENTED = cuda("2.00 GiB", "1.00 GiB", "32.00 GiB", "27.00 GiB")
 
 def test_a_device_that_fragmented_within_one_step_is_explained():
     calm = replace(evidence("died"), ranks=(rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)),))
-    assert {"device_had_room"} <= {each.name for each in diagnose(calm)}
+    assert {"device_had_room"} <= {each.name for each in diagnosed(calm)}
     log = story_of([FRAGMENTED])
-    findings = diagnose(calm, log)
+    findings = diagnosed(calm, log)
     by_name = {each.name: each for each in findings}
     assert "device_had_room" not in by_name
     assert by_name["unused_reserve"].figures["inactive_split_bytes"] == 27 * GIB
-    said = summarize(calm, findings, log)
+    said = summarize(of_incident(calm, log), findings)
     assert "2.00 GiB were asked for while PyTorch held 27.00 GiB that no tensor used" in said
 
 
 def test_a_device_that_was_full_is_said_to_be_full():
     full = cuda("2.00 GiB", "100.00 MiB", "60.30 GiB", "20.00 MiB")
     calm = replace(evidence("died"), ranks=(rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)),))
-    names = {each.name for each in diagnose(calm, story_of([full]))}
+    names = {each.name for each in diagnosed(calm, story_of([full]))}
     assert "device_full" in names
     assert names.isdisjoint({"unused_reserve", "device_had_room"})
 
@@ -347,7 +347,7 @@ RAY = [
 )  # fmt: skip
 def test_figures_of_host_memory(lines, said):
     at_core = [f"(EngineCore pid=900) ERROR 03-21 17:27:44 [core.py:340] {line}" for line in lines]
-    findings = diagnose(evidence("died"), log := story_of(at_core))
+    findings = diagnosed(evidence("died"), log := story_of(at_core))
     assert next(one for one in findings if one.name == "host_shortage").title == said
-    assert said in (summary := summarize(evidence("died"), findings, log))
+    assert said in (summary := summarize(of_incident(evidence("died"), log), findings))
     assert "device memory was not short" not in summary
