@@ -10,6 +10,7 @@ from fastapi import APIRouter, Response
 from pydantic import TypeAdapter
 
 from highwater.api.budget import StartReports
+from highwater.api.requests import NO_STORE
 from highwater.api.services import Services
 from highwater.diagnose.case import Setup, Where, of_report
 from highwater.diagnose.finding import WEIGHTS, Finding
@@ -62,7 +63,8 @@ def findings_router(services: Services) -> APIRouter:
             if last is None or now - last[0] >= FRESH_SECONDS:
                 host, headlines = await services.host.report(), await services.incidents.headlines()
                 last = now, await asyncio.to_thread(_judged, services, starts, host, headlines)
-        return Response(last[1], media_type="application/json")
+        # An incident's summary may quote the log.
+        return Response(last[1], media_type="application/json", headers=NO_STORE)
 
     return router
 
