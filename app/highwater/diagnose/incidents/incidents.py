@@ -367,9 +367,12 @@ class Incidents:
             findings = weightiest_first(
                 (*findings, *(each for each in evidence.hang.findings if each.name not in known))
             )
+        stamp = datetime.fromtimestamp(evidence.at, UTC).strftime("%Y%m%dT%H%M%SZ")
+        first = f"{stamp}-{evidence.kind.replace('_', '-')}"
+        ids = (first if number == 1 else f"{first}-{number}" for number in count(1))
         decisions = [event for event in evidence.events if "policy" in (event.kind, event.trigger)]
         return Incident(
-            id=self._id(evidence.kind, evidence.at),
+            id=next(each for each in ids if not self._store.has(each)),
             kind=evidence.kind,
             at=evidence.at,
             last_at=evidence.at,
@@ -401,12 +404,6 @@ class Incidents:
         hangs = [evidence.at - (one.at or evidence.at) for one in _unended(self._tracked) if one.kind == "hung"]
         still = evidence.still_seconds + max([0.0 if evidence.hang is None else evidence.hang.seconds, *hangs])
         return self._log.story(since, until, within=NEAR_SECONDS + still + LATE_SECONDS[evidence.kind][-1])
-
-    def _id(self, kind: IncidentKind, at: float) -> str:
-        stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
-        first = f"{stamp}-{kind.replace('_', '-')}"
-        ids = (first if number == 1 else f"{first}-{number}" for number in count(1))
-        return next(each for each in ids if not self._store.has(each))
 
 
 def _numbers(headlines: list[Headline]) -> dict[IncidentKind, int]:

@@ -145,7 +145,13 @@ class IncidentStore:
         try:
             incident = _INCIDENT.validate_json(content)
         except ValidationError as exc:
-            raise UnreadableIncident(f"{incident_id} {_why(content, exc)}") from exc
+            errors, schema = exc.errors(include_url=False, include_input=False), _schema(content[:HEAD_BYTES])
+            why = f"has another form: {plain(flaw(errors), 240)}"
+            if schema != SCHEMA:
+                why = _other_schema(schema)
+            elif errors[0]["type"] == "json_invalid":
+                why = "is not valid JSON"
+            raise UnreadableIncident(f"{incident_id} {why}") from exc
         if not _has_times(incident):
             raise UnreadableIncident(f"{incident_id} has an invalid time")
         return incident
@@ -218,16 +224,6 @@ def _other_schema(schema: int | None) -> str:
     if schema is None:
         return "is not an incident"
     return f"is of schema {schema}, and this version reads {SCHEMA}"
-
-
-def _why(content: bytes, exc: ValidationError) -> str:
-    schema = _schema(content[:HEAD_BYTES])
-    if schema != SCHEMA:
-        return _other_schema(schema)
-    errors = exc.errors(include_url=False, include_input=False)
-    if errors[0]["type"] == "json_invalid":
-        return "is not valid JSON"
-    return f"has another form: {plain(flaw(errors), 240)}"
 
 
 # --- files ---
