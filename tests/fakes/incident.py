@@ -7,8 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.accounting.points import MemoryPoint
-from highwater.diagnose.evidence import EncoderEntry, Evidence, RankEvidence
-from highwater.diagnose.incidents.incident import Incident
+from highwater.diagnose.case import of_incident
+from highwater.diagnose.finding import Finding
+from highwater.diagnose.incident import EncoderEntry, Evidence, Incident, RankEvidence
+from highwater.diagnose.incidents.diagnosis import diagnose, summarize
+from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
@@ -135,3 +138,12 @@ def incident(incident_id: str = ID, **changes: Any) -> Incident:
 def numbered(number: int) -> str:
     """An id; the greater the number, the newer."""
     return f"20261121T{number:06d}Z-died"
+
+
+def diagnosed(given: Evidence, log: LogStory = NO_LOG) -> tuple[Finding, ...]:
+    return diagnose(of_incident(given, log))
+
+
+def summarized(given: Evidence, log: LogStory = NO_LOG) -> str:
+    case = of_incident(given, log)
+    return summarize(case, diagnose(case))

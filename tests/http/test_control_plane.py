@@ -37,6 +37,7 @@ OWN_PATHS = {
     "/memory/encoder-cache/restore": {"post"},
     "/memory/history": {"get"},
     "/memory/growth": {"get"},
+    "/memory/findings": {"get"},
     "/memory/host": {"get"},
     "/memory/events": {"get"},
     "/memory/incidents": {"get"},

@@ -85,7 +85,6 @@ async def shared(tmp_path_factory):
 
 
 async def test_without_incidents_the_list_is_empty(running):
-    """And no error."""
     answer = await running.get()
     assert answer.json() == {
         "schema": 1,
@@ -124,7 +123,6 @@ async def test_the_list_tells_what_and_when(one):
     ],
 )
 async def test_the_list_has_two_forms(shared, accept, query, content_type):
-    """As /memory chooses between them."""
     answer = await shared.get(accept=accept, **query)
     assert (answer.status_code, answer.headers["content-type"]) == (200, content_type)
     assert ID in answer.text
@@ -143,7 +141,6 @@ async def test_the_list_has_two_forms(shared, accept, query, content_type):
     ],
 )
 async def test_an_incident_has_three_forms(shared, accept, query, content_type):
-    """For programs, terminals and browsers; none is cached, none is guessed at."""
     answer = await shared.get(f"/{ID}", accept, **query)
     assert (answer.status_code, answer.headers["content-type"]) == (200, content_type)
     assert "found no room on the NPU" in answer.text
@@ -153,7 +150,6 @@ async def test_an_incident_has_three_forms(shared, accept, query, content_type):
 
 @shares
 async def test_the_json_is_that_of_the_file(shared):
-    """Whole, and one object."""
     answer = await shared.get(f"/{ID}")
     assert answer.json() == json.loads((shared.incidents.folder / f"{ID}.json").read_bytes())
     assert answer.json()["engine"]["model"] == ATTACK
@@ -161,7 +157,6 @@ async def test_the_json_is_that_of_the_file(shared):
 
 @shares
 async def test_the_page_runs_nothing(shared):
-    """What a log or a model's name says is text in it, and the header forbids the rest."""
     answer = await shared.get(f"/{ID}", BROWSER)
     assert answer.headers["content-security-policy"] == f"{CONTENT_SECURITY_POLICY}; frame-ancestors 'none'; sandbox"
     assert "<script" not in answer.text
@@ -175,7 +170,6 @@ async def test_the_page_runs_nothing(shared):
 )
 @pytest.mark.parametrize("accept", ["*/*", BROWSER])
 async def test_what_there_is_none_of_is_not_found(shared, incident_id, accept):
-    """In the one shape of all errors; no path leads anywhere else."""
     answer = await shared.get(f"/{quote(incident_id, safe='')}", accept)
     assert answer.status_code == 404
     assert set(answer.json()["error"]) == {"code", "message"}
@@ -196,14 +190,12 @@ async def test_one_that_cannot_be_read_says_why(one):
 @pytest.mark.parametrize("path", ["", f"/{ID}"])
 @pytest.mark.parametrize("query", [{"format": "xml"}, {"fromat": "text"}])
 async def test_a_query_that_is_none_is_refused(shared, path, query):
-    """Naming the key."""
     answer = await shared.get(path, **query)
     assert answer.status_code == 422
     assert next(iter(query)) in answer.json()["error"]["message"]
 
 
 async def test_a_folder_that_cannot_be_written_is_told(running):
-    """The incident is there all the same."""
     running.incidents.folder.rmdir()
     await running.incidents.open_incident(evidence("died"))
     answer = (await running.get()).json()

@@ -125,7 +125,6 @@ def row(text: str, name: str, nth: int = 0) -> list[str]:
 
 @shares
 async def test_the_story_is_told_in_full(sidecar, tmp_path):
-    """Growth under the load, its component, what each remedy gave back; the load's own output is left alone."""
     await sidecar.poll()
     async with recording(url_of(sidecar), tmp_path, "--remedies", "all", "--", sys.executable, "-c", WAITS) as record:
         await record.up()
@@ -146,7 +145,6 @@ async def test_the_story_is_told_in_full(sidecar, tmp_path):
 
 @shares
 async def test_start_and_end_are_marked(sidecar, tmp_path):
-    """Under the name that was given."""
     async with recording(url_of(sidecar), tmp_path, "--name", "nightly", "--", "true") as record:
         assert (await record.end())[0] == 0
     events = (await sidecar.client.get("/memory/events")).json()["events"]
@@ -156,7 +154,6 @@ async def test_start_and_end_are_marked(sidecar, tmp_path):
 
 @shares
 async def test_a_refused_remedy_is_told_with_its_reason(sidecar, tmp_path):
-    """The report goes on with the next one."""
     sidecar.fake.workers_refuse = "an encoder cache connector owns them"
     try:
         names = "trim_encoder_cache,release"
@@ -184,7 +181,6 @@ async def test_a_load_that_fails_is_reported_and_its_code_is_ours(sidecar, tmp_p
 
 @shares
 async def test_ctrl_c_ends_the_load_and_writes_the_report(sidecar, tmp_path):
-    """Where no terminal has told the load, we do; remedies are left out."""
     command = ("--remedies", "release", "--", sys.executable, "-c", SAYS_BYE)
     async with recording(url_of(sidecar), tmp_path, *command) as record:
         await record.up()
@@ -197,7 +193,6 @@ async def test_ctrl_c_ends_the_load_and_writes_the_report(sidecar, tmp_path):
 
 @shares
 async def test_ctrl_c_after_the_load_leaves_out_what_should_follow(sidecar, tmp_path):
-    """The load ended in order, and the report says so."""
     command = ("--remedies", "release", "--settle", "600", "--", "true")
     async with recording(url_of(sidecar), tmp_path, *command) as record:
         while b"waiting 600 s" not in await patiently(record.process.stderr.readline()):
@@ -211,7 +206,6 @@ async def test_ctrl_c_after_the_load_leaves_out_what_should_follow(sidecar, tmp_
 
 @shares
 async def test_a_second_ctrl_c_ends_it_at_once(sidecar, tmp_path):
-    """Also a load that goes on; what is known is written."""
     async with recording(url_of(sidecar), tmp_path, "--", sys.executable, "-c", GOES_ON) as record:
         await record.up()
         record.process.send_signal(signal.SIGINT)
@@ -248,7 +242,6 @@ async def test_at_a_terminal_the_load_hears_ctrl_c_once(sidecar, tmp_path):
 
 
 async def test_a_sidecar_that_goes_away_ends_no_load(tmp_path):
-    """The report has what was known, and the exit status says that it is not all."""
     async with contextlib.AsyncExitStack() as stack:
         sidecar = await stack.enter_async_context(both_on_ports(admin_token=TOKEN))
         async with recording(url_of(sidecar), tmp_path, "--", sys.executable, "-c", WAITS) as record:
@@ -296,7 +289,6 @@ async def refused(url: str, folder: Path, *arguments: str, token: str = TOKEN) -
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 async def test_bad_input_is_told_before_the_load_starts(sidecar, tmp_path, arguments, code, told):
-    """One line that says what, and what to do."""
     (tmp_path / "there.html").write_text("somebody's")
     (tmp_path / "plain").write_text("")
     (tmp_path / "broken").write_text("no program")
@@ -309,7 +301,6 @@ async def test_bad_input_is_told_before_the_load_starts(sidecar, tmp_path, argum
 @shares
 @pytest.mark.parametrize(("token", "told"), [("wrong", "is not this sidecar's"), ("", "found no token")])
 async def test_a_wrong_token_is_told_before_the_load_starts(sidecar, tmp_path, token, told):
-    """And where the right one belongs."""
     code, line = await refused(url_of(sidecar), tmp_path, token=token)
     assert (code, told in line, "HIGHWATER_ADMIN_TOKEN" in line) == (1, True, True), line
 
@@ -318,7 +309,6 @@ async def test_a_wrong_token_is_told_before_the_load_starts(sidecar, tmp_path, t
     ("is_down", "told"), [(True, "has no engine that is ready"), (False, "has no reading")], ids=["down", "bare"]
 )
 async def test_a_sidecar_without_engine_is_told(tmp_path, is_down, told):
-    """Nothing can be observed there; what to do is said."""
     fake = FakeEngine(extension=None)
     fake.down = is_down
     async with sidecar_before(fake) as sidecar:
@@ -327,6 +317,5 @@ async def test_a_sidecar_without_engine_is_told(tmp_path, is_down, told):
 
 
 async def test_what_is_no_sidecar_is_told(tmp_path, upstream):
-    """An engine's own port, for instance; it gets no token."""
     code, line = await refused(upstream.url, tmp_path)
     assert (code, "that is no" in line) == (3, True), line

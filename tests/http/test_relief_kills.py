@@ -232,7 +232,7 @@ async def counts_one(client: httpx.AsyncClient) -> bool:
 # Where these paths stand in the sources: refusals of the proxy, and advice to whoever paused the engine.
 NAMED_IN = {
     "app/gated_proxy/allowlist.py",
-    "app/highwater/commands/setup_checks.py",
+    "app/highwater/diagnose/rules/setup.py",
     "app/highwater/dashboard/notices.js",
 }
 

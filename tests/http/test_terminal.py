@@ -217,7 +217,7 @@ async def test_check_knows_a_sidecar_that_trusts_loopback():
     async with both_on_ports() as open_one:
         result = await run("check", url=f"http://127.0.0.1:{open_one.port}")
     assert "trust_loopback is set" in result.output
-    assert "there are no rules" in result.output
+    assert "the policy has no rules" in result.output
 
 
 # --- a sidecar without an engine ---

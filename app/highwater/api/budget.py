@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from highwater.api.budget_text import budget_text
 from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
-from highwater.diagnose.budget import Explained, explained
+from highwater.diagnose.rules.book import Explained, explained
 from highwater.plan.explanation import explain
 from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
 from highwater.readings.rank import RankReading
@@ -54,7 +54,7 @@ class StartReports:
         if not readings:
             why = engine.hint or "its workers report nothing of their memory yet"
             explanation = replace(explanation, problems=(f"no rank is reported: {why}",))
-        return explained(explanation, taken_at=report.taken_at, engine_state=engine.state)
+        return explained(replace(report, ranks=tuple(readings)), explanation)
 
     def _with_start(self, reading: RankReading) -> RankReading:
         if reading.start:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from highwater.diagnose.budget import Explained
+from highwater.diagnose.rules.book import Explained
 from highwater.plan.budget import RankBudget
 from highwater.plan.budget_parts import BudgetPart
 from highwater.plan.encoder_view import EncoderView

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
-from highwater.diagnose.case import running
+from highwater.diagnose.case import of_report
 from highwater.diagnose.finding import in_words
 from highwater.diagnose.rules.book import known_causes
 from highwater.growth.floors import Floor
@@ -73,7 +73,9 @@ def growth_router(services: Services) -> APIRouter:
             found = services.growth.find(query.series)
             verdicts, floors = (found,), tuple(map(_floor, services.growth.data(found.series, found.ground)))
         poller = services.poller
-        causes = tuple(map(in_words, known_causes(running(poller.current(), poller.life.baseline))))
+        causes = tuple(
+            map(in_words, known_causes(of_report("running", poller.current(), baseline=poller.life.baseline)))
+        )
         if wants_text(request, query.format):
             return PlainTextResponse(growth_table(verdicts, causes))
         answer = GrowthAnswer(series=verdicts, floors=floors, causes=causes)

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from highwater.api.requests import NO_STORE, OR_TEXT, FormatQuery, StrictModel, wants_text
 from highwater.diagnose import markdown
-from highwater.diagnose.incidents.incident import Incident
+from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import UnreadableIncident, listing, to_bytes
 from highwater.diagnose.incidents.text import headlines_text, incident_markdown

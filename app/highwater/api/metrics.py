@@ -27,7 +27,7 @@ from highwater.api.families import Form, Row, counted, counter, gauge, known, on
 from highwater.api.growth_metrics import growth_families
 from highwater.api.host_metrics import host_families
 from highwater.api.proxy_metrics import connection_families, traffic_families
-from highwater.diagnose.evidence import IncidentKind
+from highwater.diagnose.incident import IncidentKind
 from highwater.host.kernel import memory_limit
 from highwater.host.watch import HostNow
 from highwater.policy.rules import RATIO_SIGNALS

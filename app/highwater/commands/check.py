@@ -1,53 +1,105 @@
-"""Read the facts for ``highwater check`` from a sidecar, and show the results."""
+"""``highwater check``: what the sidecar finds of the set-up, what only its caller sees, and both as text and JSON."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 import click
+from pydantic import TypeAdapter
 
 from highwater import __version__
-from highwater.client.answers import events_of, report_of
+from highwater.client.answers import understood
 from highwater.client.sidecar import SidecarClient
-from highwater.commands.setup_checks import ControlAccess, SetupCheck, SetupFacts, exit_code
+from highwater.diagnose.finding import finding
+from highwater.diagnose.rules.setup import Answer, NotKnown, SetupCheck, shown
 from highwater.errors import SidecarRefused
-from highwater.files.admin_token import FoundToken
+from highwater.exit_codes import ATTENTION, CRITICAL, OK
+from highwater.files.admin_token import FoundToken, is_loopback
 from highwater.readings.schema import SCHEMA
 from highwater.text.printable import cleaned
 
+# What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
+ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token", "closed", "unknown"]
+
 _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 _OPTIONAL_COUNTS = {"note": "could be better", "skip": "could not be checked"}
+_CHECKS = TypeAdapter(tuple[SetupCheck, ...])
 
 
-def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> SetupFacts:
-    """Return what the checks judge; ``connect`` takes a token or None. Raises SidecarError without a sidecar."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """What only the caller of a sidecar can see.
+
+    Attributes:
+        with_token: With the token that was found here; ``None`` if none was found.
+        token_source: Where it was found, or why it was not.
+        sidecar_version: ``None`` if the sidecar does not report it.
+    """
+
+    url: str
+    without_token: ControlAccess
+    with_token: ControlAccess | None = None
+    token_source: str = ""
+    sidecar_version: str | None = None
+
+
+def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> tuple[SetupCheck, ...]:
+    """Return every check; ``connect`` takes a token or None. Raises SidecarError without a sidecar."""
     with_token: ControlAccess | None = None
     if token.value is not None:
         with connect(token.value) as sidecar:
             with_token = _access(_optional(sidecar, "/policy"))
     with connect(None) as sidecar:
-        report = report_of(sidecar.get("/memory"))
-        listed = _optional(sidecar, "/memory/events")
-        policy = _optional(sidecar, "/policy")
+        sidecar.get("/memory")
         info = _optional(sidecar, "/memory/openapi.json").get("info")
-        return SetupFacts(
+        caller = Caller(
             url=sidecar.url,
-            now=_optional(sidecar, "/memory/history", {"since": "9999999999"}).get("now") or time.time(),
-            report=report,
-            policy=cleaned(policy),
-            incidents=cleaned(_optional(sidecar, "/memory/incidents")),
-            events=events_of(listed.get("events")),
-            without_token=_access(policy),
+            without_token=_access(_optional(sidecar, "/policy")),
             with_token=with_token,
             token_source=token.source,
             sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
-            own_version=__version__,
-            host=cleaned(_optional(sidecar, "/memory/host")),
-            budget=cleaned(_optional(sidecar, "/memory/budget")),
         )
+        judged = _optional(sidecar, "/memory/findings")
+        with understood("/memory/findings"):
+            found = _CHECKS.validate_python(cleaned(judged.get("checks", ())))
+    return *caller_checks(caller), *(found or (shown("set-up", NotKnown(f"{sidecar.url} does not judge its set-up")),))
+
+
+def caller_checks(caller: Caller) -> Iterator[SetupCheck]:
+    yield shown("sidecar", _sidecar(caller))
+    yield shown("control", _control(caller))
+    yield shown("transport", _transport(caller))
+
+
+def _sidecar(caller: Caller) -> Answer:
+    version = caller.sidecar_version
+    if version == __version__:
+        return f"version {version} at {caller.url}"
+    return finding("sidecar_version", version=version, url=caller.url, own_version=__version__)
+
+
+def _control(caller: Caller) -> Answer:
+    if caller.with_token == "wrong_token":  # noqa: S105 - a word, no secret
+        return finding("token_wrong", source=caller.token_source)
+    if caller.without_token == "closed":  # noqa: S105 - likewise
+        return finding("control_closed")
+    if caller.without_token == "no_token":  # noqa: S105 - likewise
+        if caller.with_token == "token":  # noqa: S105 - likewise
+            return "control calls need the admin token, and the one here is right"
+        return finding("token_missing", source=caller.token_source)
+    if caller.without_token == "loopback":  # noqa: S105 - likewise
+        return "trust_loopback is set: callers from the sidecar's machine need no token"
+    return NotKnown("it is not known who may make control calls")
+
+
+def _transport(caller: Caller) -> Answer:
+    parts = urlsplit(caller.url)
+    if parts.scheme == "https" or is_loopback(parts.hostname or ""):
+        return "TLS" if parts.scheme == "https" else "does not leave this machine"
+    return "plain HTTP, and no token is sent" if caller.with_token is None else finding("token_in_plain_http")
 
 
 def _access(policy: Mapping[str, Any]) -> ControlAccess:
@@ -55,29 +107,32 @@ def _access(policy: Mapping[str, Any]) -> ControlAccess:
     return next((known for known in get_args(ControlAccess) if known == policy.get("caller")), "unknown")
 
 
-def _optional(sidecar: SidecarClient, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+def _optional(sidecar: SidecarClient, path: str) -> dict[str, Any]:
     """Return a path's JSON; empty if a sidecar of another version does not have it."""
     try:
-        answer = sidecar.get(path, params)
+        answer = sidecar.get(path)
     except SidecarRefused:
         return {}
     return answer if isinstance(answer, dict) else {}
 
 
-def check_text(findings: Sequence[SetupCheck]) -> str:
+def exit_code(checks: Sequence[SetupCheck]) -> int:
+    levels = {check.level for check in checks}
+    return CRITICAL if "fail" in levels else ATTENTION if "warn" in levels else OK
+
+
+def check_text(checks: Sequence[SetupCheck]) -> str:
     lines = []
-    for finding in findings:
-        lines.append(
-            f"{click.style(f'{finding.level:<5}', fg=_COLOURS[finding.level])} {finding.name:<11} {finding.text}"
-        )
-        if finding.change is not None:
-            lines.append(f"{'':<17} {click.style('change:', bold=True)} {finding.change}")
-    counts = {level: sum(finding.level == level for finding in findings) for level in _COLOURS}
+    for one in checks:
+        lines.append(f"{click.style(f'{one.level:<5}', fg=_COLOURS[one.level])} {one.name:<11} {one.text}")
+        if one.change is not None:
+            lines.append(f"{'':<17} {click.style('change:', bold=True)} {one.change}")
+    counts = {level: sum(one.level == level for one in checks) for level in _COLOURS}
     warnings = "1 warning" if counts["warn"] == 1 else f"{counts['warn']} warnings"
     summary = [f"{counts['fail']} failed", warnings, f"{counts['ok']} ok"]
     summary += [f"{counts[name]} {text}" for name, text in _OPTIONAL_COUNTS.items() if counts[name]]
     return "\n".join([*lines, ", ".join(summary)])
 
 
-def check_json(findings: Sequence[SetupCheck]) -> dict[str, Any]:
-    return {"schema": SCHEMA, "exit_code": exit_code(findings), "findings": [asdict(finding) for finding in findings]}
+def check_json(checks: Sequence[SetupCheck]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "exit_code": exit_code(checks), "findings": [asdict(one) for one in checks]}

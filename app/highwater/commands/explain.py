@@ -15,7 +15,7 @@ from highwater.readings.schema import SCHEMA
 from kvplan.errors import PlanError
 
 if TYPE_CHECKING:
-    from highwater.diagnose.budget import Explained
+    from highwater.diagnose.rules.book import Explained
     from highwater.plan.beside import Answer
 
 PATH: Final = "/memory/budget"
@@ -105,7 +105,7 @@ def _asked(after: Explained, line: str, engine_python: str | None) -> Answer:
 def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
     from pydantic import TypeAdapter, ValidationError
 
-    from highwater.diagnose.budget import Explained
+    from highwater.diagnose.rules.book import Explained
     from highwater.flaws import flaw
     from highwater.text.printable import cleaned
 

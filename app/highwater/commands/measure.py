@@ -16,8 +16,8 @@ from highwater.exit_codes import FAILED, INTERRUPTED, OK
 from highwater.text.printable import printable
 
 if TYPE_CHECKING:
-    from highwater.measure.experiment import Experiment
-    from highwater.measure.files import ReportFiles
+    from highwater.diagnose.experiment import Experiment
+    from highwater.measure.report import ReportFiles
 
 # A mark makes the sidecar read the workers; a remedy may have to wait until no request runs.
 CALL_SECONDS = 600.0
@@ -109,9 +109,9 @@ def measure(
     could not be written, or no engine is there to measure; 2 for an invalid command line; 126 or 127 if COMMAND cannot
     be run; 3 if no sidecar answers.
     """
-    from highwater.measure.files import CannotWriteReport, ReportFiles
     from highwater.measure.load import Interrupts, LoadNotStarted, find
     from highwater.measure.recording import Measurement
+    from highwater.measure.report import CannotWriteReport, ReportFiles
 
     with Interrupts() as interrupts:
         try:
@@ -147,13 +147,14 @@ def measure(
 
 
 def _write(experiment: Experiment, files: ReportFiles) -> None:
+    from highwater.diagnose.case import of_load
     from highwater.diagnose.markdown import page
+    from highwater.diagnose.rules.book import judged
     from highwater.measure.report import report
-    from highwater.measure.rules import findings
 
     markdown = report(experiment, written_at=time.time())
     written = files.write({".html": page(markdown, title=experiment.name), ".md": markdown})
-    titles = [finding.title for finding in findings(experiment) if finding.weight != "note"]
+    titles = [finding.title for finding in judged(of_load(experiment)) if finding.weight != "note"]
     for title in titles[:MAX_LISTED]:
         _say(f"- {title}")
     if len(titles) > MAX_LISTED:

@@ -193,18 +193,16 @@ def check(url: str, *, as_json: bool) -> None:
     something is wrong, 3 if no sidecar answers.
     """
     from highwater.client.sidecar import SidecarClient
-    from highwater.commands.check import check_json, check_text, gather
-    from highwater.commands.setup_checks import checked, exit_code
+    from highwater.commands.check import check_json, check_text, exit_code, gather
 
     with ending_well():
-        facts = gather(
+        found = gather(
             lambda held: SidecarClient(url, token=held, timeout_seconds=ASK_SECONDS), find_token(url, os.environ)
         )
-    findings = checked(facts)
     # https://no-color.org
     colour = False if os.environ.get("NO_COLOR") else None
-    click.echo(json.dumps(check_json(findings), indent=1) if as_json else check_text(findings), color=colour)
-    sys.exit(exit_code(findings))
+    click.echo(json.dumps(check_json(found), indent=1) if as_json else check_text(found), color=colour)
+    sys.exit(exit_code(found))
 
 
 @click.command(

@@ -2,9 +2,9 @@
 
 ::
 
-    evidence   what is known when something happens     case       the rules' input, of an incident or a load
-    rules/     the rule book                            finding    a finding; its sentences in findings.toml
-    advice     settings, in advice.toml                 budget     the findings on a start's budget
-    log/       the engine's log                         markdown   reports as Markdown, and as a page
-    incidents/ what is kept when it dies, hangs, runs out of memory or fails to start
+    case       the rules' input, whatever it is made of     rules/     the rule book; book.py says what applies where
+    finding    a finding, and advice: their words in TOML   change     how two readings of a rank differ
+    incident   its evidence, and what is kept of it         experiment a measured load
+    log/       the engine's log                             markdown   reports as Markdown, and as a page
+    incidents/ what notices, opens, keeps and shows incidents
 """

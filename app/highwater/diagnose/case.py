@@ -1,32 +1,45 @@
-"""The rules' input: each rank's last, first and highest reading, and what is known beside them.
+"""The rules' input: each rank's last, first and highest reading, and what is known beside them. Pure.
 
-A case is built from an incident's evidence or from a measured load. A figure that is not known is ``None``.
+A case is made from an incident's evidence, a measured load, a report on the engine that runs, its start or its host
+memory, or from its set-up. A figure that is not known is ``None``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.points import MemoryPoint
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.evidence import EncoderEntry, Evidence
+from highwater.diagnose.change import change, name_of, risen, total
+from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, same_process
+from highwater.diagnose.incident import EncoderEntry, Evidence, Headline, RankEvidence
+from highwater.diagnose.log.failed_allocation import FailedAllocation
 from highwater.diagnose.log.story import NO_LOG, LogStory
+from highwater.host.past import GrownPart
+from highwater.host.report import HostReport
+from highwater.plan.explanation import Explanation
 from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.event import Event
 from highwater.readings.growth import SeriesGrowth
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import Components, Device, RankReading, TorchMemory, WorkerMemory, are_recorded
 from highwater.readings.report import Report
-from highwater.text.table import rank_title
 from highwater.units import MIB, span_text
 
-_Item = TypeVar("_Item")
-_Size = TypeVar("_Size", int, float)
+Where: TypeAlias = Literal["incident", "load", "running", "start", "host", "set-up"]
+_Parts = TypeVar("_Parts", Components, TorchMemory)
+_Known = TypeVar("_Known")
 
 # Of each rank: less than both, in bytes and of its device, moves by itself.
 NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.005
 # From this age on a reading's age is named.
 OLD_SECONDS = 5.0
+_PLACES: Final[Mapping[str, Where]] = {
+    "load": "load", "running": "running", "start": "start", "host": "host", "set-up": "set-up",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +47,6 @@ class RankCase:
     """One rank.
 
     Attributes:
-        now: The last reading.
         first: The first reading of this process that counts: once the engine was ready, or before the load.
         peak: The highest reading; ``now`` where that is not known apart.
         entries: The largest known entries of its encoder cache.
@@ -82,26 +94,69 @@ class RankCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How engine and sidecar are set up, as the sidecar itself sees it.
+
+    Attributes:
+        now: The sidecar's time, in Unix seconds.
+        policy_source: ``settings``, or ``put`` where it was changed since; ``policy_kept_in``: the state file.
+        incidents: Newest first; ``incidents_folder`` is ``None`` where they are kept in memory only.
+        events: Newest first.
+    """
+
+    now: float
+    report: Report
+    policy_source: str = "settings"
+    policy_kept_in: str | None = None
+    incidents: Sequence[Headline] = ()
+    incidents_folder: str | None = None
+    incidents_problem: str | None = None
+    has_engine_log: bool = False
+    events: Sequence[Event] = ()
+
+    @property
+    def can(self) -> Mapping[str, Any]:
+        return self.report.engine.capabilities
+
+    @property
+    def only_watches(self) -> bool:
+        return not self.can.get("collective_rpc") and are_recorded(self.report.ranks)
+
+    @property
+    def reads_workers(self) -> bool:
+        return bool(self.can.get("collective_rpc")) or self.only_watches
+
+    @property
+    def is_engine_lost(self) -> bool:
+        """True if the engine does not run, or will not go on by itself: what it shows no more says nothing of it."""
+        traits = self.report.engine.traits
+        return traits.is_absent or traits.is_lost
+
+    @property
+    def knows_engine(self) -> bool:
+        return bool(self.can) and (self.report.engine.traits.answers or self.report.engine.version is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """All ranks.
 
     Attributes:
-        kind: The incident's kind; ``load`` for a measured load, ``running`` for an engine that runs, ``ahead`` for one
-            to which nothing has happened yet.
+        kind: The incident's kind, else where the case is from.
         load: The figures of the engine's requests, whichever of both has them.
-        grown_bytes: The growth of used bytes, over all ranks.
-        grown: The same by component, where its beginning is known.
+        grown_bytes: The growth of used bytes, over all ranks; ``grown``: by component, where its beginning is known.
         since: The time that this growth took, as a part of a sentence.
         bytes_per_second: The pace at the end.
         seconds_to_full: When the first device is full at that pace.
-        evidence: What was known when an incident opened; ``None`` of a measured load.
-        log: What the engine's log says; of a measured load it is not read.
+        evidence: What was known when an incident opened.
+        log: What the engine's log says of an incident; elsewhere it is not read.
+        host_grown: What grew in the engine's container, the most first.
     """
 
     kind: str
     ranks: tuple[RankCase, ...] = ()
     at: float = 0.0
-    engine: EngineStatus
+    engine: EngineStatus = field(default_factory=lambda: EngineStatus(url="", state="starting"))
     load: EngineLoad | EngineStatus = field(default_factory=EngineLoad)
     grown_bytes: int | None = None
     grown: Mapping[str, int] = field(default_factory=dict)
@@ -111,6 +166,15 @@ class Case:
     series: tuple[SeriesGrowth, ...] = ()
     evidence: Evidence | None = None
     log: LogStory = NO_LOG
+    experiment: Experiment | None = None
+    explanation: Explanation | None = None
+    host_report: HostReport | None = None
+    host_grown: Sequence[GrownPart] = ()
+    setup: Setup | None = None
+
+    @property
+    def where(self) -> Where:
+        return _PLACES.get(self.kind, "incident")
 
     @property
     def is_load(self) -> bool:
@@ -130,7 +194,14 @@ class Case:
 
     @property
     def is_pool_given(self) -> bool:
-        return self.log.gives_pool or any(rank.now.launch.kv_cache_given for rank in self.ranks)
+        budgets = () if self.explanation is None else self.explanation.ranks
+        is_given = any(rank.now.launch.kv_cache_given for rank in self.ranks)
+        return self.log.gives_pool or is_given or any(rank.counting == "given" for rank in budgets)
+
+    @property
+    def is_killed_by_kernel(self) -> bool:
+        kills = None if self.evidence is None else self.evidence.oom_kills
+        return kills is not None and kills.count > 0
 
     def age_seconds(self, rank: RankCase) -> float:
         return max(self.at - rank.now.taken_at, 0.0)
@@ -140,50 +211,172 @@ class Case:
         return f", {span_text(seconds)} before" if seconds >= OLD_SECONDS else ""
 
 
-def running(report: Report, baseline: Iterable[RankReading]) -> Case:
+def given(part: _Known | None) -> _Known:
+    """Return what cases of a rule's own place have; raises LookupError where the rule was asked elsewhere."""
+    if part is None:
+        raise LookupError("a rule was asked of a case that lacks what it judges")
+    return part
+
+
+# --- an engine that runs ---
+
+
+def of_report(
+    place: Where,
+    report: Report,
+    *,
+    baseline: Iterable[RankReading] = (),
+    series: tuple[SeriesGrowth, ...] = (),
+    explanation: Explanation | None = None,
+    host: HostReport | None = None,
+    host_grown: Sequence[GrownPart] = (),
+    setup: Setup | None = None,
+) -> Case:
+    """Return an engine as its report shows it; at its start nothing has happened yet, and its settings count."""
     first = {rank_key(reading): reading for reading in baseline}
-    known = () if report.stale else report.ranks
-    grown = {
-        name: moved
-        for name in COMPONENT_NAMES
-        if (moved := total(change(first.get(rank_key(rank)), rank, name) for rank in known)) is not None
-    }
-    ranks = tuple(RankCase(now=rank, first=first.get(rank_key(rank)), peak=rank) for rank in known)
-    return Case(kind="running", ranks=ranks, engine=report.engine, load=report.engine, grown=grown)
+    known = () if report.stale and place == "running" else report.ranks
+    moved = {name: total(change(first.get(rank_key(rank)), rank, name) for rank in known) for name in COMPONENT_NAMES}
+    return Case(
+        kind=place,
+        ranks=tuple(RankCase(now=rank, first=first.get(rank_key(rank)), peak=rank) for rank in known),
+        at=max((rank.taken_at for rank in known), default=0.0),
+        engine=report.engine,
+        load=report.engine,
+        grown={name: part for name, part in moved.items() if part is not None},
+        series=series,
+        explanation=explanation,
+        host_report=host,
+        host_grown=host_grown,
+        setup=setup,
+    )
 
 
-def ahead(report: Report) -> Case:
-    """Return an engine as a case to which nothing has happened yet, by what it was started with."""
-    ranks = tuple(RankCase(now=rank, peak=rank) for rank in report.ranks)
-    return Case(kind="ahead", ranks=ranks, engine=report.engine, load=report.engine)
+# --- a measured load ---
 
 
-def name_of(reading: RankReading) -> str:
-    return f"rank {rank_title(reading.dp_rank, reading.rank)}"
+def of_load(experiment: Experiment) -> Case:
+    peaks = {rank_key(each): each for each in experiment.ranks(PEAK)}
+    entries = next((cache.largest for cache in experiment.caches if cache.title == "after the load"), ())
+    ranks = tuple(
+        RankCase(
+            now=now,
+            first=same_process(experiment.ranks(BEFORE), now),
+            peak=peaks.get(rank_key(now), now),
+            entries=entries,
+        )
+        for now in experiment.ranks(AFTER)
+    )
+    moved = {name: experiment.change(BEFORE, AFTER, name) for name in COMPONENT_NAMES}
+    return Case(
+        kind="load",
+        ranks=ranks,
+        at=experiment.load.ended_at,
+        engine=experiment.engine,
+        load=experiment.traffic[-1][1] if experiment.traffic else EngineLoad(),
+        grown_bytes=experiment.change(BEFORE, AFTER, "used_bytes"),
+        grown={name: part for name, part in moved.items() if part is not None},
+        since="under the load",
+        experiment=experiment,
+    )
 
 
-def total(sizes: Iterable[int | None]) -> int | None:
-    listed = list(sizes)
-    known = [each for each in listed if each is not None]
-    return sum(known) if listed and len(known) == len(listed) else None
+# --- an incident ---
 
 
-def change(first: RankReading | None, now: RankReading | None, part: str) -> int | None:
-    if first is None or now is None or first.pid != now.pid:
-        return None
-    return risen(first, now, lambda reading: part_of(reading, part))
+def of_incident(evidence: Evidence, log: LogStory = NO_LOG) -> Case:
+    """Return an incident as a case: each rank's reading and series become one reading.
+
+    The series may reach further than the last full reading (a recorder writes more often than the poller reads), and
+    the reading has figures that a series does not keep. Where PyTorch could not allocate, the figures of its message
+    come last.
+    """
+    ranks = tuple(_rank_case(evidence, rank, log) for rank in evidence.ranks)
+    since_ready = any(rank.first is not None for rank in ranks)
+    grown: dict[str, int] = {}
+    for known, rank in zip(evidence.ranks, ranks, strict=True):
+        points = known_points(known)
+        if not points or (since_ready and rank.first is None):
+            continue
+        begun = rank.first or replace(rank.now, components=points[0].components)
+        for name in COMPONENT_NAMES:
+            if (moved := change(replace(begun, pid=rank.now.pid), rank.now, name)) is not None:
+                grown[name] = grown.get(name, 0) + moved
+    growth, whole = evidence.growth, evidence.growth.since_ready_bytes
+    return Case(
+        kind=evidence.kind,
+        ranks=ranks,
+        at=evidence.at,
+        engine=evidence.engine,
+        load=evidence.engine,
+        grown_bytes=whole if whole is not None else sum(grown.values()) if grown else None,
+        grown={name: grown[name] for name in COMPONENT_NAMES if name in grown},
+        since="since the engine was ready" if since_ready or whole is not None else "over the minutes that were kept",
+        bytes_per_second=growth.bytes_per_second,
+        seconds_to_full=growth.seconds_to_full,
+        series=growth.series,
+        evidence=evidence,
+        log=log,
+    )
 
 
-def risen(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
-    was, is_now = None if first is None else read(first), read(now)
-    return None if was is None or is_now is None else is_now - was
+def _rank_case(evidence: Evidence, rank: RankEvidence, log: LogStory) -> RankCase:
+    same = (first for first in evidence.baseline if rank_key(first) == rank_key(rank))
+    first = next((first for first in same if rank.pid is None or first.pid in (None, rank.pid)), None)
+    now, failed = latest(rank), _its_own(rank, evidence, log.failed)
+    if failed is None:
+        return RankCase(now=now, first=first, peak=now, entries=rank.entries)
+    now = failed.reading(now, evidence.at)
+    return RankCase(now=now, first=first, peak=now, entries=rank.entries, failed_allocation_bytes=failed.tried_bytes)
 
 
-def part_of(reading: RankReading, name: str) -> int | None:
-    held: int | None = getattr(reading.components if name in COMPONENT_NAMES else reading, name)
-    return held
+def _its_own(rank: RankEvidence, evidence: Evidence, failed: Sequence[FailedAllocation]) -> FailedAllocation | None:
+    """Return the failure that this rank's allocator alone can have written; ``None`` of an engine that only hangs.
+
+    What a process that is no rank's wrote, such as EngineCore, is quoted from a rank.
+    """
+    pids = {one.pid for one in evidence.ranks}
+    for found in failed if evidence.kind != "hung" else ():
+        each = found if found.pid in pids else replace(found, pid=None)
+        possible_ranks = [
+            one
+            for one in evidence.ranks
+            if each.may_be_of(one.pid, None if one.reading is None else one.reading.total_bytes)
+        ]
+        if possible_ranks == [rank]:
+            return each
+    return None
 
 
-def highest(items: Iterable[_Item], read: Callable[[_Item], _Size | None]) -> tuple[_Size, _Item] | None:
-    known = [(size, item) for item in items if (size := read(item)) is not None]
-    return max(known, key=lambda each: each[0], default=None)
+def latest(evidence: RankEvidence) -> RankReading:
+    reading = evidence.reading
+    if reading is None:
+        nothing = WorkerMemory(
+            rank=evidence.rank, dp_rank=evidence.dp_rank, pid=evidence.pid, taken_at=0.0, device=Device()
+        )
+        reading = account(nothing)
+    if not evidence.series or evidence.series[-1].at <= reading.taken_at:
+        return reading
+    last = evidence.series[-1]
+    free = reading.free_bytes
+    if free is not None and reading.used_bytes is not None and last.used_bytes is not None:
+        free = max(free - (last.used_bytes - reading.used_bytes), 0)
+    return replace(
+        reading,
+        taken_at=last.at,
+        used_bytes=last.used_bytes,
+        free_bytes=free,
+        components=_filled(last.components, reading.components),
+        torch=_filled(last.torch, reading.torch),
+    )
+
+
+def _filled(newer: _Parts, older: _Parts) -> _Parts:
+    """Take from the older what the newer lacks: a series need not keep all that a reading has."""
+    missing = {part.name: getattr(older, part.name) for part in fields(newer) if getattr(newer, part.name) is None}
+    return replace(newer, **missing)
+
+
+def known_points(evidence: RankEvidence) -> tuple[MemoryPoint, ...]:
+    if evidence.reading is None:
+        return evidence.series
+    return tuple(sorted((*evidence.series, MemoryPoint.of(evidence.reading)), key=lambda known: known.at))

@@ -1,6 +1,7 @@
-"""A finding: a conclusion from the numbers, the same for incidents, measured loads and a start's budget.
+"""A finding: a conclusion from the numbers, the same wherever it is shown; and advice: what to change, and its cost.
 
-The sentences and figures of every finding stand in findings.toml, under its name. A rule hands over what it found.
+The sentences and figures of every finding stand in findings.toml, under its name; a rule hands over what it found.
+Advice stands in advice.toml.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Final, Literal, TypeAlias
 
-from highwater.diagnose.advice import Advice, advices
+from highwater.accounting.components import COMPONENTS
 from highwater.readings.engine import EngineStatus
+from highwater.readings.rank import RankReading
 from highwater.units import size_text, span_text
 
 # likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to
@@ -24,6 +26,25 @@ Figure: TypeAlias = int | float | str | None
 
 WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "clue", "note")
 _WORDING: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("findings.toml").read_text("utf-8"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A setting to change.
+
+    Attributes:
+        setting: The exact flag, variable or call.
+        change: What to change, what that does, and when it helps.
+        cost: What it costs, and what it does not go together with.
+    """
+
+    setting: str = ""
+    change: str
+    cost: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.setting}: {self.change}" if self.setting else self.change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +62,10 @@ class Finding:
     text: str
     figures: Mapping[str, Figure] = field(default_factory=dict)
     advice: tuple[Advice, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.title}. {self.text}" if self.text else self.title
 
 
 def finding(
@@ -64,9 +89,10 @@ def finding(
         name=name,
         weight=weight or wording["weight"],
         title=_sentences(wording["title"], known)[0],
-        text=" ".join(_sentences(wording["text"], known)),
+        text=" ".join(_sentences(wording.get("text", []), known)),
         figures=figures,
-        advice=advices(wording.get("advice", ()) if advice is None else advice),
+        advice=advices(wording.get("advice", ()) if advice is None else advice)
+        + tuple(Advice(change=change) for change in _sentences(wording.get("change", []), known)[:1]),
     )
 
 
@@ -142,3 +168,57 @@ def _sentences(templates: str | list[str], known: Mapping[str, object]) -> list[
         except _LeftOutError:
             continue
     return said
+
+
+# --- advice ---
+
+
+ADVICE: Final[Mapping[str, Advice]] = {
+    name: Advice(**row)
+    for name, row in tomllib.loads(Path(__file__).with_name("advice.toml").read_text("utf-8")).items()
+}
+COMPONENT_MEANING: Final[Mapping[str, str]] = {row.name: row.explained for row in COMPONENTS}
+
+_AGAINST_FRAGMENTATION: Final[Mapping[str | None, tuple[str, ...]]] = {
+    "npu": ("npu_expandable_segments", "npu_max_split"),
+    "cuda": ("cuda_expandable_segments",),
+}
+_FOR_COMPONENT: Final[Mapping[str, tuple[str, ...]]] = {
+    "encoder_cache_bytes": ("reset_encoder_cache", "trim_encoder_cache", "max_num_batched_tokens", "policy_earlier"),
+    "other_tensors_bytes": ("limit_mm_per_prompt", "max_num_batched_tokens", "gpu_memory_utilization"),
+    "torch_cached_bytes": ("release",),
+    "non_torch_bytes": ("other_processes", "gpu_memory_utilization"),
+}
+
+
+def advices(names: Iterable[str]) -> tuple[Advice, ...]:
+    return tuple(ADVICE[name] for name in dict.fromkeys(names))
+
+
+def against_fragments(*, has_sleep_mode: bool) -> tuple[str, ...]:
+    """Return the advice against fragments below PyTorch's allocator, on an NPU without expandable segments."""
+    return ("npu_segments_or_sleep", "npu_max_split") if has_sleep_mode else ("npu_expandable_segments",)
+
+
+def without_effect(ranks: Iterable[RankReading]) -> frozenset[str]:
+    npus = [rank.launch.expandable_segments for rank in ranks if rank.device.type == "npu"]
+    return frozenset(_AGAINST_FRAGMENTATION["npu"]) if npus and all(npus) else frozenset()
+
+
+def against_fragmentation(device_type: str | None) -> tuple[str, ...]:
+    return _AGAINST_FRAGMENTATION.get(device_type, ())
+
+
+def for_given_pool(given: Iterable[Advice]) -> tuple[Advice, ...]:
+    """Return advice for an engine that was started with its KV cache's size: no share of the device counts there."""
+    void = advices(("gpu_memory_utilization", "kv_cache_memory_bytes", "more_for_the_kv_cache"))
+    return tuple(dict.fromkeys(ADVICE["given_kv_cache"] if each in void else each for each in given))
+
+
+def for_component(name: str, device_type: str | None) -> tuple[str, ...]:
+    names = _FOR_COMPONENT.get(name, ())
+    if name == "torch_cached_bytes":
+        return names + against_fragmentation(device_type)
+    if name == "non_torch_bytes" and device_type in {"npu", "cpu"}:
+        return (*names, "hccl_buffsize") if device_type == "npu" else ()
+    return names

@@ -14,7 +14,7 @@ from highwater.host.past import GrownPart, HostFacts, HostPast, Outlook, Outlook
 from highwater.host.process_lives import SilentCores, StoppedEngine
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory, Role
-from highwater.host.report import HostReport, report_of, summary_of
+from highwater.host.report import HostReport, Judge, report_of, summary_of, unjudged
 from highwater.readings.report import HostSummary
 from highwater.recorder.progress import SilentCore
 
@@ -45,14 +45,16 @@ class HostNow:
 class HostWatch:
     """Keeps the last reading, and the pace of the container's memory.
 
-    ``counts`` returns the counters of the engine and its workers, ``life`` an identifier of the engine's life while it
-    is up: what grew before was its start. ``listeners`` take every reading. The clock is in monotonic seconds.
+    ``judge`` finds what is wrong with a report. ``counts`` returns the counters of the engine and its workers, ``life``
+    an identifier of the engine's life while it is up: what grew before was its start. ``listeners`` take every reading.
+    The clock is in monotonic seconds.
     """
 
     def __init__(
         self,
         reader: HostReader,
         *,
+        judge: Judge = unjudged,
         counts: Callable[[], CacheCounts] = lambda: NOT_COUNTED,
         life: Callable[[], str | None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -60,6 +62,7 @@ class HostWatch:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._reader = reader
+        self._judge = judge
         self._counts = counts
         self._life = life
         self._life_seen: str | None = None
@@ -102,7 +105,13 @@ class HostWatch:
         age = round(max(0.0, self._monotonic() - now.read_at), 3)
         # For hundreds of processes it takes milliseconds, and streams pass on this loop.
         return await asyncio.to_thread(
-            report_of, now.reading, outlook=now.outlook, grown=now.parts, counts=self._counts(), age_seconds=age
+            report_of,
+            now.reading,
+            judge=self._judge,
+            outlook=now.outlook,
+            grown=now.parts,
+            counts=self._counts(),
+            age_seconds=age,
         )
 
     def kept_bytes(self) -> int | None:
@@ -152,5 +161,5 @@ class HostWatch:
         self._past.add(reading)
         self._silent_cores.look(reading)
         parts = self._past.present_parts(reading)
-        counts = self._counts()
-        return HostNow(reading, outlook, parts, read_at, summary_of(reading, outlook, parts, counts))
+        summary = summary_of(reading, outlook, parts, self._counts(), self._judge)
+        return HostNow(reading, outlook, parts, read_at, summary)

@@ -7,6 +7,8 @@ it directly. Elsewhere it gets a process group of its own, and the signals to th
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,9 +17,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from highwater.exit_codes import NOT_EXECUTABLE, NOT_FOUND, by_signal
+from highwater.text.printable import plain
 
 LOOK_SECONDS = 0.25
 # Waited after the signal to stop and again after SIGTERM; then it is killed.
@@ -83,7 +86,9 @@ class Load:
     def __init__(self, command: Sequence[str], interrupts: Interrupts, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self._command, self._interrupts, self._grace = list(command), interrupts, grace_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._has_own_group = not _is_foreground()
+        self._has_own_group = True
+        with suppress(OSError), Path("/dev/tty").open("rb") as terminal:
+            self._has_own_group = os.tcgetpgrp(terminal.fileno()) != os.getpgrp()
         self.started = 0.0
         self.seconds = 0.0
 
@@ -122,14 +127,12 @@ class Load:
             now = time.monotonic()
             if asked_at is None and self._interrupts.count:
                 asked_at = now
-                self._pass_on(self._interrupts.last or signal.SIGINT)
+                number = self._interrupts.last or signal.SIGINT
+                # The terminal has sent its Ctrl-C already; many programs stop at once on a second one.
+                if number is not signal.SIGINT or self._has_own_group:
+                    self._signal(number)
             while asked_at is not None and harder and now - asked_at > harder[0][0]:
                 self._signal(harder.pop(0)[1])
-
-    def _pass_on(self, number: signal.Signals) -> None:
-        if number is signal.SIGINT and not self._has_own_group:
-            return  # the terminal has sent it already; many programs stop at once on a second one
-        self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None:
@@ -153,7 +156,44 @@ def shell_code(code: int) -> tuple[int, str | None]:
     return by_signal(-code), name
 
 
-def _is_foreground() -> bool:
-    with suppress(OSError), Path("/dev/tty").open("rb") as terminal:
-        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    return False
+# --- the command as a report may show it ---
+
+# A report is meant to be shared. How a program names its secrets is not known: the usual names are looked for.
+
+MASK = "***"
+_NAMES: Final = r"(?:api[-_]?key|token|password|passwd|secret|credential|authorization|access[-_]?key)"
+_NAME = re.compile(rf"^-{{0,2}}[\w.-]*{_NAMES}[\w.-]*$", re.IGNORECASE)
+# `--max-tokens 5` names no secret: such tokens are a model's.
+_HARMLESS = re.compile(r"token(s|iz|_id|-id|_len|-len)", re.IGNORECASE)
+_OPTION = re.compile(rf"(-{{1,2}}[\w.-]*{_NAMES}[\w.-]*=)", re.IGNORECASE)
+_WITHIN = re.compile(rf"""([\w.-]*{_NAMES}[\w.-]*['"]?\s*[=:]\s*['"]?)(?!bearer\b|basic\b)[^\s'",;&]+""", re.IGNORECASE)
+_BEARER = re.compile(r"\b(bearer|basic)\s+\S+", re.IGNORECASE)
+_KEY = re.compile(r"\b(sk|hf|ghp|glpat)[-_][A-Za-z0-9_-]{8,}")
+_USER = re.compile(r"(\w+://)[^/@\s]+@")
+
+
+def masked(command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command's arguments; those that follow or are assigned to a secret's name are masked."""
+    shown: list[str] = []
+    hides_next = False
+    for argument in command:
+        if hides_next and not argument.startswith("--"):
+            shown.append(MASK)
+            hides_next = False
+            continue
+        hides_next = argument.startswith("-") and bool(_NAME.match(argument)) and not _HARMLESS.search(argument)
+        shown.append(argument if hides_next else _masked(argument))
+    return tuple(shown)
+
+
+def shown_command(command: Sequence[str], most: int = 2000) -> str:
+    return plain(shlex.join(command), most)
+
+
+def _masked(argument: str) -> str:
+    hidden = _USER.sub(rf"\1{MASK}@", _KEY.sub(MASK, _BEARER.sub(rf"\1 {MASK}", argument)))
+    whole = _OPTION.match(hidden)
+    if whole is not None and not _HARMLESS.search(whole[1]):
+        return f"{whole[1]}{MASK}"
+    # A script, a header, JSON: only the value right after the name is masked.
+    return _WITHIN.sub(lambda found: found[0] if _HARMLESS.search(found[1]) else f"{found[1]}{MASK}", hidden)

@@ -15,10 +15,8 @@ from highwater import __version__
 from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.client.answers import ranks_of, remedy_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
-from highwater.diagnose.case import name_of
-from highwater.errors import SidecarError, SidecarRefused
-from highwater.measure.command_line import masked, shown_command
-from highwater.measure.experiment import (
+from highwater.diagnose.change import name_of
+from highwater.diagnose.experiment import (
     AFTER,
     BEFORE,
     PEAK,
@@ -29,9 +27,9 @@ from highwater.measure.experiment import (
     Moment,
     has_restarted,
 )
-from highwater.measure.load import Interrupts, Load, shell_code
-from highwater.measure.readings import cache_of, history_ranks, settings_of
-from highwater.measure.sampler import GAP_SECONDS, Sampler, peaks, usual_gap
+from highwater.errors import SidecarError, SidecarRefused
+from highwater.measure.load import Interrupts, Load, masked, shell_code, shown_command
+from highwater.measure.sampler import GAP_SECONDS, Sampler, cache_of, history_ranks, peaks, settings_of, usual_gap
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report

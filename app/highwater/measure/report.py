@@ -1,20 +1,25 @@
-"""A measured load as Markdown: its tables, the findings, and what was done. Formats, and decides nothing."""
+"""A measured load as Markdown: its tables, the findings, what was done; and the reports' files. Decides nothing."""
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.rank_key import RankKey, rank_key
-from highwater.diagnose.advice import COMPONENT_MEANING
-from highwater.diagnose.case import highest, name_of, part_of, total
-from highwater.diagnose.finding import Finding, all_advice
+from highwater.diagnose.case import of_load
+from highwater.diagnose.change import highest, name_of, part_of, total
+from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, host_used
+from highwater.diagnose.finding import COMPONENT_MEANING, Finding, all_advice
 from highwater.diagnose.markdown import block, chart, code, moment, section, table, text
-from highwater.measure.command_line import shown_command
-from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, host_used
-from highwater.measure.rules import findings
+from highwater.diagnose.rules.book import judged
+from highwater.errors import HighwaterError
+from highwater.measure.load import shown_command
 from highwater.policy.rules import FALLING_SIGNALS, RATIO_SIGNALS
 from highwater.readings.policy import RuleStatus
 from highwater.readings.rank import RankReading
@@ -60,16 +65,19 @@ _MEANINGS: Final[Sequence[tuple[str, str]]] = (
 
 
 def report(experiment: Experiment, *, written_at: float) -> str:
-    found = findings(experiment)
+    found = judged(of_load(experiment))
     changes = (f"- {code(one.setting)}: {text(one.change)} *Costs:* {text(one.cost)}" for one in all_advice(found))
-    engine = experiment.engine
+    engine, load = experiment.engine, experiment.load
+    how = "was interrupted" if load.interrupted else "ended"
+    by = f" (signal {load.signal_name})" if load.signal_name else ""
+    ended = f"It {how} after {load.seconds:,.1f} s with exit code {load.exit_code}{by}."
     device = " ".join(part for part in (device_title(experiment.device), experiment.device.name) if part)
     parts = [
         f"# {code(experiment.name, 120)}",
         f"vLLM {code(engine.version or '(version unknown)')} with {code(engine.model or '(model unknown)')} on "
         f"{_ranks(experiment)} ({code(device, 120)}), {moment(experiment.load.started_at)}",
         _figures(experiment),
-        *section("The load", [block(shown_command(experiment.load.command), "sh"), _ended(experiment)]),
+        *section("The load", [block(shown_command(load.command), "sh"), ended]),
         *section("What the numbers say", ["\n".join(map(_finding, found)) or "Nothing that is known stands out."]),
         *section("Where the memory was", _tables(experiment)),
         *section("Timeline", _timeline(experiment)),
@@ -116,13 +124,6 @@ def _figures(experiment: Experiment) -> str:
     titles, numbers, words = zip(*columns, strict=True)
     rows = [[f"**{text(number)}**" for number in numbers], [text(word) for word in words]]
     return table(titles, rows, left=range(len(titles)))
-
-
-def _ended(experiment: Experiment) -> str:
-    load = experiment.load
-    how = "was interrupted" if load.interrupted else "ended"
-    by = f" (signal {load.signal_name})" if load.signal_name else ""
-    return f"It {how} after {load.seconds:,.1f} s with exit code {load.exit_code}{by}."
 
 
 # --- tables of moments ---
@@ -333,3 +334,67 @@ def _number(count: int | None) -> str:
 def _ranks(experiment: Experiment) -> str:
     count = len(experiment.ranks(BEFORE))
     return f"{count} rank{'' if count == 1 else 's'}"
+
+
+# --- the files: checked before the load, written after it, and never over another file by accident ---
+
+SUFFIXES: Final = (".html", ".md")
+
+
+class CannotWriteReport(HighwaterError):
+    """A report cannot be written there; the message is one line that says why, and what to do."""
+
+
+class ReportFiles:
+    """The two files of one experiment.
+
+    ``out`` is their path with or without one of the suffixes, or a folder (``None``: the working folder), in which the
+    name is made of the time (``now``, Unix seconds). Raises CannotWriteReport: nothing can be written there, or a file
+    exists and ``force`` does not replace it.
+    """
+
+    def __init__(self, out: Path | None, *, force: bool, now: float) -> None:
+        self._force = force
+        self._stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%d-%H%M%SZ")
+        try:
+            if out is None or out.is_dir():
+                stem = (out or Path.cwd()).absolute() / f"highwater-{self._stamp}"
+            else:
+                stem = (out.with_suffix("") if out.suffix.lower() in SUFFIXES else out).absolute()
+            self.paths = tuple(stem.with_name(stem.name + suffix) for suffix in SUFFIXES)
+            self._check()
+        except OSError as exc:  # a folder on the way that cannot be searched, a name that is too long
+            raise CannotWriteReport(
+                f"the report cannot be written to {out}: {exc.strerror}; --out names another place"
+            ) from exc
+
+    def write(self, texts: Mapping[str, str]) -> tuple[Path, ...]:
+        """Write each text, beside a file that came there meanwhile. Raises CannotWriteReport where that failed."""
+        return tuple(self._write(path, texts[suffix]) for path, suffix in zip(self.paths, SUFFIXES, strict=True))
+
+    def _check(self) -> None:
+        for path in self.paths:
+            if path.is_dir():
+                raise CannotWriteReport(
+                    f"{path} is a folder; --out takes the path of a file, with or without .html or .md"
+                )
+            if path.exists() and not self._force:
+                raise CannotWriteReport(f"{path} is there already; --force replaces it, another --out leaves it")
+        folder = self.paths[0].parent
+        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise CannotWriteReport(
+                f"the report cannot be written into {folder}: it is missing or not writable; --out names another place"
+            )
+
+    def _write(self, path: Path, text: str) -> Path:
+        try:
+            try:
+                file = path.open("w" if self._force else "x", encoding="utf-8")
+            except FileExistsError:
+                path = path.with_name(f"{path.stem}-{self._stamp}-{secrets.token_hex(2)}{path.suffix}")
+                file = path.open("x", encoding="utf-8")
+            with file:
+                file.write(text)
+        except OSError as exc:
+            raise CannotWriteReport(f"{path} could not be written: {exc.strerror}") from exc
+        return path

@@ -16,6 +16,7 @@ from highwater.api.budget import budget_router
 from highwater.api.control import control_router
 from highwater.api.dashboard import dashboard_router
 from highwater.api.encoder_cache import encoder_cache_router
+from highwater.api.findings import findings_router
 from highwater.api.growth import growth_router
 from highwater.api.health import health_router
 from highwater.api.history import history_router
@@ -71,6 +72,7 @@ def wire_control_plane(
     readers = (
         memory_router,
         growth_router,
+        findings_router,
         budget_router,
         plan_router,
         encoder_cache_router,

@@ -9,6 +9,7 @@ from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import IncidentWatcher
+from highwater.diagnose.rules.book import host_findings
 from highwater.growth.host_series import host_series
 from highwater.growth.series import Measured
 from highwater.growth.store import FloorFile
@@ -37,6 +38,7 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
     )
     watch = HostWatch(
         reader,
+        judge=host_findings,
         counts=lambda: _cache_counts(poller),
         life=lambda: poller.life.id if poller.current().engine.traits.is_up else None,
         monotonic=clocks.monotonic,

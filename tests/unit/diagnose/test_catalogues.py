@@ -8,12 +8,12 @@ import tomllib
 from pathlib import Path
 from string import Formatter
 
-from highwater.diagnose import advice, finding
-from highwater.diagnose.advice import ADVICE
+from highwater.diagnose import finding
+from highwater.diagnose.finding import ADVICE
 from highwater.diagnose.log import messages
 
 AREA = Path(finding.__file__).parents[1]
-SOURCES = [path for name in ("diagnose", "measure") for path in (AREA / name).rglob("*.py")]
+SOURCES = [*(AREA / "diagnose").rglob("*.py"), AREA / "commands" / "check.py"]
 WORDING = tomllib.loads(Path(finding.__file__).with_name("findings.toml").read_text())
 MESSAGES = tomllib.loads(Path(messages.__file__).with_name("messages.toml").read_text())
 
@@ -37,29 +37,26 @@ def named_figures(templates: str | list[str]) -> set[str]:
 
 
 def test_every_finding_has_its_sentences_and_every_sentence_its_figures():
-    """Under the name that the rule gives, or as a figure found in what it gives; also of sentences seldom said."""
     given = given_figures()
     assert set(given) == set(WORDING)
     for name, row in WORDING.items():
         assert row["title"], name
-        assert row["text"], name
+        said = [row["title"], row.get("text", ()), row.get("change", ())]
         figures = row.get("figures", {})
         assert {path.partition(".")[0] for path in figures.values()} <= given[name], name
-        assert named_figures(row["title"]) | named_figures(row["text"]) <= given[name] | set(figures), name
+        assert set().union(*map(named_figures, said)) <= given[name] | set(figures), name
 
 
 def test_every_piece_of_advice_says_what_it_costs():
-    """And names a setting; none is there that nobody gives."""
     assert all(each.setting and each.change and each.cost.endswith(".") for each in ADVICE.values())
     given = {name for row in (*WORDING.values(), *MESSAGES.values()) for name in row.get("advice", ())}
     quoted = {name for path in SOURCES for name in re.findall(r"\"(\w+)\"", path.read_text())}
     assert set(ADVICE) <= given | quoted
     assert given <= set(ADVICE)
-    assert Path(advice.__file__).with_name("advice.toml") in AREA.glob("diagnose/*.toml")
+    assert Path(finding.__file__).with_name("advice.toml") in AREA.glob("diagnose/*.toml")
 
 
 def test_every_message_of_memory_says_which():
-    """The device's, the host's, /dev/shm, or that it is unclear."""
     rows = [row for name, row in MESSAGES.items() if name != "prefixes"]
     assert {row.get("of_memory") for row in rows} == {None, "device", "host", "shm", "unclear"}
     assert {row.get("part", "cause") for row in rows} == {"cause", "end", "wait", "event"}

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.commands import setup_checks
-from highwater.diagnose.case import running
+from highwater.diagnose.case import of_incident, of_report
 from highwater.diagnose.finding import Finding, in_words
-from highwater.diagnose.incidents.diagnosis import case_of, diagnose, summarize
+from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.incidents.text import incident_markdown
 from highwater.diagnose.log.story import story_of
 from highwater.diagnose.rules.book import known_causes
@@ -17,8 +16,8 @@ from highwater.readings.engine import EngineLoad, EngineStatus, WorkCounts
 from highwater.readings.growth import Growth, SeriesGrowth
 from highwater.readings.rank import Components, Device, EncoderCache, Launch, RankReading
 from highwater.readings.report import Report
-from tests.fakes.incident import evidence, incident, rank, reading
-from tests.unit.commands.test_setup_checks import facts, result
+from tests.fakes.incident import diagnosed, evidence, incident, rank, reading
+from tests.unit.diagnose.test_setup import facts, result
 
 GIB = 1024**3
 TOTAL = int(60.96 * GIB)
@@ -55,7 +54,7 @@ def at(minute: int, launch: Launch = OFF, device: Device = NPU, **changes) -> Ra
 
 def death(launch: Launch = OFF, minute: int = 40, log=LOG, **changes) -> tuple[Finding, ...]:
     seen = evidence("died", rank(at(minute, launch, **changes)), baseline=(at(0, launch, **changes),))
-    return diagnose(seen, story_of(log))
+    return diagnosed(seen, story_of(log))
 
 
 def settings(found) -> list[str]:
@@ -83,7 +82,6 @@ def test_the_growth_finding_gives_the_same_advice_in_the_same_order():
 
 
 def test_who_else_uses_the_device_is_named_where_that_is_known():
-    """And looked for."""
     first = death(shared_with="another engine (a worker with pid 9)")[0]
     assert "npu-smi info, nvidia-smi" in settings(first)
     assert "another engine (a worker with pid 9) uses the device as well" in first.text
@@ -99,7 +97,6 @@ def test_who_else_uses_the_device_is_named_where_that_is_known():
     ids=["segments on", "CUDA", "text"],
 )
 def test_elsewhere_the_same_growth_is_something_else(changes):
-    """And that advice is not given, nor any other taken away."""
     found = death(**changes)
     assert "without_expandable_segments" not in {one.name for one in found}
     (growth,) = [one for one in found if one.name == "growth"]
@@ -127,21 +124,20 @@ def test_without_an_image_it_is_not_this():
     changes = {"encoder_cache": empty, "launch": OFF}
     load = EngineLoad(work=WorkCounts(images=0.0))
     seen = evidence("died", rank(at(40, **changes)), baseline=(at(0, **changes),))
-    case = replace(case_of(seen), load=load)
+    case = replace(of_incident(seen), load=load)
     assert known_causes(case) == []
     assert [one.name for one in known_causes(replace(case, load=EngineLoad()))] == ["without_expandable_segments"]
 
 
 @pytest.mark.parametrize("minute", [10, 20, 30])
 def test_growth_says_it_while_the_engine_runs_and_was_never_idle(minute):
-    """Long before the device is full."""
     engine = EngineStatus(url="http://e", state="ready", work=WorkCounts(images=500.0))
     report = Report(engine=engine, stale=False, ranks=(at(minute),))
-    (found,) = known_causes(running(report, (at(0),)))
+    (found,) = known_causes(of_report("running", report, baseline=(at(0),)))
     assert (found.name, found.weight) == ("without_expandable_segments", "clue")
     assert "First: PYTORCH_NPU_ALLOC_CONF=expandable_segments:True." in in_words(found)
-    assert known_causes(running(replace(report, ranks=(at(minute, ON),)), (at(0, ON),))) == []
-    assert known_causes(running(replace(report, stale=True), (at(0),))) == []
+    assert known_causes(of_report("running", replace(report, ranks=(at(minute, ON),)), baseline=(at(0, ON),))) == []
+    assert known_causes(of_report("running", replace(report, stale=True), baseline=(at(0),))) == []
 
 
 @pytest.mark.parametrize(
@@ -157,7 +153,6 @@ def test_growth_says_it_while_the_engine_runs_and_was_never_idle(minute):
     ],
 )
 def test_check_says_it_before_anything_has_grown(launch, level, words):
-    """With what to change, and what that excludes."""
     found = result("start", facts(ranks=(at(0, launch),)))
     assert found.level == level
     assert words in (found.change or "")
@@ -165,12 +160,10 @@ def test_check_says_it_before_anything_has_grown(launch, level, words):
 
 @pytest.mark.parametrize("changes", [{"device": GPU, "launch": Launch()}, {"encoder_cache": None}])
 def test_check_says_nothing_of_it_elsewhere(changes):
-    """A GPU, and a model of text."""
-    assert setup_checks.exit_code([result("start", facts(ranks=(at(0, **changes),)))]) == 0
+    assert result("start", facts(ranks=(at(0, **changes),))).level == "ok"
 
 
 def test_a_leak_of_non_torch_memory_has_the_same_advice_first():
-    """By the series between requests."""
     leak = SeriesGrowth(
         series="rank 0 non_torch_bytes",
         owner="rank 0",
@@ -182,12 +175,11 @@ def test_a_leak_of_non_torch_memory_has_the_same_advice_first():
     )
     for launch, first in ((OFF, "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"), (ON, "Restart the engine")):
         seen = evidence("died", rank(at(40, launch)), growth=Growth(series=(leak,)))
-        (found,) = [one for one in diagnose(seen) if one.name == "leaks"]
+        (found,) = [one for one in diagnosed(seen) if one.name == "leaks"]
         assert settings(found)[0] == first
 
 
 def test_an_encoder_that_was_not_profiled_is_likely_where_its_outputs_filled_the_device():
-    """And a clue where nothing of it has grown."""
     launch = Launch(expandable_segments=True, encoder_unprofiled_by="vllm_ascend")
     weights = {minute: {one.name: one.weight for one in death(launch, minute)} for minute in (0, 40)}
     assert weights[0]["encoder_not_profiled"] == "clue"
@@ -198,17 +190,15 @@ def page(launch: Launch) -> str:
     """The incident as it is read."""
     log = story_of(LOG)
     seen = evidence("died", rank(at(40, launch)), baseline=(at(0, launch),))
-    kept = incident(ranks=seen.ranks, findings=diagnose(seen, log), messages=log.messages)
+    kept = incident(ranks=seen.ranks, findings=diagnosed(seen, log), messages=log.messages)
     return incident_markdown(kept).partition("## What to change")[2]
 
 
 def test_the_incidents_page_begins_what_to_change_with_it():
-    """Before what the log's message has as advice in general."""
     assert page(OFF).strip().startswith("- `PYTORCH_NPU_ALLOC_CONF=expandable_segments:True`")
 
 
 def test_where_segments_are_on_nothing_advises_them():
-    """Neither a finding nor a message of the log."""
     assert "expandable_segments:True`" not in page(ON)
     assert "max_split_size_mb:256" not in page(ON)
     assert "- `--gpu-memory-utilization`" in page(ON)
@@ -222,8 +212,8 @@ def test_what_hccl_could_not_allocate_acquits_no_memory():
     )
     log = story_of([line])
     seen = evidence("died", rank(reading()))
-    findings = diagnose(seen, log)
-    said = summarize(seen, findings, log)
+    findings = diagnosed(seen, log)
+    said = summarize(of_incident(seen, log), findings)
     assert "could not allocate (EI0007): memory, or queues or notify registers" in said
     assert "not short" not in said
     assert not any("is not what ended it" in one.text for one in findings)

@@ -8,6 +8,7 @@ from itertools import cycle
 import pytest
 
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.diagnose.rules.book import host_findings
 from highwater.host.needs import CacheCounts
 from highwater.host.past import MAX_PARTS, GrownPart, HostPast
 from highwater.host.reader import HostReader
@@ -40,6 +41,7 @@ class Pod:
         self.queries: int | None = 0
         self.watch = HostWatch(
             reader,
+            judge=host_findings,
             counts=lambda: CacheCounts(queries=self.queries),
             life=lambda: self.life,
             monotonic=lambda: self.now,
@@ -186,9 +188,9 @@ async def test_the_host_report_names_the_part_that_grows_and_its_pace(pod):
     await leak(pod)
     report = await pod.watch.report()
     found = next(one for one in report.findings if one.name == "container_nearly_full")
-    assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 min, +480 MiB a minute; the largest parts" in found.text
-    assert "memray attach 2" in found.advice
-    assert "mm_processor_cache_gb" not in found.advice
+    assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 min, +480 MiB a minute. Its pid is 2." in found.text
+    assert "memray attach PID" in found.advice
+    assert "--mm-processor-cache-gb" not in found.advice
     assert pod.watch.now.summary.warnings[0] == found.text
 
 

@@ -1,4 +1,4 @@
-"""The report: room, outlook, what the command line can come to, and findings that name who has it."""
+"""The report: room, outlook, and what the command line can come to."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import pytest
 from highwater.host.needs import CacheCounts, processor_caches, shm_needs
 from highwater.host.past import Outlook, OutlookWindow
 from highwater.host.reading import (
-    ContainerMemory,
-    EndedProcess,
     EngineMemorySettings,
     MachineMemory,
-    PressureStall,
     ProcessMemory,
     ShmMemory,
     ShmOwner,
@@ -37,79 +34,11 @@ SETTINGS = EngineMemorySettings(
 )
 
 
-def names(report):
-    return [one.name for one in report.findings]
-
-
-def test_a_container_that_is_nearly_full_names_its_largest_parts():
-    """60 of 64 GiB: page cache does not count, and the largest parts that stay are named."""
-    given = reading()
-    full = replace(given.container, limit_bytes=8_500 * MIB)
-    report = report_of(replace(given, container=full), outlook=Outlook(seconds_to_limit=90.0))
-    (finding,) = report.findings
-    assert finding.name == "container_nearly_full"
-    assert "worker rank 0 2.83 GiB, API server 1.95 GiB" in finding.text
-    assert "full in 1 min 30 s" in finding.text
-    assert report.room_bytes == 500 * MIB
-
-
-def test_a_container_with_room_has_no_finding():
-    assert names(report_of(reading())) == []
-
-
 def test_without_a_limit_the_machine_says_what_room_there_is():
     given = reading(machine=MachineMemory(total_bytes=64 * GIB, available_bytes=5 * GIB))
     report = report_of(replace(given, container=replace(given.container, limit_bytes=None)))
     assert report.room_bytes == 5 * GIB
     assert "no limit, and the machine has 5.00 GiB available" in host_text(report)
-
-
-def test_kills_and_pressure_are_findings():
-    """As the kernel counts them for the container."""
-    given = reading()
-    container = replace(given.container, events={"oom_kill": 2}, pressure=PressureStall(some_avg60=33.0))
-    report = report_of(replace(given, container=container))
-    assert names(report) == ["container_oom_kills", "memory_pressure"]
-    assert "events: oom_kill 2; waited for memory in 33.0 %" in host_text(report)
-
-
-ENDED = EndedProcess(role="engine_core", name="EngineCore", pid=7, container="d", age_seconds=40.0)
-
-
-def test_a_kill_is_a_warning_when_its_container_is_gone():
-    """A new container counts from 0, and its processes are others."""
-    last = ContainerMemory(key="d", events={"oom_kill": 1})
-    (finding,) = report_of(reading(ended=(replace(ENDED, last_container=last),))).findings
-    assert (finding.name, finding.level) == ("container_oom_kills", "warning")
-    assert finding.text == (
-        "the kernel has killed 1 process of the engine's container for memory; EngineCore was seen last 40 s ago"
-    )
-
-
-def test_a_container_that_ended_full_may_have_been_killed():
-    last = ContainerMemory(key="d", limit_bytes=1000, kept_bytes=970)
-    (finding,) = report_of(reading(ended=(replace(ENDED, last_container=last),))).findings
-    assert finding.name == "container_oom_kills"
-    assert "ended 97.0 % full; the kernel may have killed it" in finding.text
-
-
-@pytest.mark.parametrize(
-    "ended",
-    [
-        replace(ENDED, container="c", last_container=ContainerMemory(key="c", limit_bytes=1000, kept_bytes=970)),
-        replace(ENDED, last_container=ContainerMemory(key="d", limit_bytes=1000, kept_bytes=500)),
-        ENDED,
-    ],
-)
-def test_an_end_with_room_is_no_kill_nor_is_one_in_a_container_that_goes_on(ended):
-    assert names(report_of(reading(ended=(ended,)))) == []
-
-
-def test_an_engine_that_was_killed_is_summed_up_though_no_process_runs():
-    last = ContainerMemory(key="d", events={"oom_kill": 1})
-    gone = reading(processes=(), container=None, ended=(replace(ENDED, last_container=last),))
-    assert summary_of(gone, Outlook()).warnings == (report_of(gone).findings[0].text,)
-    assert summary_of(reading(processes=()), Outlook()) is None
 
 
 def shm_of_a_killed_engine(free, state="left_over"):
@@ -120,42 +49,10 @@ def shm_of_a_killed_engine(free, state="left_over"):
     )
 
 
-def test_what_a_dead_engine_left_promises_nothing():
-    report = report_of(reading(shm=shm_of_a_killed_engine(600 * MIB)))
-    assert [(one.name, one.level) for one in report.findings] == [("shm_left_over", "note")]
-    text = host_text(report)
-    assert "RPC rings of vLLM, left by an engine that is gone" in text
-    assert "files in use may still take 100 MiB" in text
-    (warning, note) = report_of(reading(shm=shm_of_a_killed_engine(60 * MIB))).findings
-    assert (warning.name, note.name) == ("shm_promised_too_much", "shm_left_over")
-    caveat = "if no other container has this volume mounted"
-    assert warning.advice.startswith(f"remove what no process has open there, {caveat}; ")
-    assert note.advice == f"they may be removed, {caveat}"
-
-
-def test_where_it_is_not_known_who_has_files_open_nothing_is_said_to_be_left():
-    report = report_of(reading(shm=shm_of_a_killed_engine(600 * MIB, "not_known")))
-    assert report.findings == ()
-    assert "RPC rings of vLLM, not known whether a process has them open" in host_text(report)
-    assert "900 MiB?" in host_text(report)
-
-
 def test_left_overs_take_room_from_what_the_command_line_needs():
     shm = replace(shm_of_a_killed_engine(600 * MIB), used_bytes=40 * MIB)
     needs = shm_needs(reading(engine=SETTINGS, shm=replace(shm, size_bytes=680 * MIB)))
     assert needs.short_bytes == (664 + 30 - 680) * MIB
-
-
-def test_files_that_promise_more_than_is_free_are_a_finding_before_the_sigbus():
-    shm = ShmMemory(
-        size_bytes=64 * MIB,
-        used_bytes=60 * MIB,
-        free_bytes=4 * MIB,
-        owners=(ShmOwner(owner="rpc_rings", files=1, used_bytes=60 * MIB, promised_bytes=100 * MIB),),
-        promised_bytes=100 * MIB,
-    )
-    (finding,) = report_of(reading(shm=shm)).findings
-    assert (finding.name, "too small by 96.0 MiB" in finding.text) == ("shm_promised_too_much", True)
 
 
 def test_what_the_command_line_needs_of_shm():
@@ -165,9 +62,7 @@ def test_what_the_command_line_needs_of_shm():
     assert [row.name for row in needs.unknown] == ["collectives of the CPU backend"]
     assert needs.short_bytes == 0
     small = replace(reading().shm, size_bytes=64 * MIB, used_bytes=0, owners=(), promised_bytes=0, free_bytes=64 * MIB)
-    report = report_of(reading(engine=SETTINGS, shm=small))
-    assert report.shm_needs.short_bytes == 600 * MIB
-    assert names(report) == ["shm_too_small"]
+    assert shm_needs(reading(engine=SETTINGS, shm=small)).short_bytes == 600 * MIB
 
 
 @pytest.mark.parametrize(
@@ -209,13 +104,6 @@ def test_unknown_settings_are_not_taken_for_none():
     assert processor_caches(reading()).max_bytes is None
     assert processor_caches(reading(engine=replace(SETTINGS, mm_processor_cache_gb=None))).kind == "unknown"
     assert shm_needs(reading()).known_bytes is None
-
-
-def test_caches_that_cannot_fit_are_a_finding():
-    """Sixteen API servers with 4 GiB each in a container of 20."""
-    report = report_of(reading(engine=replace(SETTINGS, api_servers=16, tensor_parallel=1)))
-    assert names(report) == ["processor_caches_too_large"]
-    assert "64.00 GiB in total" in report.findings[0].text
 
 
 def test_the_pace_of_the_last_minutes_says_when_it_is_full():

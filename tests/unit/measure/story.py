@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from highwater.diagnose.evidence import EncoderEntry
-from highwater.measure.experiment import CacheReading, Experiment, LoadRun, Moment
+from highwater.diagnose.experiment import CacheReading, Experiment, LoadRun, Moment
+from highwater.diagnose.incident import EncoderEntry
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus

@@ -9,11 +9,9 @@ import pytest
 from highwater.client.answers import ranks_of, remedy_of
 from highwater.errors import SidecarUnreachable
 from highwater.measure import sampler as kept
-from highwater.measure.command_line import masked, shown_command
-from highwater.measure.files import CannotWriteReport, ReportFiles
-from highwater.measure.load import LoadNotStarted, find, shell_code
-from highwater.measure.readings import cache_of, settings_of
-from highwater.measure.sampler import Series, peaks, usual_gap
+from highwater.measure.load import LoadNotStarted, find, masked, shell_code, shown_command
+from highwater.measure.report import CannotWriteReport, ReportFiles
+from highwater.measure.sampler import Series, cache_of, peaks, settings_of, usual_gap
 from tests.fakes.engine import IMAGES, FakeEngine
 from tests.unit.measure.story import MIB, START, moment, point, story
 
@@ -24,14 +22,12 @@ NOW = 1_763_660_000.0
 
 
 def test_readings_are_validated_where_they_enter():
-    """What is of another kind is one line for people."""
     for ask, answer in ((ranks_of, [{"rank": 0}]), (remedy_of, {}), (remedy_of, {"outcome": 1})):
         with pytest.raises(SidecarUnreachable, match="is not what a sidecar of this version answers"):
             ask(answer)
 
 
 def test_the_fullest_ranks_encoder_cache_is_told():
-    """Every tensor-parallel rank holds a full copy; a model without one tells nothing."""
     worker = FakeEngine().workers[0]
     worker.entries = {f"{number:064x}": MIB for number in range(IMAGES)}
     answer = {"ranks": [{"rank": 0, "dp_rank": 0, **worker.encoder_cache(NOW)}]}
@@ -68,7 +64,6 @@ def test_settings_go_by_their_flags():
 
 
 def test_of_too_many_readings_the_peak_stays(monkeypatch):
-    """However long the load is; the newest stays too."""
     monkeypatch.setattr(kept, "MAX_POINTS", 64)
     series = Series()
     for second in range(1000):
@@ -81,7 +76,6 @@ def test_of_too_many_readings_the_peak_stays(monkeypatch):
 
 
 def test_what_comes_twice_is_kept_once():
-    """The reader asks for a little more than is new."""
     series = Series()
     series.add([point(0, START), point(0, START + 1)])
     series.add([point(0, START + 1), point(0, START + 2)])
@@ -89,7 +83,6 @@ def test_what_comes_twice_is_kept_once():
 
 
 def test_gaps_are_found_also_at_the_end():
-    """Within the load only, the longest first."""
     series = Series(gap_seconds=10)
     series.add([point(0, START + second) for second in (-100, 0, 5, 30, 31)])
     assert [(gap.start - START, gap.seconds) for gap in series.gaps_within(START, START + 50)] == [(5, 25), (31, 19)]
@@ -97,7 +90,6 @@ def test_gaps_are_found_also_at_the_end():
 
 @pytest.mark.parametrize(("pauses", "seconds"), [((), 15), ((1, 1, 1), 15), ((60, 60), 180)])
 def test_how_often_the_sidecar_reads_tells_what_a_gap_is(pauses, seconds):
-    """A sidecar that polls once a minute has no gap after twenty seconds."""
     moments = [START]
     for pause in pauses:
         moments.append(moments[-1] + pause)
@@ -105,7 +97,6 @@ def test_how_often_the_sidecar_reads_tells_what_a_gap_is(pauses, seconds):
 
 
 def test_the_peak_is_of_the_load():
-    """Each rank has its own; what was before or after the load does not count."""
     low, high, other = point(0, START, encoder=MIB), point(0, START + 5, encoder=2 * MIB), point(1, START)
     assert peaks([low, high, other]) == {(0, 0): high, (0, 1): other}
     load = story().load
@@ -117,14 +108,12 @@ def test_the_peak_is_of_the_load():
 
 @pytest.mark.parametrize("name", ["out", "out.html", "out.md"])
 def test_both_files_go_by_one_name(tmp_path, name):
-    """With or without a suffix."""
     files = ReportFiles(tmp_path / name, force=False, now=NOW)
     files.write({".html": "<p>", ".md": "# x"})
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"out.html": "<p>", "out.md": "# x"}
 
 
 def test_a_name_is_made_where_none_is_given(tmp_path, monkeypatch):
-    """By the time, in the working folder, or in the one that is named."""
     monkeypatch.chdir(tmp_path)
     names = [path.name for path in ReportFiles(None, force=False, now=NOW).paths]
     assert names == ["highwater-20251120-173320Z.html", "highwater-20251120-173320Z.md"]
@@ -134,7 +123,6 @@ def test_a_name_is_made_where_none_is_given(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("there", ["out.html", "out.md"])
 def test_a_file_that_is_there_is_never_replaced_unasked(tmp_path, there):
-    """Neither before the load nor after it."""
     (tmp_path / there).write_text("old")
     with pytest.raises(CannotWriteReport, match="is there already; --force replaces it"):
         ReportFiles(tmp_path / "out", force=False, now=NOW)
@@ -143,7 +131,6 @@ def test_a_file_that_is_there_is_never_replaced_unasked(tmp_path, there):
 
 
 def test_a_file_that_came_meanwhile_stays(tmp_path):
-    """The report is written beside it."""
     files = ReportFiles(tmp_path / "out", force=False, now=NOW)
     (tmp_path / "out.md").write_text("somebody's")
     _, written = files.write({".html": "new", ".md": "new"})
@@ -153,7 +140,6 @@ def test_a_file_that_came_meanwhile_stays(tmp_path):
 
 @pytest.mark.parametrize("out", ["missing/out", "file/out", "folder", "x" * 300])
 def test_where_nothing_can_be_written_is_told_at_once(tmp_path, out):
-    """One line, and nothing left behind."""
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(CannotWriteReport):
@@ -183,7 +169,6 @@ def test_where_nothing_can_be_written_is_told_at_once(tmp_path, out):
     ],
 )
 def test_secrets_are_masked_and_nothing_else(command, shown):
-    """A report is made to be pasted."""
     assert shown_command(masked(shlex.split(command))) == shlex.join(shlex.split(shown or command))
 
 

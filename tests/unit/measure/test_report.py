@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from highwater.diagnose.evidence import EncoderEntry
+from highwater.diagnose.experiment import Experiment
+from highwater.diagnose.incident import EncoderEntry
 from highwater.diagnose.markdown import CHART_POINTS, CONTENT_SECURITY_POLICY, evenly, page
-from highwater.measure.experiment import Experiment
 from highwater.measure.report import report
 from highwater.readings.event import Event
 from highwater.readings.policy import RankPressure
@@ -48,7 +48,6 @@ class Tags(HTMLParser):
 
 
 def test_the_storys_table():
-    """Ready, peak, after the load, after each remedy; per rank and component, summing to what is used."""
     _, text = both(story())
     heads, used = cells(text, "MiB"), cells(text, "used")
     told = dict(zip(heads, used, strict=True))
@@ -60,7 +59,6 @@ def test_the_storys_table():
 
 
 def test_what_each_remedy_freed():
-    """Growth with its sign, what came back without one."""
     _, text = both(story())
     freed = dict(zip(cells(text, "MiB", 1), cells(text, "encoder cache", 1), strict=True))
     assert (freed["growth"], freed["release freed"], freed["trim_encoder_cache freed"]) == (
@@ -71,7 +69,6 @@ def test_what_each_remedy_freed():
 
 
 def test_the_figures_of_what_one_remedy_freed_are_explained_in_one_place():
-    """A table, another and an event have one each, and they may differ."""
     _, text = both(story())
     (line,) = (line for line in text.splitlines() if line.startswith("- freed: "))
     assert all(word in line for word in ("traffic's part included", "MiB changed", "An event", "credited"))
@@ -87,7 +84,6 @@ def test_unknown_is_a_dash_and_never_nothing():
 
 
 def test_many_ranks_are_summed_and_folded():
-    """The sum of all stands first; the ranks are shown on demand."""
     e = story()
     ranks = tuple(point(rank, START) for rank in range(8))
     wide = replace(e, moments=tuple(replace(m, ranks=ranks) for m in e.moments))
@@ -97,7 +93,6 @@ def test_many_ranks_are_summed_and_folded():
 
 
 def test_both_forms_say_the_same():
-    """The page is made of the Markdown: each number of one stands in the other."""
     html, text = both(story())
     shown = Tags(html.partition("<body>")[2]).shown
     numbers = set(re.findall(r"\d[\d,]*\.\d", re.sub(r"(?s)```mermaid.*?```", "", text)))
@@ -120,7 +115,6 @@ def waters(*sizes: int) -> tuple[RankPressure, ...]:
     ],
 )
 def test_a_rule_is_shown_with_where_it_acts(changed, told):
-    """At a value, or with less free than the engine's plan leaves each rank."""
     e = story()
     rule = replace(e.policy.rules[0], **changed)
     _, text = both(replace(e, policy=replace(e.policy, rules=(rule,))))
@@ -128,7 +122,6 @@ def test_a_rule_is_shown_with_where_it_acts(changed, told):
 
 
 def test_the_page_needs_nothing_and_runs_nothing():
-    """No script, nothing fetched, no style but its own; a policy that says so."""
     html, _ = both(story())
     tags = Tags(html)
     assert tags.names.isdisjoint({"script", "img", "link", "iframe", "object", "form", "base"})
@@ -156,14 +149,12 @@ def hostile() -> Experiment:
 
 
 def test_names_cannot_become_html():
-    """Whoever wrote them."""
     html, _ = both(hostile())
     assert Tags(html).names.isdisjoint({"script", "img"})
     assert "alert(1)" in Tags(html).shown
 
 
 def test_names_cannot_become_markdown():
-    """In code they stay as they are, elsewhere they are escaped; no cell is cut by a pipe."""
     _, text = both(hostile())
     outside = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"(?ms)^(````*)\w*\n.*?^\1$", "", text))
     assert "<script" not in outside
@@ -176,7 +167,6 @@ def test_names_cannot_become_markdown():
 
 
 def test_the_chart_is_a_drawing():
-    """The fullest rank's used bytes, said in words too."""
     html, text = both(story())
     assert html.count("<svg") == html.count("<polyline") == 1
     assert 'aria-label="MiB in use, rank ' in html
@@ -184,7 +174,6 @@ def test_the_chart_is_a_drawing():
 
 
 def test_a_chart_keeps_its_peak():
-    """However many readings there are, each step shows the highest of them."""
     points = [(reading.taken_at, float(reading.used_bytes)) for reading in story().series[0, 0]]
     steps = evenly(points, CHART_POINTS)
     assert (len(steps), max(steps)) == (CHART_POINTS, max(used for _, used in points))
@@ -192,7 +181,6 @@ def test_a_chart_keeps_its_peak():
 
 
 def test_nothing_read_is_no_chart():
-    """One reading is no line."""
     e = replace(story(), series={(0, 0): story().series[0, 0][:1]})
     html, text = both(e)
     assert "<svg" not in html
@@ -200,7 +188,6 @@ def test_nothing_read_is_no_chart():
 
 
 def test_what_ctrl_c_left_out_is_shown():
-    """With the remedies that were tried."""
     _, text = both(replace(story(), not_tried=("reset_encoder_cache",)))
     assert cells(text, "reset_encoder_cache")[0] == "interrupted"
     assert "by 2 of 4 remedies" in text

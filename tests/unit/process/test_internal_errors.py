@@ -207,7 +207,7 @@ async def diagnosis(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def rule(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book, "OF_INCIDENTS", (broken,))
+    monkeypatch.setattr(book, "RULES", (book.Rule(broken, frozenset({"incident"})),))
     await sidecar.services.incidents.open_incident(evidence("died"))
 
 
@@ -254,7 +254,7 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("growth/watch.py", "run"): ("growth", growth),
     ("host/watch.py", "run"): ("host", host),
     ("host/watch.py", "_read"): ("host", host_listener),
-    ("diagnose/rules/book.py", "ask"): ("diagnosis", rule),
+    ("diagnose/rules/book.py", "judged"): ("diagnosis", rule),
     ("diagnose/incidents/watcher.py", "_write"): ("incidents", last_minutes),
     ("diagnose/incidents/watcher.py", "run"): ("incidents", incident_watcher),
     ("diagnose/incidents/watcher.py", "_with_host"): ("incidents", host_of_incident),

@@ -2,8 +2,7 @@
 
 ::
 
-    watcher     notices and gathers                 incidents   opens, repeats, closes
-    diagnosis   evidence as a case, the summary     oom_kills   the kernel's kills for memory
-    incident    the frozen values                   store       files, or memory
-    text        an incident as Markdown
+    watcher     notices and gathers             incidents   opens, repeats, closes
+    diagnosis   weighs findings, the summary    oom_kills   the kernel's kills for memory
+    store       files, or memory                text        an incident as Markdown
 """

@@ -22,23 +22,21 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, get_args
 
 from highwater import __version__
-from highwater.diagnose.evidence import Evidence, HangBefore, IncidentKind
+from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import Finding, weightiest_first
+from highwater.diagnose.incident import Evidence, HangBefore, Headline, Incident, IncidentKind
 from highwater.diagnose.incidents.diagnosis import (
     advised,
-    case_of,
     diagnose,
     ended_in_order,
     harmless,
     joined,
     summarize,
 )
-from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
 from highwater.diagnose.log.file import LogPosition
-from highwater.diagnose.log.lines import ended_by_signal, merged
-from highwater.diagnose.log.messages import KNOWN, LogMessage
+from highwater.diagnose.log.messages import KNOWN, LogMessage, ended_by_signal, merged
 from highwater.diagnose.log.starts import EngineLog, FailedStart
 from highwater.diagnose.log.story import LogStory, unheard
 from highwater.readings.event import Event
@@ -112,6 +110,7 @@ class Incidents:
         # All that are open, and of each kind the last one; at first those that an earlier sidecar left. Never changed
         # in place: the event loop reads it while a thread works.
         self._tracked = _worth_tracking({headline.id: headline for headline in left})
+        self._findings: Mapping[str, tuple[Finding, ...]] = {}
         self._written_at: dict[str, float] = {}
 
     @property
@@ -134,6 +133,13 @@ class Incidents:
     @property
     def is_one_open(self) -> bool:
         return bool(_unended(self._tracked))
+
+    @property
+    def open_findings(self) -> tuple[Finding, ...]:
+        """Those of open incidents, the last one's first, each name once; of incidents that this sidecar has opened."""
+        ids = sorted((one.id for one in _unended(self._tracked)), reverse=True)
+        found = [finding for name in ids for finding in self._findings.get(name, ())]
+        return tuple({finding.name: finding for finding in reversed(found)}.values())[::-1]
 
     @property
     def is_late_due(self) -> bool:
@@ -208,7 +214,10 @@ class Incidents:
         if evidence.start is not None:
             if (known := self._same_start(evidence.start, evidence, same)) is not None:
                 return known, False
-        elif last is not None and _goes_on(last, evidence):
+        elif last is not None and (
+            abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
+            and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
+        ):
             counted = self._repeated(replace(last, ended_at=None), evidence)
             self._late = tuple(one._replace(until=None) if one.id == counted.id else one for one in self._late)
             if evidence.at - self._written_at.get(counted.id, 0.0) >= WRITE_SECONDS:
@@ -226,7 +235,7 @@ class Incidents:
             incident = replace(incident, number=self._numbers[evidence.kind] + 1)
             self._numbers = {**self._numbers, evidence.kind: incident.number}
         self._store.write(incident)
-        self._track(incident.headline)
+        self._track(incident.headline, incident.findings)
         self._written_at = {incident.id: evidence.at}
         now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
         self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
@@ -284,7 +293,7 @@ class Incidents:
                 tracked = self._tracked.get(one.id, stored.headline)
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))
-                self._track(replace(tracked, summary=incident.summary))
+                self._track(replace(tracked, summary=incident.summary), incident.findings)
         self._count()
         return tuple(withdrawn)
 
@@ -322,8 +331,11 @@ class Incidents:
             self._rewrite(headline, now)
         return ended
 
-    def _track(self, headline: Headline) -> None:
+    def _track(self, headline: Headline, findings: tuple[Finding, ...] | None = None) -> None:
         self._tracked = _worth_tracking({**self._tracked, headline.id: headline})
+        if findings is not None:
+            known = {**self._findings, headline.id: findings}
+            self._findings = {name: found for name, found in known.items() if name in self._tracked}
 
     def _rewrite(self, counted: Headline, now: float) -> None:
         self._written_at = {counted.id: now}
@@ -338,6 +350,7 @@ class Incidents:
     def _incident(self, evidence: Evidence, story: LogStory) -> Incident:
         notes = [story.problem or ("" if story.messages else unheard(story))]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
+        case = of_incident(evidence, story)
         findings: Sequence[Finding] = ()
 
         def internal_error(exc: Exception) -> None:
@@ -346,7 +359,7 @@ class Incidents:
             notes.append("not all numbers could be diagnosed; the sidecar's log says why")
 
         try:
-            findings = diagnose(evidence, story, internal_error)
+            findings = diagnose(case, internal_error)
         except Exception as exc:  # noqa: BLE001 - logged and counted there; nobody can collect a dying engine's evidence again
             internal_error(exc)
         if evidence.hang is not None:
@@ -354,19 +367,25 @@ class Incidents:
             findings = weightiest_first(
                 (*findings, *(each for each in evidence.hang.findings if each.name not in known))
             )
+        stamp = datetime.fromtimestamp(evidence.at, UTC).strftime("%Y%m%dT%H%M%SZ")
+        first = f"{stamp}-{evidence.kind.replace('_', '-')}"
+        ids = (first if number == 1 else f"{first}-{number}" for number in count(1))
         decisions = [event for event in evidence.events if "policy" in (event.kind, event.trigger)]
         return Incident(
-            id=self._id(evidence.kind, evidence.at),
+            id=next(each for each in ids if not self._store.has(each)),
             kind=evidence.kind,
             at=evidence.at,
             last_at=evidence.at,
-            summary=summarize(evidence, findings, story),
+            summary=summarize(case, findings),
             engine=evidence.engine,
             reason=evidence.reason,
             still_seconds=evidence.still_seconds,
             start=evidence.start.id if evidence.start is not None else None,
             findings=tuple(findings),
-            messages=(*advised(story, findings, is_pool_given=case_of(evidence, story).is_pool_given), *story.older),
+            messages=(
+                *advised(case, findings),
+                *story.older,
+            ),
             exception=cleaned(story.exception),
             ranks=evidence.ranks,
             growth=evidence.growth,
@@ -386,12 +405,6 @@ class Incidents:
         still = evidence.still_seconds + max([0.0 if evidence.hang is None else evidence.hang.seconds, *hangs])
         return self._log.story(since, until, within=NEAR_SECONDS + still + LATE_SECONDS[evidence.kind][-1])
 
-    def _id(self, kind: IncidentKind, at: float) -> str:
-        stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
-        first = f"{stamp}-{kind.replace('_', '-')}"
-        ids = (first if number == 1 else f"{first}-{number}" for number in count(1))
-        return next(each for each in ids if not self._store.has(each))
-
 
 def _numbers(headlines: list[Headline]) -> dict[IncidentKind, int]:
     """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
@@ -400,11 +413,6 @@ def _numbers(headlines: list[Headline]) -> dict[IncidentKind, int]:
         numbers = [one.number for one in headlines if ("hung" if one.first_kind == "hung" else one.kind) == kind]
         counts[kind] = max([*numbers, len(numbers)])
     return counts
-
-
-def _goes_on(last: Headline, evidence: Evidence) -> bool:
-    is_recent = abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
-    return is_recent and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
 
 
 def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:

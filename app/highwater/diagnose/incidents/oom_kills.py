@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.evidence import OomKills
+from highwater.diagnose.incident import OomKills
 from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
 from highwater.readings.life import Process
@@ -56,7 +56,9 @@ class OomKillWatch:
             if count is not None:
                 process = Process(rank.host, rank.pid, rank.pid_started)
                 before, was = self._counts.get(f"rank {name}", (count, process))
-                is_anew = _is_in_new_container(process, was)
+                # A newer container than its last one's: pids, and counters, begin again.
+                has_moved = was is not None and process != was and process.host == was.host
+                is_anew = has_moved and (process.pid or 0) <= (0 if was is None else was.pid or 0)
                 where, known = f"counted where rank {name} runs", (count, process)
                 rise = self._note(f"rank {name}", where, count if is_anew else before, known)
                 rises.append(count if is_anew else rise)
@@ -111,11 +113,6 @@ class OomKillWatch:
         if not outlived:
             return None
         return OomKills(count=0, where=f"counted where rank {rank_title(*rank_key(outlived[0]))} runs")
-
-
-def _is_in_new_container(now: Process, was: Process | None) -> bool:
-    """Return whether a rank's process runs in a newer container than its last one: pids, and counters, begin again."""
-    return was is not None and now != was and now.host == was.host and (now.pid or 0) <= (was.pid or 0)
 
 
 def _is_counted_after_the_end(reading: HostReading) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.accounting.points import thin
-from highwater.diagnose.incidents.incident import SCHEMA, Headline, Incident
+from highwater.diagnose.incident import SCHEMA, Headline, Incident
 from highwater.errors import os_reason
 from highwater.files.private_file import replace_private
 from highwater.files.regular import read_regular
@@ -125,7 +125,11 @@ class IncidentStore:
     def headlines(self) -> list[Headline]:
         """Return all of them, newest first; the headline of an unreadable incident names the problem."""
         with self._lock:
-            headlines = {} if self.folder is None else _filed(self.folder)
+            headlines: dict[str, Headline] = {}
+            if (folder := self.folder) is not None:
+                for name in sorted(_names(folder), reverse=True)[:MAX_LISTED]:
+                    with suppress(FileNotFoundError):
+                        headlines[name] = _headline(folder, name)
             headlines |= {name: kept.headline for name, kept in self._memory.items()}
         return [headlines[name] for name in sorted(headlines, reverse=True)[:MAX_LISTED]]
 
@@ -141,7 +145,13 @@ class IncidentStore:
         try:
             incident = _INCIDENT.validate_json(content)
         except ValidationError as exc:
-            raise UnreadableIncident(f"{incident_id} {_why(content, exc)}") from exc
+            errors, schema = exc.errors(include_url=False, include_input=False), _schema(content[:HEAD_BYTES])
+            why = f"has another form: {plain(flaw(errors), 240)}"
+            if schema != SCHEMA:
+                why = _other_schema(schema)
+            elif errors[0]["type"] == "json_invalid":
+                why = "is not valid JSON"
+            raise UnreadableIncident(f"{incident_id} {why}") from exc
         if not _has_times(incident):
             raise UnreadableIncident(f"{incident_id} has an invalid time")
         return incident
@@ -179,14 +189,6 @@ class IncidentStore:
                 _file(folder, incident_id).unlink()
 
 
-def _filed(folder: Path) -> dict[str, Headline]:
-    headlines: dict[str, Headline] = {}
-    for incident_id in sorted(_names(folder), reverse=True)[:MAX_LISTED]:
-        with suppress(FileNotFoundError):
-            headlines[incident_id] = _headline(folder, incident_id)
-    return headlines
-
-
 def _headline(folder: Path, incident_id: str) -> Headline:
     schema = None
     try:
@@ -222,16 +224,6 @@ def _other_schema(schema: int | None) -> str:
     if schema is None:
         return "is not an incident"
     return f"is of schema {schema}, and this version reads {SCHEMA}"
-
-
-def _why(content: bytes, exc: ValidationError) -> str:
-    schema = _schema(content[:HEAD_BYTES])
-    if schema != SCHEMA:
-        return _other_schema(schema)
-    errors = exc.errors(include_url=False, include_input=False)
-    if errors[0]["type"] == "json_invalid":
-        return "is not valid JSON"
-    return f"has another form: {plain(flaw(errors), 240)}"
 
 
 # --- files ---

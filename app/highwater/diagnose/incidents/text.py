@@ -8,11 +8,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from highwater.diagnose.advice import Advice, advices, without_effect
-from highwater.diagnose.evidence import RankEvidence
-from highwater.diagnose.finding import Finding, all_advice
-from highwater.diagnose.incidents.diagnosis import exception_title, known_points, latest
-from highwater.diagnose.incidents.incident import Headline, Incident
+from highwater.diagnose.case import known_points, latest
+from highwater.diagnose.finding import Finding, advices, all_advice, without_effect
+from highwater.diagnose.incident import Headline, Incident, RankEvidence
+from highwater.diagnose.incidents.diagnosis import exception_title
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
@@ -74,16 +73,28 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     pointless = advices(without_effect(rank.reading for rank in incident.ranks if rank.reading is not None))
     of_messages = (each for message in incident.messages for each in message.advice if each not in pointless)
     given = dict.fromkeys((*all_advice(causes), *of_messages, *all_advice(incident.findings)))
+    raised = ""
+    if incident.exception is not None:
+        lines = textwrap.indent(_lines([plain(incident.exception.text)]), "  ")
+        raised = f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{lines}"
+    status = incident.policy
+    policy = "" if status is None else code(f"{status.level} (mode {status.mode}): {status.summary}")
     parts = [
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
-        *section("What the log says", (*map(_message, incident.messages), *_exception(incident))),
+        *section("What the log says", (*map(_message, incident.messages), raised)),
         *section("What the numbers say", map(_finding, incident.findings)),
-        *section("What to change", map(_advice, given)),
+        *section(
+            "What to change",
+            (
+                _item(code(one.setting), text(plain(one.change, 2000)), text(plain(f"Costs: {one.cost}", 2000)))
+                for one in given
+            ),
+        ),
         *section("The ranks", _ranks(incident.ranks, charts=charts)),
         *section("What happened before", [_events(incident.events)]),
-        *section("The policy", _policy(incident)),
+        *section("The policy", [policy, _events(incident.decisions)]),
         *section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
     ]
     return "\n\n".join(parts) + "\n"
@@ -104,21 +115,11 @@ def _message(message: LogMessage) -> str:
     return f"{item}\n\n{textwrap.indent(_lines(map(plain, message.lines)), '  ')}"
 
 
-def _exception(incident: Incident) -> Iterator[str]:
-    if incident.exception is not None:
-        lines = _lines([plain(incident.exception.text)])
-        yield f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{textwrap.indent(lines, '  ')}"
-
-
 def _finding(finding: Finding) -> str:
     figures = ", ".join(text(figure(name, value)) for name, value in finding.figures.items())
     title = f"**{text(plain(finding.title))}**"
     head = f"{WEIGHT_WORDS[finding.weight]}: {title}"
     return _item(head, text(plain(finding.text, 2000)), figures and f"({figures})")
-
-
-def _advice(advice: Advice) -> str:
-    return _item(code(advice.setting), text(plain(advice.change, 2000)), text(plain(f"Costs: {advice.cost}", 2000)))
 
 
 def _events(events: Sequence[Event]) -> str:
@@ -127,12 +128,6 @@ def _events(events: Sequence[Event]) -> str:
         + (f" (asked for by {plain(event.caller.address, 60)})" if event.caller is not None else "")
         for event in events
     )
-
-
-def _policy(incident: Incident) -> Iterator[str]:
-    if incident.policy is not None:
-        yield code(f"{incident.policy.level} (mode {incident.policy.mode}): {incident.policy.summary}")
-    yield _events(incident.decisions)
 
 
 def _ranks(ranks: Sequence[RankEvidence], *, charts: bool) -> Iterator[str]:

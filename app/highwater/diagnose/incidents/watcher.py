@@ -18,13 +18,13 @@ from typing import Any
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.evidence import EncoderEntry, Evidence, IncidentKind, RankEvidence, StoppedProcess
+from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
-from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.log.story import LogStory
-from highwater.diagnose.rules.policy import NOTHING_KNOWN
+from highwater.diagnose.rules.ending import NOTHING_KNOWN
+from highwater.diagnose.rules.words import Sleep, wake_up_failed
 from highwater.engine.life import EngineLife
 from highwater.engine.start_attempts import LOOP_SECONDS
 from highwater.host.past import HostFacts
@@ -138,7 +138,13 @@ class IncidentWatcher:
         if self._incidents.is_late_due:
             self._put(self._complete)
         if self._incidents.has_log:
-            self._follow_log(report)
+            if self._has_begun:
+                self._has_begun = not self._put(self._incidents.engine_began)
+            if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
+                self._is_looking = self._put(partial(self._look_for_failed_starts, report))
+            if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
+                self._heard_at = self._history.now()
+                self._put(partial(self._hear, report, self._life))
 
     async def run(self) -> None:
         while True:
@@ -292,7 +298,7 @@ class IncidentWatcher:
             events=events,
             reason=reason,
             still_seconds=stuck.since_seconds or 0.0 if stuck is not None and stuck.verdict == "stuck" else 0.0,
-            stopped=tuple(StoppedProcess(name=one.name, pid=one.pid) for one in self._stopped_processes()),
+            stopped=tuple(self._stopped_processes()),
         )
 
     async def _with_host(self, evidence: Evidence) -> Evidence:
@@ -308,15 +314,6 @@ class IncidentWatcher:
         alive = [rank.reading for rank in evidence.ranks if rank.status == "alive" and rank.reading is not None]
         kills = self._oom_kills.recent(None if host is None else host.reading, alive if is_one_lost else ())
         return replace(evidence, host=host, oom_kills=kills)
-
-    def _follow_log(self, report: Report) -> None:
-        if self._has_begun:
-            self._has_begun = not self._put(self._incidents.engine_began)
-        if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
-            self._is_looking = self._put(partial(self._look_for_failed_starts, report))
-        if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
-            self._heard_at = self._history.now()
-            self._put(partial(self._hear, report, self._life))
 
     def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
         if self._waiting.full():
@@ -334,8 +331,8 @@ class IncidentWatcher:
         """Record that a sleeping engine could not be woken up: it lives on, and nothing else shows it."""
         failure = wake_up_failed(await self._incidents.heard(), report.ranks, Sleep() if life is None else life.sleep)
         if failure is not None:
-            self._history.record("state", f"{failure.title}. {failure.text}")
-            log.warning("%s. %s", failure.title, failure.text)
+            self._history.record("state", failure.sentence)
+            log.warning("%s", failure.sentence)
 
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
         self._is_looking, is_absent = False, report.engine.traits.is_absent

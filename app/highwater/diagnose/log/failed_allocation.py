@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from highwater.diagnose.log.lines import RecognizedLine, quoted
-from highwater.diagnose.log.messages import WhichMemory
+from highwater.diagnose.log.messages import RecognizedLine, WhichMemory, quoted
 from highwater.diagnose.log.record import LogLine
 from highwater.readings.rank import RankReading
 from highwater.text.printable import plain

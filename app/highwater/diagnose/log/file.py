@@ -143,7 +143,8 @@ class FollowedLog:
         if self._file is not None:
             added = self._rest(self._file)  # a log that was rotated may have been written to before
         try:
-            if not self._is_same_file():
+            place = position_of_end(self._path)
+            if self._file is None or place is None or place[:2] != end_of(self._file)[:2]:
                 self.close()
                 self._file = open_log(self._path)
                 self._offset, self._before = 0, b""
@@ -156,10 +157,6 @@ class FollowedLog:
         # The beginning of a line that is too long: further in, no logger begins a message.
         self._partial = partial[:PARTIAL_BYTES]
         return self._whole.of(whole)
-
-    def _is_same_file(self) -> bool:
-        place = position_of_end(self._path)
-        return self._file is not None and place is not None and place[:2] == end_of(self._file)[:2]
 
     def _rest(self, file: BinaryIO) -> bytes:
         file.seek(max(self._offset - len(self._before), 0))

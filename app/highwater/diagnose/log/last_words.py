@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from highwater.diagnose.log.failed_allocation import NEAR_LINES, Moment
-from highwater.diagnose.log.lines import RecognizedLine, quoted
+from highwater.diagnose.log.messages import RecognizedLine, quoted
 from highwater.diagnose.log.record import API_SERVER, MAX_LINE_LENGTH, LogLine
 from highwater.text.printable import plain
 
@@ -157,7 +157,9 @@ class LastWords:
         self._is_failing = has_failed
         if says_stop(line):
             self._note_stop(line, at)
-        elif says_serving(line) and not (line.file is None and self._has_just_closed(at)):
+        elif says_serving(line) and (
+            line.file is not None or self._closed is None or at.number - self._closed.number >= NEAR_LINES
+        ):
             self.stop = self._closed = None
         self.is_last = self.is_last and not (line.file or line.level)
         process = self._process_of(line)
@@ -178,9 +180,6 @@ class LastWords:
         if _CLOSES.match(line.message) and (self.stop is not None or line.file is not None):
             self._closed = at
         self.stop = at
-
-    def _has_just_closed(self, at: Moment) -> bool:
-        return self._closed is not None and at.number - self._closed.number < NEAR_LINES
 
     def _process_of(self, line: LogLine) -> str | None:
         """Return whose exception a line may be: nobody's where it is a serving API server's, or is no error."""

@@ -137,10 +137,6 @@ class Reader:
         if len(self._heads) > _MAX_HEADS:
             self._heads.pop(next(iter(self._heads)))
 
-    def _freed(self, text: str) -> str:
-        ends = (found.end() for pattern in (_RUNTIMES, *self._heads.values()) if (found := pattern.match(text)))
-        return text[max(ends, default=0) :]
-
     # --- lines ---
 
     def _lines_of(self, piece: _Piece) -> Iterator[LogLine]:
@@ -154,7 +150,9 @@ class Reader:
             self._serves = False
             yield self._placed(record_of(piece.text, piece.record, piece.end))
         else:
-            free = self._freed(piece.text)
+            patterns = (_RUNTIMES, *self._heads.values())
+            ends = (found.end() for pattern in patterns if (found := pattern.match(piece.text)))
+            free = piece.text[max(ends, default=0) :]
             yield self._bare(record_of(free, RECORD.match(free), piece.end))
 
     def _of_object(self, piece: _Piece, found: JsonLine) -> Iterator[LogLine]:

@@ -10,8 +10,16 @@ from typing import Final
 
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, FailedAllocation, FailedAllocations, Moment
 from highwater.diagnose.log.last_words import LastWords, QuotedException
-from highwater.diagnose.log.lines import LogText, RecognizedLine, in_order, quoted, recognized
-from highwater.diagnose.log.messages import KnownMessage, LogMessage, may_be_of_memory
+from highwater.diagnose.log.messages import (
+    KnownMessage,
+    LogMessage,
+    LogText,
+    RecognizedLine,
+    in_order,
+    may_be_of_memory,
+    quoted,
+    recognized,
+)
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import MAX_LINE_LENGTH, LogLine
 from highwater.text.printable import plain
@@ -120,7 +128,13 @@ class StoryTold:
         self._gives_pool = False
 
     def add(self, text: str, lines: Iterable[RecognizedLine]) -> None:
-        lines = tuple(map(self._believed, lines))
+        # A message of a start that a serving API server writes is a client's.
+        lines = tuple(
+            found._replace(known=None)
+            if found.known is not None and found.known.at_start and found.line.is_api_servers and not self._of_start
+            else found
+            for found in lines
+        )
         self._lines += bool(text.strip())
         loose = [found for found in lines if found.line.is_loose]
         is_record = any(line.file or (line.process and not line.is_api_servers) for line, _ in lines)
@@ -134,11 +148,6 @@ class StoryTold:
             self._matches.add(found.known, found.line, self._end)
             self._failed.add(found, self._end)
             self.words.add(found, self._end)
-
-    def _believed(self, found: RecognizedLine) -> RecognizedLine:
-        """Return a line without a message of a start that a serving API server did not write: it is a client's."""
-        is_clients = found.known is not None and found.known.at_start and found.line.is_api_servers
-        return found._replace(known=None) if is_clients and not self._of_start else found
 
     def story(self, problem: str | None = None, *, is_cut: bool = False, within: float = inf) -> LogStory:
         """Return it until now.

@@ -1,13 +1,13 @@
-"""The device: full, had room, held more than planned, or unlike its neighbours. Pure."""
+"""The device: full, had room, held more than planned, or unlike its neighbours; and PyTorch's allocator on it. Pure."""
 
 from __future__ import annotations
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.rank_key import rank_key
 from highwater.accounting.remedies import reserve_bytes
-from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase, highest, part_of, risen
-from highwater.diagnose.evidence import Evidence
-from highwater.diagnose.finding import Finding, finding
+from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase
+from highwater.diagnose.change import highest, part_of, risen
+from highwater.diagnose.finding import COMPONENT_MEANING, Finding, against_fragmentation, finding, times
 from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.words import is_silent, names_memory
 from highwater.policy.waters import derive, slack_bytes
@@ -21,7 +21,7 @@ FRESH_SECONDS = 60.0  # what was free longer before the end says nothing of it
 SKEW_RATIO, SKEW_BYTES = 0.02, 512 * MIB
 
 
-def device_full(case: Case, evidence: Evidence) -> Finding | None:
+def device_full(case: Case) -> Finding | None:
     full = [rank for rank in case.ranks if is_device_full(rank)]
     if not full:
         return None
@@ -29,10 +29,13 @@ def device_full(case: Case, evidence: Evidence) -> Finding | None:
     is_cpu = worst.device_type == "cpu"
     is_reason = any(filled_up(case, rank) for rank in full)
     was_full = not is_reason and case.kind != "hung" and worst.first is not None
+    unused = ("release",) if (reserve_bytes(worst.now) or 0) > NOTABLE_BYTES else ()
+    encoder = ("reset_encoder_cache",) if (worst.now.components.encoder_cache_bytes or 0) > NOTABLE_BYTES else ()
+    against = (*unused, *encoder, "gpu_memory_utilization", "policy_earlier")
     return finding(
         "device_full",
         weight="likely" if is_reason else "clue",
-        advice=() if was_full else _against_full(worst),
+        advice=() if was_full else ("cpu_kvcache_space", "memory_limit") if is_cpu else against,
         rank=worst,
         age_seconds=case.age_seconds(worst),
         age=case.age_text(worst),
@@ -43,7 +46,7 @@ def device_full(case: Case, evidence: Evidence) -> Finding | None:
     )
 
 
-def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
+def device_had_room(case: Case) -> Finding | None:
     if not case.ranks or names_memory(case.log, "device") or not all(map(_has_room, case.ranks)):
         return None
     least = min(case.ranks, key=lambda rank: rank.free_ratio or 0.0)
@@ -106,36 +109,28 @@ def _has_room(rank: RankCase) -> bool:
     return waters is not None and (rank.now.free_bytes or 0) >= waters.low
 
 
-def _against_full(rank: RankCase) -> tuple[str, ...]:
-    if rank.device_type == "cpu":
-        return ("cpu_kvcache_space", "memory_limit")
-    unused = ("release",) if (reserve_bytes(rank.now) or 0) > NOTABLE_BYTES else ()
-    encoder = ("reset_encoder_cache",) if (rank.now.components.encoder_cache_bytes or 0) > NOTABLE_BYTES else ()
-    return (*unused, *encoder, "gpu_memory_utilization", "policy_earlier")
-
-
 def is_device_full(rank: RankCase) -> bool:
     return rank.free_ratio is not None and rank.free_ratio < FULL_RATIO
 
 
 def has_run_out(case: Case) -> bool:
-    is_killed = case.evidence is not None and case.evidence.oom_kills is not None and case.evidence.oom_kills.count > 0
     is_short = any(is_device_full(rank) or rank.failed_allocation_bytes is not None or rank.ooms for rank in case.ranks)
-    return not is_killed and (case.kind == "out_of_memory" or is_short or names_memory(case.log, "device"))
+    return not case.is_killed_by_kernel and (
+        case.kind == "out_of_memory" or is_short or names_memory(case.log, "device")
+    )
 
 
 def over_budget(case: Case) -> Finding | None:
-    excess, rank = highest(case.ranks, _excess_bytes) or (0, None)
+    def excess_bytes(rank: RankCase) -> int | None:
+        used, requested = rank.peak.used_bytes, rank.now.budget.requested_bytes
+        return used - requested if used and requested and not rank.now.launch.kv_cache_given else None
+
+    excess, rank = highest(case.ranks, excess_bytes) or (0, None)
     if rank is None or excess <= rank.notable_bytes:
         return None
     share = rank.now.budget.gpu_memory_utilization
     of_device = f" ({share:g} of the device)" if share is not None else ""
     return finding("over_budget", rank=rank, excess=excess, share=of_device)
-
-
-def _excess_bytes(rank: RankCase) -> int | None:
-    used, requested = rank.peak.used_bytes, rank.now.budget.requested_bytes
-    return used - requested if used and requested and not rank.now.launch.kv_cache_given else None
 
 
 def skew(case: Case) -> Finding | None:
@@ -165,3 +160,67 @@ def skew(case: Case) -> Finding | None:
         low=low,
         component=component_title(component) if most > 0 else None,
     )
+
+
+# --- PyTorch's allocator: what it could not get, and what it keeps that no tensor uses ---
+
+# Of total, and in bytes: an allocator keeps less than both in its ordinary course.
+UNUSED_RATIO, UNUSED_BYTES = 0.03, 1024 * MIB
+
+
+def ooms(case: Case) -> Finding | None:
+    rise, rank = highest(case.ranks, lambda each: each.ooms) or (0, None)
+    return finding("ooms", rank=rank, rise=rise) if rank is not None and rise else None
+
+
+def alloc_retries(case: Case) -> Finding | None:
+    rise, rank = highest(case.ranks, lambda each: each.alloc_retries) or (0, None)
+    if rank is None or not rise:
+        return None
+    return finding(
+        "alloc_retries",
+        weight="likely" if case.is_load else "clue",
+        advice=("policy_earlier", *against_fragmentation(rank.device_type), "gpu_memory_utilization"),
+        rank=rank,
+        rise=rise,
+        often=times(rise),
+    )
+
+
+def unused_reserve(case: Case) -> Finding | None:
+    """Report that PyTorch's allocator held much that no tensor used: cached, or in fragments.
+
+    What captured graphs hold between their runs is no tensor's either, and is needed. Where it is known what a release
+    would have given back, it is left out.
+    """
+
+    def unused_bytes(rank: RankCase) -> int | None:
+        if rank.now.releasable_bytes is None:
+            return rank.unused_bytes
+        return rank.now.releasable_bytes + (rank.now.torch.inactive_split_bytes or 0)
+
+    unused, rank = highest(case.ranks, unused_bytes) or (0, None)
+    if rank is None or not _is_much(unused, rank):
+        return None
+    releasable = rank.now.releasable_bytes
+    would_help = releasable is None or _is_much(releasable, rank)
+    is_full = is_device_full(rank)
+    is_reason = is_full and would_help and not case.is_load and filled_up(case, rank)
+    return finding(
+        "unused_reserve",
+        weight="likely" if is_reason else "clue",
+        advice=(
+            *(("release",) if would_help else ()),
+            *against_fragmentation(rank.device_type),
+            *(() if case.is_load else ("policy_earlier",)),
+        ),
+        rank=rank,
+        unused=unused,
+        is_full=is_full,
+        is_load=case.is_load,
+        meaning=COMPONENT_MEANING["torch_cached_bytes"],
+    )
+
+
+def _is_much(unused: int, rank: RankCase) -> bool:
+    return unused > max(UNUSED_BYTES, int(UNUSED_RATIO * (rank.now.total_bytes or 0)))

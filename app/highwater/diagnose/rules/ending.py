@@ -1,11 +1,13 @@
-"""The engine's end: by whom, and in which of its processes. Pure."""
+"""The engine's end: by whom, in which of its processes, and what the policy knew before. Pure."""
 
 from __future__ import annotations
 
 import signal
+from typing import Final
 
-from highwater.diagnose.case import OLD_SECONDS, Case, highest
-from highwater.diagnose.evidence import Evidence
+from highwater.accounting.outlook import gains
+from highwater.diagnose.case import OLD_SECONDS, Case, given
+from highwater.diagnose.change import highest
 from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import unheard
@@ -18,7 +20,8 @@ LONG_STEP_SECONDS = 10.0
 ROOMY_RATIO = 0.8
 
 
-def killed_by_kernel(case: Case, evidence: Evidence) -> Finding | None:
+def killed_by_kernel(case: Case) -> Finding | None:
+    evidence = given(case.evidence)
     kills = evidence.oom_kills
     if kills is None or kills.count == 0:
         return None
@@ -36,7 +39,8 @@ def killed_by_kernel(case: Case, evidence: Evidence) -> Finding | None:
     )
 
 
-def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
+def kill_not_known(case: Case) -> Finding | None:
+    evidence = given(case.evidence)
     if case.kind not in {"died", "start_failed"} or evidence.oom_kills is not None:
         return None
     if evidence.ended_by_signal not in {None, signal.SIGKILL} or _says_why(case):
@@ -57,8 +61,9 @@ def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
     )
 
 
-def cause_not_known(case: Case, evidence: Evidence) -> Finding | None:
-    is_shown = evidence.ended_by_signal is not None or (evidence.oom_kills is not None and evidence.oom_kills.count > 0)
+def cause_not_known(case: Case) -> Finding | None:
+    evidence = given(case.evidence)
+    is_shown = evidence.ended_by_signal is not None or case.is_killed_by_kernel
     if case.kind not in {"died", "start_failed"} or is_shown or evidence.hang is not None or _says_why(case):
         return None
     return finding("cause_not_known", is_log_read=case.log.lines > 0, unheard=unheard(case.log))
@@ -73,38 +78,35 @@ def _says_why(case: Case) -> bool:
     return not causes.isdisjoint(each.name for each in case.log.messages)
 
 
-def hang_ended(case: Case, evidence: Evidence) -> Finding | None:
-    hang, kills = evidence.hang, evidence.oom_kills
+def hang_ended(case: Case) -> Finding | None:
+    hang = given(case.evidence).hang
     if hang is None:
         return None
-    is_counted = kills is not None and kills.count > 0
     # A killed worker stops every step, and then the API server ends by itself.
-    is_outside = hang.open_seconds >= OWN_END_SECONDS and not is_counted and not _says_why(case)
+    is_outside = hang.open_seconds >= OWN_END_SECONDS and not case.is_killed_by_kernel and not _says_why(case)
     return finding("hang_ended", weight="likely" if is_outside else "clue", seconds=hang.seconds, is_outside=is_outside)
 
 
-def ended_by_signal(case: Case, evidence: Evidence) -> Finding | None:
+def ended_by_signal(case: Case) -> Finding | None:
+    evidence = given(case.evidence)
     number, kills = evidence.ended_by_signal, evidence.oom_kills
     if number is None:
         return None
     is_kill = number == signal.SIGKILL
+    name = "".join(f" ({one.name})" for one in signal.Signals if one == number)  # a real-time signal has none
     return finding(
         "ended_by_signal",
         advice=("who_killed",) if is_kill else (),
         signal=number,
-        signal_name=_signal_name(number),
+        signal_name=f"signal {number}{name}",
         exit_code=by_signal(number),
         is_kill=is_kill,
         uncounted=kills.where if is_kill and kills is not None and kills.count == 0 else None,
     )
 
 
-def _signal_name(number: int) -> str:
-    names = [f" ({one.name})" for one in signal.Signals if one == number]  # a real-time signal has none
-    return f"signal {number}{''.join(names)}"
-
-
-def stopped_ranks(case: Case, evidence: Evidence) -> Finding | None:
+def stopped_ranks(case: Case) -> Finding | None:
+    evidence = given(case.evidence)
     ranks = [(rank.name, rank.pid) for rank in evidence.ranks if rank.status == "stopped"]
     # A single worker may live in EngineCore's process.
     others = [(one.name, one.pid) for one in evidence.stopped if one.pid not in {pid for _, pid in ranks}]
@@ -121,7 +123,8 @@ def stopped_ranks(case: Case, evidence: Evidence) -> Finding | None:
     )
 
 
-def lost_ranks(case: Case, evidence: Evidence) -> Finding | None:
+def lost_ranks(case: Case) -> Finding | None:
+    evidence = given(case.evidence)
     lost = [rank for rank in evidence.ranks if rank.status in LOST]
     if len(lost) == len(evidence.ranks) or all(rank.status == "stopped" for rank in lost):
         return None
@@ -133,7 +136,8 @@ def lost_ranks(case: Case, evidence: Evidence) -> Finding | None:
     )
 
 
-def long_step(case: Case, evidence: Evidence) -> Finding | None:
+def long_step(case: Case) -> Finding | None:
+    evidence = given(case.evidence)
     seconds, rank = highest(evidence.ranks, lambda each: each.step_seconds) or (0.0, None)
     if rank is None or seconds < LONG_STEP_SECONDS:
         return None
@@ -147,5 +151,34 @@ def long_step(case: Case, evidence: Evidence) -> Finding | None:
     )
 
 
-def no_readings(case: Case, evidence: Evidence) -> Finding | None:
+def no_readings(case: Case) -> Finding | None:
     return None if any(rank.now.used_bytes is not None for rank in case.ranks) else finding("no_readings")
+
+
+# --- the policy: what it knew, and what kept it from helping ---
+
+# Levels at which the policy knows nothing of the memory.
+NOTHING_KNOWN: Final = frozenset({"held", "unknown"})
+
+
+def policy(case: Case) -> Finding | None:
+    evidence = given(case.evidence)
+    status, before = evidence.policy, evidence.policy_before
+    if status is None or (status.level in NOTHING_KNOWN and before is not None):
+        status = before  # once the engine is gone the policy knows nothing
+    short = [] if status is None else [rule for rule in status.rules if rule.is_short(status.level)]
+    if status is None or not short:
+        return None
+    missing = [one for rule in short for one in rule.ranks if one.short_bytes]
+    is_helpless = bool(missing) and all(size == 0 for one in missing for size in gains(one).values())
+    return finding(
+        "policy",
+        # Acting earlier helps only where there is something to give back.
+        advice=("gpu_memory_utilization",) if is_helpless else ("policy_earlier",),
+        status=status,
+        rules_short=len(short),
+        missing_bytes=max((one.short_bytes or 0 for one in missing), default=None),
+        only_observed=status.mode == "observe",
+        rules=", ".join(rule.name for rule in short),
+        reasons="; ".join(f"{rule.name}: {rule.reason}" for rule in short if rule.reason) or status.summary,
+    )

@@ -1,16 +1,19 @@
-"""Growth: what leaks between requests, what grew since ready, and which component it is. Pure."""
+"""What grew: leaks between requests, since ready, by component; and the caches that vLLM keeps. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+from highwater.accounting.encoder_cache import budget_bytes
 from highwater.accounting.launch import may_fragment
-from highwater.diagnose.advice import COMPONENT_MEANING, against_fragments, for_component
 from highwater.diagnose.case import Case, RankCase
-from highwater.diagnose.finding import Finding, Weight, finding
+from highwater.diagnose.change import highest
+from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, against_fragments, finding, for_component
 from highwater.diagnose.rules.device import has_run_out
 from highwater.readings.growth import SeriesGrowth
+from highwater.readings.rank import EncoderUnprofiledBy
 from highwater.text.growth import leak_line, series_title
 from highwater.text.growth import leaks as leaking
 from highwater.text.table import component_title
@@ -32,8 +35,8 @@ def without_expandable_segments(case: Case) -> Finding | None:
     request 5855). Where it is not known whether they are on, that is said, and how to see it.
     """
     grown = case.grown.get("non_torch_bytes", 0)
-    ranks = [rank for rank in case.ranks if may_fragment(rank.now)]
-    is_ahead = case.kind == "ahead"
+    ranks = _fragmenting(case)
+    is_ahead = case.kind == "start"
     if not ranks or (not is_ahead and (grown <= case.notable_bytes or not _had_images(case))):
         return None
     is_known = any(rank.now.launch.expandable_segments is False for rank in ranks)
@@ -43,7 +46,7 @@ def without_expandable_segments(case: Case) -> Finding | None:
     return finding(
         "without_expandable_segments",
         weight="note" if is_ahead and not is_known else "clue" if is_ahead else weight,
-        advice=for_growth("non_torch_bytes", case),
+        advice=_against_fragments(case) if is_ahead else for_growth("non_torch_bytes", case),
         ranks=ranks_text(ranks),
         is_known=is_known,
         is_asleep=any(rank.now.launch.sleep_mode for rank in ranks),
@@ -51,6 +54,17 @@ def without_expandable_segments(case: Case) -> Finding | None:
         grown=grown,
         non_torch=0 if is_ahead else max(rank.now.components.non_torch_bytes or 0 for rank in ranks),
     )
+
+
+def _fragmenting(case: Case) -> list[RankCase]:
+    """Return the NPUs whose memory images may fragment; at its start an engine shows its encoder by its budget."""
+    has_encoder = case.explanation is not None and case.explanation.encoder is not None
+    return [
+        rank
+        for rank in case.ranks
+        if may_fragment(rank.now)
+        or (has_encoder and rank.device_type == "npu" and rank.now.launch.expandable_segments is False)
+    ]
 
 
 def _had_images(case: Case) -> bool:
@@ -132,8 +146,8 @@ def for_growth(component: str, case: Case) -> tuple[str, ...]:
 
 
 def _against_fragments(case: Case) -> tuple[str, ...]:
-    ranks = [rank for rank in case.ranks if may_fragment(rank.now)]
-    if not ranks or not _had_images(case):
+    ranks = _fragmenting(case)
+    if not ranks or (case.kind != "start" and not _had_images(case)):
         return ()
     if all(rank.now.launch.expandable_segments is None for rank in ranks):
         return ("npu_see_segments", "npu_expandable_segments")
@@ -142,3 +156,95 @@ def _against_fragments(case: Case) -> tuple[str, ...]:
 
 def ranks_text(ranks: Sequence[RankCase]) -> str:
     return "one rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
+
+
+# --- the caches: encoder outputs and KV blocks ---
+
+KV_FULL_RATIO = 0.95
+WHY_UNPROFILED: Final[Mapping[EncoderUnprofiledBy, str]] = {
+    "skip_mm_profiling": "--skip-mm-profiling is set.",
+    "vllm_ascend": "vllm-ascend 0.11.0 and 0.12.0rc1 profile neither the encoder nor its cache.",
+    "runner_v2": "Model runner V2 does not profile it before vLLM 0.27.",
+}
+AGAINST_UNPROFILED: Final[Mapping[EncoderUnprofiledBy, str]] = {
+    "skip_mm_profiling": "profile_encoder",
+    "vllm_ascend": "upgrade_ascend",
+    "runner_v2": "upgrade_runner",
+}
+CACHE_FULL_RATIO, CACHE_OVER_RATIO = 0.90, 1.10
+
+
+def encoder_cache(case: Case) -> Finding | None:
+    held, rank = highest(case.ranks, _cached_bytes) or (0, None)
+    # After a load it matters how far the cache can still grow, however little it holds.
+    if rank is None or (cache := rank.now.encoder_cache) is None or held <= (0 if case.is_load else rank.notable_bytes):
+        return None
+    capacity = _capacity_bytes(rank)
+    fill = held / capacity if capacity else None
+    is_over, is_full = (fill is not None and fill > CACHE_OVER_RATIO), (fill is not None and fill >= CACHE_FULL_RATIO)
+    budget = "" if cache.capacity_embeds is None else f", of a budget of {cache.capacity_embeds:,} embeddings"
+    return finding(
+        "encoder_cache",
+        weight="clue" if not case.is_load and (fill is None or is_full) else "note",
+        advice=("max_num_batched_tokens",) if case.is_load else for_component("encoder_cache_bytes", rank.device_type),
+        rank=rank,
+        cache=cache,
+        capacity=capacity,
+        budget=budget,
+        fill=fill,
+        is_over=is_over,
+        is_full=is_full and not is_over,
+        room=None if capacity is None else capacity - held,
+        meaning=COMPONENT_MEANING["encoder_cache_bytes"],
+    )
+
+
+def _cached_bytes(rank: RankCase) -> int | None:
+    return None if rank.now.encoder_cache is None else rank.now.encoder_cache.device_bytes
+
+
+def _capacity_bytes(rank: RankCase) -> int | None:
+    cache = rank.now.encoder_cache
+    sized = [(entry.bytes, entry.embeds) for entry in rank.entries if entry.bytes and entry.embeds]
+    if cache is not None and sized:  # recorders list their entries without embeddings
+        held, embeds = (sum(parts) for parts in zip(*sized, strict=True))
+        cache = replace(cache, device_bytes=held, host_bytes=0, embeds=embeds)
+    return budget_bytes(cache)
+
+
+def encoder_not_profiled(case: Case) -> Finding | None:
+    """Report a start that sized the KV cache as if the encoder needed no memory, by its budget where that is known."""
+    view = None if case.explanation is None else case.explanation.encoder
+    reasons = (rank.now.launch.encoder_unprofiled_by for rank in case.ranks)
+    by = next((reason for reason in reasons if reason is not None), None)
+    if view is not None and view.is_profiled is False:
+        by = by or view.unprofiled_by
+    elif by is None:
+        return None
+    if view is not None and view.cache_bytes == 0:
+        return None
+    ranks = [rank for rank in case.ranks if rank.now.launch.encoder_unprofiled_by == by] or list(case.ranks)
+    grown = sum(max(case.grown.get(name, 0), 0) for name in ("encoder_cache_bytes", "other_tensors_bytes"))
+    has_grown, is_start = grown > case.notable_bytes, case.kind == "start"
+    capacity, _ = highest(ranks, _capacity_bytes) or (None, None)
+    return finding(
+        "encoder_not_profiled",
+        weight="likely" if is_start or (has_grown and has_run_out(case)) else "clue",
+        advice=(
+            *(() if by is None else (AGAINST_UNPROFILED[by],)),
+            *("max_num_batched_tokens", "limit_mm_per_prompt"),
+            "kv_cache_memory_bytes" if is_start else "gpu_memory_utilization",
+        ),
+        rank=ranks[0].name,
+        by=None if by is None else WHY_UNPROFILED[by],
+        cache_bytes=capacity if view is None else view.cache_bytes,
+        held_bytes=max((_cached_bytes(rank) or 0) for rank in ranks) if view is None else view.held_bytes,
+        embeddings=None if view is None else view.cache_size,
+        is_given=case.is_pool_given,
+        grown=grown if has_grown else None,
+    )
+
+
+def kv_cache_full(case: Case) -> Finding | None:
+    is_full = (case.load.kv_cache_usage_ratio or 0.0) >= KV_FULL_RATIO
+    return finding("kv_cache_full", load=case.load) if is_full else None

@@ -2,20 +2,24 @@
 
 Silence says something only of a log that was read and understood. A message of a failed allocation has figures, and
 they say what helps: more was asked for than the device has; PyTorch's reserve would have been enough; others hold the
-device; or the engine's share leaves too little beside it.
+device; or the engine's share leaves too little beside it. A sleeping engine has no claim on what it gave back to the
+device: it lives on when it cannot take it again, so that no incident opens.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from highwater.diagnose.advice import against_fragmentation
-from highwater.diagnose.case import Case, RankCase
-from highwater.diagnose.evidence import Evidence
-from highwater.diagnose.finding import Finding, finding
+from highwater.accounting.rank_key import rank_key
+from highwater.diagnose.case import NOTABLE_BYTES, Case
+from highwater.diagnose.change import name_of
+from highwater.diagnose.finding import Finding, against_fragmentation, finding
 from highwater.diagnose.log.failed_allocation import FailedAllocation
-from highwater.diagnose.log.messages import KNOWN, WhichMemory, may_be_of_memory
+from highwater.diagnose.log.messages import KNOWN, LogMessage, WhichMemory, may_be_of_memory
 from highwater.diagnose.log.story import LogStory
+from highwater.readings.rank import RankReading
 from highwater.units import GIB
 
 _OF_MEMORY: Final = {known.name: known.of_memory for known in KNOWN if known.of_memory is not None}
@@ -41,12 +45,14 @@ def is_silent(log: LogStory) -> bool:
     return is_heard and not names_memory(log) and not log.failed
 
 
-def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
+def failed_allocation(case: Case) -> Finding | None:
     failed = next((one for one in case.log.failed if one.memory == "device"), None)
     if failed is None or failed.tried_bytes is None or failed.total_bytes is None or case.kind == "hung":
         return None
     rank = next((one for one in case.ranks if one.failed_allocation_bytes == failed.tried_bytes), None)
-    unused, others = _unused(failed, rank), _others(failed)
+    unused, others = None if rank is None else rank.unused_bytes, _others(failed)
+    if failed.reserved_bytes is not None and failed.allocated_bytes is not None:
+        unused = failed.reserved_bytes - failed.allocated_bytes
     room = (failed.free_bytes or 0) + (unused or 0)
     held, pool = failed.allocated_bytes or 0, None if rank is None else rank.now.components.kv_cache_bytes
     if case.kind != "start_failed" or held >= _BEFORE_KV_CACHE * failed.total_bytes:
@@ -86,12 +92,6 @@ def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
     )
 
 
-def _unused(failed: FailedAllocation, rank: RankCase | None) -> int | None:
-    if failed.reserved_bytes is not None and failed.allocated_bytes is not None:
-        return failed.reserved_bytes - failed.allocated_bytes
-    return None if rank is None else rank.unused_bytes
-
-
 def _others(failed: FailedAllocation) -> int | None:
     if failed.total_bytes is None or failed.free_bytes is None or failed.reserved_bytes is None:
         return None
@@ -100,7 +100,7 @@ def _others(failed: FailedAllocation) -> int | None:
     return others if others > max(size, share * failed.total_bytes) else None
 
 
-def host_shortage(case: Case, evidence: Evidence) -> Finding | None:
+def host_shortage(case: Case) -> Finding | None:
     failed = next((one for one in case.log.failed if one.memory != "device"), None)
     if failed is None:
         return None
@@ -113,3 +113,51 @@ def host_shortage(case: Case, evidence: Evidence) -> Finding | None:
         ratio=used / whole if used and whole else None,
         is_shm=failed.memory == "shm",
     )
+
+
+# --- a wake-up that failed ---
+
+
+class _Need(NamedTuple):
+    rank: str
+    bytes: int
+    free_bytes: int
+    taken_bytes: int | None  # by others, since the engine fell asleep
+
+
+@dataclass(slots=True)
+class Sleep:
+    """The readings around the last time that the engine fell asleep: the last one before, and the first one after."""
+
+    before: tuple[RankReading, ...] = ()
+    after: tuple[RankReading, ...] = ()
+
+    def note(self, ranks: tuple[RankReading, ...]) -> None:
+        if not any(rank.asleep_tags for rank in ranks):
+            self.before, self.after = ranks, ()
+        elif not self.after:
+            self.after = ranks
+
+
+def wake_up_failed(messages: Iterable[LogMessage], now: Sequence[RankReading], sleep: Sleep) -> Finding | None:
+    heard = LogStory(messages=tuple(messages))
+    is_short = names_memory(heard, "device")
+    if not is_short and all(message.name != "wake_up_failed" for message in heard.messages):
+        return None
+    needs = [need for rank in now if (need := _need(rank, sleep)) is not None]
+    worst = max(needs, key=lambda need: need.bytes - need.free_bytes, default=None)
+    said = next(known.title for known in KNOWN if known.name == "wake_up_failed")
+    return finding("wake_up_failed", is_short=is_short, worst=worst, said=said)
+
+
+def _need(rank: RankReading, sleep: Sleep) -> _Need | None:
+    """Return what a rank's wake-up needs: what the sleep gave back, by its readings before and after."""
+    was, fell = (
+        next((one for one in ranks if (rank_key(one), one.pid) == (rank_key(rank), rank.pid)), None)
+        for ranks in (sleep.before, sleep.after)
+    )
+    before, after = (None if one is None else one.used_bytes for one in (was, fell))
+    if before is None or after is None or rank.used_bytes is None or rank.free_bytes is None:
+        return None
+    taken = rank.used_bytes - after
+    return _Need(name_of(rank), before - after, rank.free_bytes, taken if taken > NOTABLE_BYTES else None)

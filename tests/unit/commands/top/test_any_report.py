@@ -10,10 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from highwater.client.answers import event_of, report_of
-from highwater.commands.setup_checks import SetupFacts, checked, exit_code
+from highwater.commands.check import exit_code
 from highwater.commands.status import judged, status_text
 from highwater.commands.top.drawing import Drawing
 from highwater.commands.top.feed import View
+from highwater.diagnose.case import Case, Setup, of_report
+from highwater.diagnose.rules.setup import checked
 from highwater.readings.engine import EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.remedy import RemedyResult
@@ -71,8 +73,5 @@ def test_any_report_is_drawn_judged_and_checked(first, second, event, height):
     assert exit_code(checked(facts(told[1], event))) in (0, 1, 2)
 
 
-def facts(report: Report, event: Event) -> SetupFacts:
-    return SetupFacts(
-        url="http://s", now=1.0, report=report, policy={}, incidents={}, events=[event], without_token="loopback",
-        with_token=None, token_source="", sidecar_version=None, own_version="0.1.0",
-    )  # fmt: skip
+def facts(report: Report, event: Event) -> Case:
+    return of_report("set-up", report, setup=Setup(now=1.0, report=report, events=[event]))

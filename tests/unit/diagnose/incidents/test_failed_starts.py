@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.diagnose.incidents.incident import Incident
+from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import IncidentWatcher
@@ -215,7 +215,6 @@ async def test_without_files_and_log_nothing_is_known_and_nothing_is_said(pod):
 
 
 async def test_a_sidecar_that_starts_in_a_loop_counts_what_it_sees(pod):
-    """What ended before is the earlier sidecar's, and may have been an engine that was ready."""
     one = pod()
     one.write(1, kills=1)
     one.clock.advance(60.0)
@@ -224,7 +223,6 @@ async def test_a_sidecar_that_starts_in_a_loop_counts_what_it_sees(pod):
 
 
 async def test_starts_that_are_found_dead_at_once_count_each(pod):
-    """A sidecar whose thread was held up finds the files of three lives."""
     one = pod()
     await one.tick()
     for number in (1, 2, 3):
@@ -283,7 +281,6 @@ async def test_a_crash_of_a_loading_enginecore_is_an_incident_from_the_first_on(
 
 
 async def test_a_death_is_no_failed_start(pod):
-    """Its files are silent later than its address."""
     one = pod()
     one.core.fake.down = False
     for _ in range(3):
@@ -309,7 +306,6 @@ async def test_a_start_that_takes_twenty_minutes_has_not_failed(pod):
 
 
 async def test_a_baseline_is_known_after_starts_that_failed(pod):
-    """The sidecar has seen the engine come up."""
     one = pod()
     await one.tick()
     await one.start(1)

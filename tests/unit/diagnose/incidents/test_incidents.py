@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.evidence import OomKills, RankEvidence, StoppedProcess
+from highwater.diagnose.incident import OomKills, RankEvidence
 from highwater.diagnose.incidents import incidents
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import from_history
 from highwater.diagnose.rules import book
+from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
 from highwater.readings.engine import EngineStatus
 from highwater.readings.policy import PolicyStatus, RuleStatus
@@ -27,6 +28,7 @@ class Told:
     def __init__(self, folder, log=None) -> None:
         self.clock = FakeClock(AT)
         self.store = IncidentStore(folder)
+        self.log = log
         self.incidents = Incidents(self.store, engine_log=log, clock=self.clock)
 
     async def open(self, kind="died", *ranks, **changes):
@@ -50,8 +52,15 @@ def filed(tmp_path) -> Told:
     return Told(tmp_path)
 
 
+@pytest.fixture
+def logged(tmp_path) -> Told:
+    """In memory, beside a log that is empty yet."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    return Told(None, log)
+
+
 async def test_an_incident_holds_what_was_known(told):
-    """Engine, load, ranks, events oldest first, policy, findings, and where it is."""
     policy = PolicyStatus(
         level="urgent",
         mode="act",
@@ -81,7 +90,6 @@ async def test_an_incident_holds_what_was_known(told):
 
 
 async def test_without_a_log_that_is_said(filed):
-    """A reader of the incident does not wonder why no message was found."""
     await filed.open()
     incident = await filed.incidents.read((await filed.only()).id)
     assert incident.messages == ()
@@ -108,7 +116,6 @@ async def test_the_log_is_matched(tmp_path):
 
 
 async def test_a_storm_is_one_incident(told):
-    """Of a thousand reports within a minute of each other."""
     first, _ = await told.open()
     for _ in range(1000):
         told.clock.advance(0.5)
@@ -123,7 +130,6 @@ async def test_a_storm_is_one_incident(told):
 
 
 async def test_a_storm_is_not_written_a_thousand_times(filed, monkeypatch):
-    """Every five seconds at most."""
     writes = []
     write = filed.store.write
     monkeypatch.setattr(filed.store, "write", lambda incident: (writes.append(incident.count), write(incident)))
@@ -136,23 +142,18 @@ async def test_a_storm_is_not_written_a_thousand_times(filed, monkeypatch):
     assert writes[-1] == 101
 
 
-async def test_what_the_log_says_later_is_added(tmp_path):
-    """A hang is known before its message is written; but after the end the log is the next engine's."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    headline, _ = await told.open("hung")
-    log.write_text("No available shared memory broadcast block found in 60 seconds.\n")
-    told.clock.advance(30)
-    await told.open("hung")
-    assert [known.name for known in (await told.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
-    log.write_text("Encoder cache miss\n")
-    await told.incidents.engine_ready()
-    assert [known.name for known in (await told.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
+async def test_what_the_log_says_later_is_added(logged):
+    headline, _ = await logged.open("hung")
+    logged.log.write_text("No available shared memory broadcast block found in 60 seconds.\n")
+    logged.clock.advance(30)
+    await logged.open("hung")
+    assert [known.name for known in (await logged.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
+    logged.log.write_text("Encoder cache miss\n")
+    await logged.incidents.engine_ready()
+    assert [known.name for known in (await logged.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
 
 
 async def test_a_minute_of_silence_makes_two(told):
-    """Also while the first is open."""
     await told.open()
     told.clock.advance(60)
     _, is_new = await told.open()
@@ -161,14 +162,12 @@ async def test_a_minute_of_silence_makes_two(told):
 
 
 async def test_kinds_do_not_mix(told):
-    """What ran out of memory and then died is both."""
     await told.open("out_of_memory")
     await told.open("died")
     assert await told.ids() == ["20261121T143233Z-out-of-memory", "20261121T143233Z-died"]
 
 
 async def test_ready_ends_all_that_is_open(told):
-    """Each once, with the time; later ones are new ones."""
     await told.open("out_of_memory")
     told.clock.advance(30)
     await told.open("died")
@@ -185,8 +184,17 @@ async def test_ready_ends_all_that_is_open(told):
     assert (await told.open("died"))[1]
 
 
+async def test_the_findings_of_what_is_open_are_at_hand(told):
+    for kind in ("out_of_memory", "died"):
+        headline, _ = await told.open(kind)
+    names = [one.name for one in told.incidents.open_findings]
+    assert {one.name for one in (await told.incidents.read(headline.id)).findings} <= set(names)
+    assert len(names) == len(set(names))
+    await told.incidents.engine_ready()
+    assert told.incidents.open_findings == ()
+
+
 async def test_a_death_right_after_a_hang_is_one_incident(told):
-    """A killed worker stops every step, and then the server ends: found where the hang was announced, and it died."""
     pids = {"series": series(reading(), [1, 2, 3]), "stack": ("a.py:1 f",)}
     hang, _ = await told.open("hung", rank(**pids), rank(reading(1)), reason="rank 1 is dead")
     told.clock.advance(7)
@@ -203,48 +211,37 @@ async def test_a_death_right_after_a_hang_is_one_incident(told):
     assert (await told.only()).count == 2
 
 
-async def test_the_log_read_late_keeps_the_death(told, tmp_path):
-    """What was planned for the hang is forgotten; the death is written whole once more."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    hang, _ = await told.open("hung")
-    told.clock.advance(3)
-    await told.open("died")
-    log.write_text("Encoder cache miss for ab\n")
-    await told.incidents.complete(at_once=True)
-    incident = await told.incidents.read(hang.id)
+async def test_the_log_read_late_keeps_the_death(logged):
+    hang, _ = await logged.open("hung")
+    logged.clock.advance(3)
+    await logged.open("died")
+    logged.log.write_text("Encoder cache miss for ab\n")
+    await logged.incidents.complete(at_once=True)
+    incident = await logged.incidents.read(hang.id)
     assert (incident.kind, bool(incident.messages)) == ("died", True)
 
 
-async def test_what_the_log_says_after_the_end_is_not_of_it(tmp_path):
+async def test_what_the_log_says_after_the_end_is_not_of_it(logged):
     """The hang's last lines count until the engine was ready again; of the death that follows, none is the hang's."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    hang, _ = await told.open("hung")
+    hang, _ = await logged.open("hung")
     last = "No available shared memory broadcast block found in 60 seconds.\n"
-    log.write_text(last)
-    await told.incidents.engine_ready()
-    log.write_text(f"{last}Encoder cache miss for ab\n")
-    await told.incidents.complete(at_once=True)
-    incident = await told.incidents.read(hang.id)
+    logged.log.write_text(last)
+    await logged.incidents.engine_ready()
+    logged.log.write_text(f"{last}Encoder cache miss for ab\n")
+    await logged.incidents.complete(at_once=True)
+    incident = await logged.incidents.read(hang.id)
     assert [known.name for known in incident.messages] == ["broadcast_block_wait"]
     assert incident.ended_at == AT
 
 
-async def test_the_log_of_a_storm_that_goes_on_counts_again(tmp_path):
-    """Being ready in between did not end it."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    storm, _ = await told.open("out_of_memory")
-    await told.incidents.engine_ready()
-    told.clock.advance(2)
-    _, is_new = await told.open("out_of_memory")
-    log.write_text("Encoder cache miss for ab\n")
-    await told.incidents.complete(at_once=True)
-    assert (is_new, len((await told.incidents.read(storm.id)).messages)) == (False, 1)
+async def test_the_log_of_a_storm_that_goes_on_counts_again(logged):
+    storm, _ = await logged.open("out_of_memory")
+    await logged.incidents.engine_ready()
+    logged.clock.advance(2)
+    _, is_new = await logged.open("out_of_memory")
+    logged.log.write_text("Encoder cache miss for ab\n")
+    await logged.incidents.complete(at_once=True)
+    assert (is_new, len((await logged.incidents.read(storm.id)).messages)) == (False, 1)
 
 
 @pytest.mark.parametrize(
@@ -252,23 +249,18 @@ async def test_the_log_of_a_storm_that_goes_on_counts_again(tmp_path):
     [("", []), ("No available shared memory broadcast block found in 60 seconds.\n", ["broadcast_block_wait"])],
     ids=["nothing yet", "its cause"],
 )
-async def test_a_log_rotated_after_the_end_adds_and_takes_nothing(tmp_path, written, known):
-    """Every line of the new file came later; what was read of the old one stays."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    log.write_text(written)
-    hang, _ = await told.open("hung")
-    await told.incidents.engine_ready()
-    log.rename(tmp_path / "engine.log.1")
-    log.write_text("Encoder cache miss for ab\n")
-    await told.incidents.complete(at_once=True)
-    assert [message.name for message in (await told.incidents.read(hang.id)).messages] == known
+async def test_a_log_rotated_after_the_end_adds_and_takes_nothing(tmp_path, written, known, logged):
+    logged.log.write_text(written)
+    hang, _ = await logged.open("hung")
+    await logged.incidents.engine_ready()
+    logged.log.rename(tmp_path / "engine.log.1")
+    logged.log.write_text("Encoder cache miss for ab\n")
+    await logged.incidents.complete(at_once=True)
+    assert [message.name for message in (await logged.incidents.read(hang.id)).messages] == known
 
 
 async def test_a_probe_that_ends_a_hang_is_said_with_why_it_hung(told):
-    """Minutes later, in the hang's own incident."""
-    hang, _ = await told.open("hung", stopped=(StoppedProcess(name="EngineCore", pid=7),))
+    hang, _ = await told.open("hung", stopped=(ProcessMemory(role="engine_core", name="EngineCore", pid=7),))
     told.clock.advance(124)
     death, _ = await told.open("died")
     assert death.id == hang.id
@@ -282,22 +274,18 @@ async def test_a_probe_that_ends_a_hang_is_said_with_why_it_hung(told):
     ("line", "kills"),
     [("CUDA out of memory. Tried to allocate 2.00 GiB", None), ("", OomKills(count=1, where="counted"))],
 )
-async def test_an_end_that_has_a_reason_was_not_from_outside(told, tmp_path, line, kills):
+async def test_an_end_that_has_a_reason_was_not_from_outside(line, kills, logged):
     """By the log, or by the kernel's counter."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    await told.open("hung")
-    told.clock.advance(124)
-    log.write_text(
+    await logged.open("hung")
+    logged.clock.advance(124)
+    logged.log.write_text(
         f"(Worker pid=7) ERROR 11-21 14:32:33 [worker.py:1] torch.OutOfMemoryError: {line}\n" if line else ""
     )
-    death, _ = await told.open("died", oom_kills=kills)
+    death, _ = await logged.open("died", oom_kills=kills)
     assert "outside" not in death.summary
 
 
 async def test_a_death_after_the_engine_was_ready_again_is_an_incident_of_its_own(told):
-    """The hang was over."""
     await told.open("hung")
     await told.incidents.engine_ready()
     told.clock.advance(5)
@@ -306,7 +294,6 @@ async def test_a_death_after_the_engine_was_ready_again_is_an_incident_of_its_ow
 
 
 async def test_ready_with_nothing_open_costs_nothing(filed, monkeypatch):
-    """It is called at every poll."""
     await filed.incidents.engine_ready()
 
     def none(*args):
@@ -318,7 +305,6 @@ async def test_ready_with_nothing_open_costs_nothing(filed, monkeypatch):
 
 
 async def test_out_of_memory_outlives_ready(told):
-    """An engine can fail requests for want of memory and be ready between: that is one storm all the same."""
     await told.open("out_of_memory")
     for _ in range(10):
         told.clock.advance(5)
@@ -330,7 +316,6 @@ async def test_out_of_memory_outlives_ready(told):
 
 
 async def test_two_in_one_second_have_two_names(told):
-    """The first ended before the second began."""
     for _ in range(3):
         await told.open()
         await told.incidents.engine_ready()
@@ -339,7 +324,6 @@ async def test_two_in_one_second_have_two_names(told):
 
 
 async def test_openings_at_the_same_time_are_one(told):
-    """The poller and the recorder may see it at once."""
     seen = await asyncio.gather(*(told.open() for _ in range(8)))
     assert sum(is_new for _, is_new in seen) == 1
     assert (await told.only()).count == 8
@@ -349,7 +333,6 @@ async def test_openings_at_the_same_time_are_one(told):
 
 
 async def test_the_next_sidecar_goes_on(tmp_path):
-    """It counts on what is open, and ends it."""
     first = Told(tmp_path)
     headline, _ = await first.open()
     second = Told(tmp_path)
@@ -363,7 +346,6 @@ async def test_the_next_sidecar_goes_on(tmp_path):
 
 
 async def test_one_that_is_gone_is_not_brought_back(filed, tmp_path):
-    """An operator removed the file."""
     headline, _ = await filed.open()
     (tmp_path / f"{headline.id}.json").unlink()
     filed.clock.advance(10)
@@ -373,7 +355,6 @@ async def test_one_that_is_gone_is_not_brought_back(filed, tmp_path):
 
 
 async def test_one_that_is_spoilt_is_left_alone(filed, tmp_path):
-    """Somebody wrote into it."""
     headline, _ = await filed.open()
     (tmp_path / f"{headline.id}.json").write_text("mine")
     filed.clock.advance(10)
@@ -388,7 +369,6 @@ NASTY = "</script><script>alert(1)</script>\x1b[2J\u202e\ud800\n" * 40
 
 
 async def test_foreign_words_come_in_plain(told):
-    """One line each, bounded, and nothing that JSON or a terminal trips over."""
     known = rank(
         reading(device=replace(reading().device, name=NASTY), host=NASTY),
         doing=NASTY,
@@ -413,8 +393,6 @@ async def test_foreign_words_come_in_plain(told):
 
 
 async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, caplog):
-    """Nobody can collect the evidence again."""
-
     def broken(*_):
         raise ZeroDivisionError
 
@@ -427,13 +405,12 @@ async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, 
 
 
 async def test_a_rule_that_raises_costs_only_its_own_finding(told, monkeypatch, caplog):
-    """It is logged and counted, and said once."""
-
     def broken(*_):
         raise ZeroDivisionError
 
     whole = await told.incidents.read((await told.open())[0].id)
-    monkeypatch.setattr(book, "OF_INCIDENTS", (broken, *book.OF_INCIDENTS, broken))
+    rule = book.Rule(broken, frozenset({"incident"}))
+    monkeypatch.setattr(book, "RULES", (rule, *book.RULES, rule))
     told.clock.advance(100.0)
     incident = await told.incidents.read((await told.open())[0].id)
     assert [one.name for one in incident.findings] == [one.name for one in whole.findings]
@@ -447,7 +424,6 @@ async def test_a_rule_that_raises_costs_only_its_own_finding(told, monkeypatch, 
 
 
 def test_evidence_comes_from_the_history():
-    """Where no recorder runs: each rank's own readings, and not those of a process before it."""
     clock = FakeClock(AT)
     fake = FakeEngine(clock=clock)
     history = History(100, clock=clock)
@@ -470,7 +446,6 @@ def test_evidence_comes_from_the_history():
     [((0, None), "rank 0"), ((1, 0), "rank 1"), ((1, 2), "rank 2.1"), ((None, None), "rank ?")],
 )
 def test_ranks_have_names(given, name):
-    """As the tables have them."""
     number, dp_rank = given
     assert RankEvidence(rank=number, dp_rank=dp_rank).name == name
 
@@ -481,7 +456,6 @@ STOPPED = "(APIServer pid=1) INFO:     Shutting down\n(APIServer pid=1) INFO:   
 
 
 async def test_an_orderly_end_by_the_log_is_no_incident(tmp_path):
-    """Also of a full device: nothing ran out."""
     (tmp_path / "engine.log").write_text(STOPPED)
     told = Told(None, tmp_path / "engine.log")
     assert await told.open("died", rank(reading(used=62_300 * 1024 * 1024))) is None
@@ -490,7 +464,6 @@ async def test_an_orderly_end_by_the_log_is_no_incident(tmp_path):
 
 @pytest.mark.parametrize("has_folder", [True, False])
 async def test_what_the_log_says_late_withdraws_an_incident(tmp_path, has_folder):
-    """Its last lines came a moment after the end: it is counted no more."""
     log = tmp_path / "engine.log"
     log.write_text("")
     told = Told(tmp_path if has_folder else None, log)
@@ -507,45 +480,32 @@ async def test_what_the_log_says_late_withdraws_an_incident(tmp_path, has_folder
     "last",
     ["", "(EngineCore pid=9) ERROR 11-21 14:32:33 [core.py:1512] RuntimeError: CUDA driver error: out of memory\n"],
 )
-async def test_a_death_without_an_orderly_end_stays(tmp_path, last):
-    """Also where the sidecar ends meanwhile, and the log says nothing."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    await told.open()
-    log.write_text(last + (STOPPED if last else ""))
-    assert await told.incidents.complete(at_once=True) == ()
-    assert ((await told.only()).kind, told.incidents.counts["died"]) == ("died", 1)
+async def test_a_death_without_an_orderly_end_stays(last, logged):
+    await logged.open()
+    logged.log.write_text(last + (STOPPED if last else ""))
+    assert await logged.incidents.complete(at_once=True) == ()
+    assert ((await logged.only()).kind, logged.incidents.counts["died"]) == ("died", 1)
 
 
-async def test_a_hang_that_somebody_ends_is_no_orderly_end(tmp_path):
-    """A liveness probe stops it with the signal that an operator sends."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    await told.open("hung")
-    told.clock.advance(100)
-    log.write_text(STOPPED)
-    assert await told.open("died") is not None
+async def test_a_hang_that_somebody_ends_is_no_orderly_end(logged):
+    await logged.open("hung")
+    logged.clock.advance(100)
+    logged.log.write_text(STOPPED)
+    assert await logged.open("died") is not None
 
 
-async def test_a_log_that_begins_late_is_told(tmp_path):
-    """At first it has no line, and five seconds later it is understood, with an exception or silent."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    told = Told(None, log)
-    headline, _ = await told.open()
+async def test_a_log_that_begins_late_is_told(logged):
+    headline, _ = await logged.open()
     assert "it has no line of this run" in headline.summary
-    log.write_text("(APIServer pid=1) ERROR 11-21 14:32:33 [async_llm.py:480] AsyncLLM output_handler failed.\n")
-    await told.incidents.complete(at_once=True)
-    incident = await told.incidents.read(headline.id)
+    logged.log.write_text("(APIServer pid=1) ERROR 11-21 14:32:33 [async_llm.py:480] AsyncLLM output_handler failed.\n")
+    await logged.incidents.complete(at_once=True)
+    incident = await logged.incidents.read(headline.id)
     assert "device memory was not short" in incident.summary
-    assert (await told.only()).summary == incident.summary
+    assert (await logged.only()).summary == incident.summary
     assert incident.notes == ()
 
 
 async def test_a_log_that_is_rotated_meanwhile_takes_nothing_back(tmp_path):
-    """What was understood stays understood."""
     log = tmp_path / "engine.log"
     log.write_text("(EngineCore pid=9) INFO 11-21 14:32:33 [core.py:120] hello\n")
     told = Told(None, log)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.evidence import OomKills
+from highwater.diagnose.incident import OomKills
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory
 from tests.fakes.engine import FakeClock
@@ -46,7 +46,6 @@ def left(kills: int | None, *, key: str = "engine", age: float = 4.0, **changes)
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_rise_between_two_looks_is_told_for_a_minute(version):
-    """What was counted before the watch began is history; the total stays."""
     clock = FakeClock()
     watch = OomKillWatch(clock)
     assert (watch.recent(), watch.total) == (None, None)
@@ -81,7 +80,6 @@ def test_the_next_life_adds_to_the_total():
     ],
 )
 def test_the_dead_of_a_container_have_left_its_count(changes, count):
-    """A new sidecar sees them first when they have ended. Only a container that ended full says whose kill it was."""
     watch = OomKillWatch(FakeClock())
     watch.look(left(**{"kills": 1} | changes))
     recent = watch.recent()
@@ -89,7 +87,6 @@ def test_the_dead_of_a_container_have_left_its_count(changes, count):
 
 
 def test_an_old_count_on_a_bare_machine_is_no_kill_and_its_rise_is():
-    """The engine and the sidecar were started in one session, where a compiler was killed last week."""
     watch = OomKillWatch(FakeClock())
     watch.look(seen(5, is_private=False, sees="sidecar"))
     watch.look(left(5, is_private=False))
@@ -99,7 +96,6 @@ def test_an_old_count_on_a_bare_machine_is_no_kill_and_its_rise_is():
 
 
 def test_the_sidecars_own_group_says_nothing_of_another_container():
-    """In a pod each has its own; only where the engine's processes run in it too does it count."""
     watch = OomKillWatch(FakeClock())
     for kills in (0, 1):
         own = container(kills, "sidecar", sees="sidecar")
@@ -111,7 +107,6 @@ def test_the_sidecars_own_group_says_nothing_of_another_container():
 
 
 def test_none_was_counted_only_where_the_counter_was_read_after_the_end():
-    """By the sidecar itself, or by a process that has outlived another."""
     watch = OomKillWatch(FakeClock())
     watch.look(seen(0))
     assert watch.recent(seen(0)) is None
@@ -123,7 +118,6 @@ def test_none_was_counted_only_where_the_counter_was_read_after_the_end():
 
 @pytest.mark.parametrize("silent", [25.0, 300.0])
 def test_a_process_that_was_silent_long_before_is_not_the_end(silent):
-    """A helper of the start, or an EngineCore that was stopped: nobody read the counter after the others' end."""
     watch = OomKillWatch(FakeClock())
     watch.look(seen(0))
     whole = replace(left(0), ended=left(0, age=4.0).ended + left(0, age=silent).ended)
@@ -131,7 +125,6 @@ def test_a_process_that_was_silent_long_before_is_not_the_end(silent):
 
 
 def test_the_container_of_the_life_before_says_nothing():
-    """One of its processes had outlived another, and their files are still there."""
     watch = OomKillWatch(FakeClock())
     before = [replace(one, started=100) for age in (12.0, 17.0) for one in left(0, key="before", age=age).ended]
     watch.look(seen(0))
@@ -147,7 +140,6 @@ def test_a_kill_long_before_the_sidecar_began_is_history(age, total):
 
 
 def test_many_looks_at_one_container_are_one_kill():
-    """Each of its processes has left its own; and they are read again every few seconds."""
     watch = OomKillWatch(FakeClock())
     watch.look(seen(0))
     both = replace(seen(1), ended=left(0).ended)
@@ -157,7 +149,6 @@ def test_many_looks_at_one_container_are_one_kill():
 
 
 def test_two_engines_in_one_folder_have_counters_of_their_own():
-    """The kill of the one is no second kill of the other."""
     watch = OomKillWatch(FakeClock())
     for kills in (0, 1):
         watch.look(
@@ -172,7 +163,6 @@ def test_two_engines_in_one_folder_have_counters_of_their_own():
 
 
 def test_forged_counters_cost_a_bounded_amount():
-    """Whoever can write into the folder can name any number of containers."""
     watch = OomKillWatch(FakeClock())
     for number in range(600):
         watch.look(left(2**62, key=f"c{number}"))
@@ -181,7 +171,6 @@ def test_forged_counters_cost_a_bounded_amount():
 
 
 def test_a_rank_that_lives_on_tells_it():
-    """Ranks of one container tell the same kill, which is one; one that does not count says nothing."""
     watch = OomKillWatch(FakeClock())
     watch.notice([rank(0, 1), rank(1, 1), rank(2, None)])
     watch.notice([rank(0, 2), rank(1, 2), rank(2, None)])
@@ -189,7 +178,6 @@ def test_a_rank_that_lives_on_tells_it():
 
 
 def test_a_rank_that_outlived_the_end_tells_that_none_was_counted():
-    """One that has ended as well does not."""
     watch = OomKillWatch(FakeClock())
     watch.notice([rank(0, 0)])
     assert watch.recent() is None
@@ -214,7 +202,6 @@ def test_a_rank_of_the_second_engine_is_named_with_it(dp_rank, number, name):
 
 
 def test_a_rank_alone_counts_where_no_container_of_the_engine_is_seen():
-    """In a pod without recorders the sidecar reads host memory, and sees none of the engine's."""
     watch = OomKillWatch(FakeClock())
     for kills in (0, 1):
         watch.look(HostReading(taken_at=1.0))
@@ -224,7 +211,6 @@ def test_a_rank_alone_counts_where_no_container_of_the_engine_is_seen():
 
 @pytest.mark.parametrize(("pid", "total"), [(90, 2), (95, 1)])
 def test_the_next_containers_count_is_the_engines(pid, total):
-    """Its pids begin again, so it is another container; with a higher one it may be the same, and the same kill."""
     watch = OomKillWatch(FakeClock())
     for kills in (0, 1):
         watch.notice([replace(rank(0, kills), pid=90, pid_started=100)])

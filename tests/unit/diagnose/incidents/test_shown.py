@@ -10,19 +10,19 @@ from html.parser import HTMLParser
 
 import pytest
 
-from highwater.diagnose.advice import ADVICE
-from highwater.diagnose.evidence import RankEvidence, StoppedProcess
-from highwater.diagnose.finding import Finding
-from highwater.diagnose.incidents.diagnosis import diagnose, summarize
-from highwater.diagnose.incidents.incident import Headline, Incident
+from highwater.diagnose.case import of_incident
+from highwater.diagnose.finding import ADVICE, Finding
+from highwater.diagnose.incident import Headline, Incident, RankEvidence
+from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.incidents.text import headlines_text, incident_markdown, state
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, figure, moment, page
+from highwater.host.reading import ProcessMemory
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus
-from tests.fakes.incident import AT, MIB, entry, evidence, rank, reading, series, unknown
+from tests.fakes.incident import AT, MIB, diagnosed, entry, evidence, rank, reading, series, unknown
 from tests.unit.diagnose.log.prefixes import match
 
 FULL = 61_548 * MIB
@@ -56,13 +56,13 @@ def incident(*ranks: RankEvidence, **changes) -> Incident:
         rank(reading(1, used=FULL), status="dead", doing="in a step for 61 s", stack=("npu.py:12 forward",)),
     )
     given = evidence("died", *ranks, growth=Growth(since_ready_bytes=9_000 * MIB), load=EngineLoad())
-    findings = diagnose(given)
+    findings = diagnosed(given)
     made = {
         "id": "20261121T143233Z-died",
         "kind": "died",
         "at": AT,
         "last_at": AT,
-        "summary": summarize(given, findings, LogStory(messages=MESSAGES)),
+        "summary": summarize(of_incident(given, LogStory(messages=MESSAGES)), findings),
         "engine": EngineStatus(url="http://127.0.0.1:8000", state="gone", version="0.12.0", model="Qwen/Qwen3-VL-8B"),
         "findings": findings,
         "messages": MESSAGES,
@@ -138,19 +138,16 @@ TOLD = [
 
 @pytest.mark.parametrize("words", TOLD)
 def test_text_and_page_tell_it_all(words):
-    """What happened, why, what to change, what each rank was doing, what came before."""
     assert words in " ".join(incident_text(incident()).split())
     assert words in " ".join(Page(incident_page(incident())).text.split())
 
 
 def test_advice_is_given_once():
-    """However many findings and messages give it; that of mere notes is not given."""
     text = incident_text(incident())
     assert text.count(f"- `{ADVICE['gpu_memory_utilization'].setting}`\n") == 1
 
 
 def test_what_is_unknown_is_shown_as_unknown():
-    """An incident of which nothing is known is shown all the same."""
     nothing = Incident(
         id="20261121T143233Z-hung",
         kind="hung",
@@ -166,7 +163,6 @@ def test_what_is_unknown_is_shown_as_unknown():
 
 
 def test_unknown_ranks_are_shown():
-    """Also one with no reading, and one whose points know nothing."""
     empty = replace(rank(unknown()), reading=None)
     blank = rank(unknown(1), series=tuple(replace(point, used_bytes=None) for point in series(reading(1), [1, 2])))
     shown = incident(empty, blank)
@@ -201,7 +197,6 @@ def attacked(attack: str) -> Incident:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_the_page_shows_foreign_text_as_text(attack):
-    """No element, no attribute and no style comes in by a log, a model's name or a hash."""
     shown = Page(incident_page(attacked(attack)))
     assert shown.elements <= ELEMENTS
     assert shown.attributes <= ATTRIBUTES
@@ -212,7 +207,6 @@ def test_the_page_shows_foreign_text_as_text(attack):
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_the_text_is_plain(attack):
-    """No control character, and no line that pretends to be ours."""
     text = incident_text(attacked(attack)) + headlines_text(
         [
             Headline(schema=1, id=attack, kind="died", at=AT, summary=attack),
@@ -225,7 +219,6 @@ def test_the_text_is_plain(attack):
 
 
 def test_the_page_needs_nothing_and_runs_nothing():
-    """No script, no link out; the policy admits this page's style and nothing else."""
     shown = incident_page(incident())
     assert not Page(shown).elements & {"script", "link", "img", "iframe", "form", "a", "base", "object"}
     style = re.search(r"<style>(.*?)</style>", shown, re.DOTALL)[1]
@@ -238,7 +231,6 @@ def test_the_page_needs_nothing_and_runs_nothing():
 
 
 def test_each_rank_has_its_line():
-    """From the least at the bottom to the most at the top, over the time that is known."""
     shown = incident_page(incident())
     (points,) = re.findall(r'points="([^"]+)"', shown)
     places = [tuple(map(float, place.split(","))) for place in points.split()]
@@ -265,7 +257,6 @@ def test_each_rank_has_its_line():
     ],
 )
 def test_figures_have_their_units(name, value, shown):
-    """As their names tell."""
     assert figure(name, value) == shown
 
 
@@ -279,7 +270,6 @@ def test_moments(at, shown):
 
 
 def test_the_state_tells_how_often_and_until_when():
-    """A storm that ended."""
     headline = incident(count=3, last_at=AT + 28, ended_at=AT + 149).headline
     assert state(headline) == (
         "2026-11-21 14:32:33Z, 3 times until 2026-11-21 14:33:01Z, ready again 2026-11-21 14:35:02Z (after 2 min 29 s)"
@@ -287,7 +277,6 @@ def test_the_state_tells_how_often_and_until_when():
 
 
 def test_an_empty_list_says_so():
-    """And what is wrong with the folder."""
     assert headlines_text([]) == "no incidents\n"
     assert headlines_text([], problem="it is full") == "problem: it is full\n\nno incidents\n"
 
@@ -304,7 +293,6 @@ def test_a_list_tells_each_in_short():
 
 
 def test_an_incident_whose_kind_changed_says_so():
-    """The id keeps the kind that it began with: a hang that became a death; the list has the kind beside it."""
     changed = incident()
     shown = incident_markdown(replace(changed, id="20261121T143233Z-hung"))
     assert "- id: it keeps the kind that the incident began with" in shown
@@ -316,25 +304,22 @@ def test_an_incident_whose_kind_changed_says_so():
 
 
 def test_the_time_until_a_device_is_full_is_a_duration():
-    """No number of fifteen digits."""
     assert figure("seconds_to_full", 26215.43159591661) == "full in 7 h 16 min"
 
 
 def test_a_stopped_rank_is_told_how_to_go_on():
-    """With its process: a restart is not the first thing to try."""
-    found = {one.name: one for one in diagnose(evidence("hung", rank(reading(0), status="stopped", pid=4242)))}
+    found = {one.name: one for one in diagnosed(evidence("hung", rank(reading(0), status="stopped", pid=4242)))}
     assert "Process: 4242." in found["stopped_ranks"].text
     assert found["stopped_ranks"].advice == (ADVICE["continue_process"], ADVICE["restart"])
 
 
 def test_a_stopped_engine_core_is_told_how_to_go_on():
-    """Its workers wait for it, and are all alive. In one process with its only worker it is named once."""
-    core = StoppedProcess(name="EngineCore", pid=4242)
+    core = ProcessMemory(role="engine_core", name="EngineCore", pid=4242)
     waits = replace(evidence("hung", rank(reading(0), status="alive", pid=50)), stopped=(core,))
-    found = {one.name: one for one in diagnose(waits)}["stopped_ranks"]
+    found = {one.name: one for one in diagnosed(waits)}["stopped_ranks"]
     assert (found.title, found.weight) == ("EngineCore was stopped by a signal or a debugger", "likely")
     assert "Process: 4242." in found.text
     assert found.figures == {"EngineCore pid": 4242}
     assert found.advice == (ADVICE["continue_process"], ADVICE["restart"])
     both = replace(evidence("hung", rank(reading(0), status="stopped", pid=4242)), stopped=(core,))
-    assert {one.name: one for one in diagnose(both)}["stopped_ranks"].figures == {"rank 0 pid": 4242}
+    assert {one.name: one for one in diagnosed(both)}["stopped_ranks"].figures == {"rank 0 pid": 4242}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
+from highwater.diagnose.rules.words import Sleep, wake_up_failed
 from highwater.units import GIB
 from tests.fakes.incident import reading
 from tests.unit.diagnose.log.prefixes import match
@@ -19,7 +19,7 @@ FAILED = [
 ]
 
 
-def ranks(*used: int, asleep: bool = True):
+def ranks(*used: int, sleeps: bool = True):
     """Of devices of 80 GiB."""
     return tuple(
         reading(
@@ -27,22 +27,25 @@ def ranks(*used: int, asleep: bool = True):
             total_bytes=80 * GIB,
             used_bytes=size * GIB,
             free_bytes=(80 - size) * GIB,
-            asleep_tags=("weights", "kv_cache") if asleep else (),
+            asleep_tags=("weights", "kv_cache") if sleeps else (),
         )
         for number, size in enumerate(used)
     )
 
 
-@pytest.fixture
-def sleep() -> Sleep:
+def asleep() -> Sleep:
     known = Sleep()
-    for readings in (ranks(70, 70, asleep=False), ranks(72, 71, asleep=False), ranks(3, 3), ranks(40, 50)):
+    for readings in (ranks(70, 70, sleeps=False), ranks(72, 71, sleeps=False), ranks(3, 3), ranks(40, 50)):
         known.note(readings)
     return known
 
 
+@pytest.fixture
+def sleep() -> Sleep:
+    return asleep()
+
+
 def test_it_says_what_is_missing_on_the_rank_that_lacks_most(sleep):
-    """What the sleep gave back is what the wake-up needs; others took of it meanwhile."""
     found = wake_up_failed(match(FAILED), ranks(40, 50), sleep)
     assert found.title == "the engine was told to wake up and could not: the device's memory was short"
     assert found.text.startswith(
@@ -52,22 +55,19 @@ def test_it_says_what_is_missing_on_the_rank_that_lacks_most(sleep):
 
 
 def test_where_nobody_saw_it_fall_asleep_the_failure_is_told():
-    """And no figure is made up."""
     found = wake_up_failed(match(FAILED), ranks(40), Sleep())
     assert "needs about" not in found.text
     assert "goes on sleeping" in found.text
 
 
 def test_another_reason_is_not_called_memory(sleep):
-    """The log says why."""
     found = wake_up_failed(match([FAILED[1], f"{CORE}KeyError: 'weights'"]), ranks(4, 4), sleep)
     assert found.title == "the engine was told to wake up and could not"
     assert wake_up_failed(match(["(EngineCore pid=9) INFO 09-02 00:55:35 [core.py:1] hello"]), ranks(4), sleep) is None
 
 
 def test_the_next_sleep_counts_anew(sleep):
-    """It wakes up, and falls asleep with other figures; another process's readings are not its own."""
-    for readings in (ranks(60, 60, asleep=False), ranks(10, 10)):
+    for readings in (ranks(60, 60, sleeps=False), ranks(10, 10)):
         sleep.note(readings)
     assert wake_up_failed(match(FAILED), ranks(40, 41), sleep).figures["needed_bytes"] == 50 * GIB
     others = tuple(replace(one, pid=1) for one in ranks(40, 41))

@@ -39,7 +39,6 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("with_folder", [True, False])
 def test_what_was_written_is_read(tmp_path, with_folder):
-    """The same, by the one who wrote it and by the next."""
     kept = IncidentStore(tmp_path if with_folder else None)
     given = incident(
         ranks=(rank(series=series(reading(), [1, 2, 3]), entries=(entry(),), stack=("a.py:1 f",), doing="a step"),),
@@ -59,7 +58,6 @@ def test_what_was_written_is_read(tmp_path, with_folder):
 
 
 def test_a_file_is_one_json_object_for_its_owner_alone(tmp_path):
-    """No draft is left, and the headline is on the first line."""
     IncidentStore(tmp_path).write(incident())
     assert names(tmp_path) == [f"{ID}.json"]
     path = tmp_path / f"{ID}.json"
@@ -71,7 +69,6 @@ def test_a_file_is_one_json_object_for_its_owner_alone(tmp_path):
 
 
 def test_a_second_writing_takes_the_place_of_the_first(tmp_path):
-    """As when one is counted on, or ended."""
     kept = IncidentStore(tmp_path)
     kept.write(incident())
     kept.write(incident(count=2, ended_at=AT + 5))
@@ -80,7 +77,6 @@ def test_a_second_writing_takes_the_place_of_the_first(tmp_path):
 
 
 def test_what_is_not_there_is_none(tmp_path):
-    """Neither with a folder nor without."""
     assert (IncidentStore(tmp_path).read(ID), IncidentStore(None).read(ID)) == (None, None)
     assert (IncidentStore(tmp_path).headlines(), IncidentStore(None).headlines()) == ([], [])
 
@@ -106,7 +102,6 @@ NO_IDS = [
 
 @pytest.mark.parametrize("text", NO_IDS)
 def test_only_an_id_becomes_a_path(tmp_path, text):
-    """Nothing that leads out of the folder, or to another file in it."""
     inner = tmp_path / "inner"
     inner.mkdir()
     (tmp_path / f"{ID}.json").write_bytes(to_bytes(incident()))
@@ -116,7 +111,6 @@ def test_only_an_id_becomes_a_path(tmp_path, text):
 
 @pytest.mark.parametrize("text", [ID, "20261121T143233Z-out-of-memory", "20261121T143233Z-out-of-memory-12"])
 def test_ids_are_ids(text):
-    """With a number, where two happened in one second."""
     assert is_incident_id(text)
 
 
@@ -124,7 +118,6 @@ def test_ids_are_ids(text):
 
 
 def test_the_oldest_make_room(tmp_path):
-    """So many stay; what is not ours stays too."""
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "20261121T000000Z-Other.json").write_text("mine")
     kept = IncidentStore(tmp_path, keep=3)
@@ -135,7 +128,6 @@ def test_the_oldest_make_room(tmp_path):
 
 
 def test_in_memory_the_newest_are_kept():
-    """Of however many."""
     kept = IncidentStore(None)
     for number in range(MAX_IN_MEMORY + 5):
         kept.write(incident(numbered(number)))
@@ -145,7 +137,6 @@ def test_in_memory_the_newest_are_kept():
 
 
 def test_a_large_one_is_thinned_until_it_fits(tmp_path):
-    """Eight ranks of two minutes; what it says stays, and its highest point."""
     used = [40_000 * MIB] * 1200
     used[300] = 61_000 * MIB
     many = tuple(rank(reading(number), series=series(reading(number), used)) for number in range(8))
@@ -185,7 +176,6 @@ def test_a_monstrous_one_fits_too():
 
 
 def test_a_small_one_is_left_as_it_is():
-    """Down to its bytes."""
     given = incident(ranks=(rank(series=series(reading(), [1] * 100)),))
     assert fitted(given, 8 * MIB) == (given, to_bytes(given))
 
@@ -194,7 +184,6 @@ def test_a_small_one_is_left_as_it_is():
 
 
 def test_a_full_disk_keeps_it_in_memory_and_says_so(tmp_path, monkeypatch):
-    """And nothing half written stays; when there is room again it is written with the next."""
     kept = IncidentStore(tmp_path)
     monkeypatch.setattr(store.os, "fsync", no_room)
     kept.write(incident())
@@ -212,7 +201,6 @@ def test_a_full_disk_keeps_it_in_memory_and_says_so(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
-    """The file of before stays whole; the newer count is in memory."""
     kept = IncidentStore(tmp_path)
     kept.write(incident())
     monkeypatch.setattr(store.os, "replace", no_room)
@@ -223,7 +211,6 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_fills_no_memory(tmp_path, monkeypatch):
-    """The newest sixteen of a hundred."""
     kept = IncidentStore(tmp_path)
     monkeypatch.setattr(store.os, "fsync", no_room)
     for number in range(100):
@@ -233,7 +220,6 @@ def test_a_full_disk_fills_no_memory(tmp_path, monkeypatch):
 
 
 def test_a_missing_folder_is_told_and_never_made(tmp_path):
-    """At the start, and with each incident."""
     kept = IncidentStore(tmp_path / "none")
     assert kept.problem is None
     kept.prepare()
@@ -245,7 +231,6 @@ def test_a_missing_folder_is_told_and_never_made(tmp_path):
 
 
 def test_what_a_crash_left_half_written_goes_at_the_start(tmp_path):
-    """Our drafts only, and only when told to: who reads changes nothing."""
     ours, other = tmp_path / f".{ID}.json.x7.draft", tmp_path / ".notes.draft"
     ours.write_text("{")
     other.write_text("mine")
@@ -260,7 +245,6 @@ def test_what_a_crash_left_half_written_goes_at_the_start(tmp_path):
 
 
 def test_no_link_is_followed(tmp_path):
-    """Neither to read nor to write: the link is replaced, what it points to stays."""
     inner = tmp_path / "inner"
     inner.mkdir()
     outside = tmp_path / "outside.json"
@@ -278,7 +262,6 @@ def test_no_link_is_followed(tmp_path):
 
 
 def test_the_folder_may_be_named_by_a_link(tmp_path):
-    """The operator's own: followed once, at the start."""
     (tmp_path / "real").mkdir()
     (tmp_path / "named").symlink_to("real")
     kept = IncidentStore(tmp_path / "named")
@@ -323,7 +306,6 @@ OTHER = json.loads(WHOLE)
     ],
 )
 def test_what_cannot_be_read_is_listed_and_named(tmp_path, content, problem):
-    """In the list with its reason, and nobody is hurt by asking for it."""
     (tmp_path / f"{ID}.json").write_bytes(content)
     kept = IncidentStore(tmp_path)
     kept.write(incident(numbered(3)))
@@ -347,14 +329,12 @@ def test_what_cannot_be_read_is_listed_and_named(tmp_path, content, problem):
     ],
 )
 def test_what_cannot_be_read_says_why(tmp_path, content, problem):
-    """In one sentence."""
     (tmp_path / f"{ID}.json").write_bytes(content)
     with pytest.raises(UnreadableIncident, match=problem):
         IncidentStore(tmp_path).read(ID)
 
 
 def test_a_file_of_a_later_release_with_more_in_it_is_read(tmp_path):
-    """What this one does not know is passed by."""
     events = b'"events":[{"id":1,"at":1.0,"kind":"state","summary":"s","later":1}]'
     more = WHOLE.replace(b'"events":[]', events, 1).replace(b'"schema":1', b'"schema":1,"later":{"x":1}', 1)
     (tmp_path / f"{ID}.json").write_bytes(more)
@@ -364,7 +344,6 @@ def test_a_file_of_a_later_release_with_more_in_it_is_read(tmp_path):
 
 
 def test_a_file_of_any_size_is_not_read_whole(tmp_path, monkeypatch):
-    """One that somebody else put there."""
     monkeypatch.setattr(store, "MAX_FILE_BYTES", 100)
     (tmp_path / f"{ID}.json").write_bytes(WHOLE)
     kept = IncidentStore(tmp_path)
@@ -374,5 +353,4 @@ def test_a_file_of_any_size_is_not_read_whole(tmp_path, monkeypatch):
 
 
 def test_no_text_of_ours_is_beyond_utf_8():
-    """What came as half a letter was made plain before; the bytes are those of plain JSON."""
     assert json.loads(to_bytes(replace(incident(), summary="日本 \u2028")))["summary"] == "日本 \u2028"

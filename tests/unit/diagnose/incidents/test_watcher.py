@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.diagnose.incidents.incident import Incident
+from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
@@ -89,6 +89,16 @@ class Boxed:
         for _ in range(2):
             await self.tick()
 
+    async def die(self) -> None:
+        """One refused connection is not its end."""
+        self.fake.down = True
+        await self.tick(0.0)
+        await self.tick()
+
+    def start_again(self) -> None:
+        self.fake.down = False
+        self.fake.start_again()
+
     async def kinds(self) -> list[str | None]:
         """Of all incidents, oldest first."""
         return [headline.kind for headline in reversed(await self.incidents.headlines())]
@@ -140,7 +150,6 @@ def one(boxed) -> Boxed:
 
 
 async def test_an_engine_that_lives_makes_none(either):
-    """Nor one that is paused, asleep, or grows."""
     await either.come_up()
     for change in ({"paused": True}, {"paused": False, "asleep": True}, {"asleep": False, "running": 9}):
         vars(either.fake).update(change)
@@ -150,7 +159,6 @@ async def test_an_engine_that_lives_makes_none(either):
 
 
 async def test_a_dead_engine_is_one_incident(either):
-    """However long it is gone; told as an event, with the hint as the reason; over when it is ready again."""
     await either.come_up()
     either.fake.down = True
     for _ in range(5):
@@ -162,8 +170,7 @@ async def test_a_dead_engine_is_one_incident(either):
     assert "engine_url" not in incident.reason  # it was right: the engine served
     assert "still running there" not in incident.summary  # a question, which is the hint's
     assert either.told() == [f"incident {incident.id}: {incident.summary}"]
-    either.fake.down = False
-    either.fake.start_again()
+    either.start_again()
     await either.tick()
     assert (await either.only()).ended_at == either.clock.now
     assert either.told()[1:] == [f"incident {incident.id} ended: the engine is ready"]
@@ -172,7 +179,6 @@ async def test_a_dead_engine_is_one_incident(either):
 
 
 async def test_the_model_is_kept_where_only_recorders_name_it(boxed, tmp_path):
-    """Without development mode the last report, of an engine that is gone, has no name of it any more."""
     one = boxed(dev_mode=False)
     one.fake.start_recorders(tmp_path / "recorders" / "recorder")
     await one.come_up()
@@ -185,7 +191,6 @@ async def test_the_model_is_kept_where_only_recorders_name_it(boxed, tmp_path):
 
 
 async def test_the_last_report_that_names_the_model_counts(boxed):
-    """As one life's name becomes known or changes; a report without a name takes none away."""
     one = boxed()
     await one.come_up()
     known = one.core.poller.current()
@@ -199,7 +204,6 @@ async def test_the_last_report_that_names_the_model_counts(boxed):
 
 @pytest.mark.parametrize(("named", "told"), [("of the start", "of the start"), (None, "of the life before")])
 async def test_a_start_that_failed_has_its_own_model(one, named, told):
-    """Not that of the engine before it, which is the better guess only where nothing names it."""
     await one.come_up()
     known = one.core.poller.current()
     before = replace(known, engine=replace(known.engine, model="of the life before"))
@@ -213,7 +217,6 @@ async def test_a_start_that_failed_has_its_own_model(one, named, told):
 
 @pytest.mark.parametrize(("pause", "kinds"), [(120.0, ["start_failed"]), (700.0, [])])
 async def test_workers_that_end_in_order_while_they_load_are_an_incident_the_second_time(one, pause, kinds):
-    """An EngineCore that raises stops its workers in order, too: a loop is no planned stop."""
     await one.come_up()
     known = one.core.poller.current()
     rank = StartedRank(rank=0, dp_rank=0, host="a", pid=7, status="ended", phases=())
@@ -227,14 +230,11 @@ async def test_workers_that_end_in_order_while_they_load_are_an_incident_the_sec
 
 
 async def test_an_engine_that_ends_in_order_is_an_event(one):
-    """Every worker said goodbye: nothing is to be explained."""
     await one.come_up()
     for worker in one.fake.workers:
         worker.recorder.stop(one.clock.now)
     await one.tick(0.1)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     assert await one.kinds() == []
     assert "the engine ended in order: every worker closed its recorder" in one.core.summaries("state")
     engine = (await one.tick()).engine
@@ -242,27 +242,21 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(engine.stopped_at))
     assert engine.hint.startswith(f"stopped in order at {at}; start it again. Nothing answers at ")
     assert in_words(engine) == f"the engine was {engine.hint}"
-    one.fake.down = False
-    one.fake.start_again()
+    one.start_again()
     engine = (await one.tick()).engine
     assert (engine.stopped_at, engine.traits.level) == (None, "good")
 
 
 async def test_a_second_death_is_a_second_incident(either):
-    """Also shortly after: the engine was ready in between."""
     await either.come_up()
     for _ in range(2):
-        either.fake.down = True
-        await either.tick(0.0)
-        await either.tick()
-        either.fake.down = False
-        either.fake.start_again()
+        await either.die()
+        either.start_again()
         await either.tick()
     assert await either.kinds() == ["died", "died"]
 
 
 async def test_a_hanging_engine_is_one_incident(either):
-    """Over when its workers answer again."""
     await either.come_up()
     either.fake.running, either.fake.hang = 1, asyncio.Event()
     if either.core.recorders is not None:
@@ -285,7 +279,6 @@ async def test_a_hanging_engine_is_one_incident(either):
 
 
 async def test_a_hang_knows_the_stopped_processes_beside_the_workers(one):
-    """EngineCore has no recorder where its workers are processes of their own."""
     await one.come_up()
     one.fake.running, one.fake.hang = 1, asyncio.Event()
     one.stopped = (ProcessMemory(role="engine_core", name="EngineCore", pid=4242),)
@@ -298,7 +291,6 @@ async def test_a_hang_knows_the_stopped_processes_beside_the_workers(one):
 
 
 async def test_without_recorders_a_step_may_be_long(boxed):
-    """The call is late, which is told at once; that nobody is answered any more is known after the longest step."""
     one = boxed(recorders=False)
     await one.come_up()
     one.fake.running, one.fake.hang = 1, asyncio.Event()
@@ -320,7 +312,6 @@ async def test_a_front_end_that_is_late_makes_none(one):
 
 
 async def test_a_connection_that_breaks_makes_none(either):
-    """Nor do several."""
     await either.come_up()
     either.fake.broken = [True] * 6
     for _ in range(4):
@@ -375,16 +366,13 @@ async def test_an_engine_that_hangs_and_is_ended_is_one_incident(either):
     fall_silent(either)
     for _ in range(8):
         await either.tick(20.0)
-    either.fake.down = True
-    await either.tick(0.0)
-    await either.tick()
+    await either.die()
     incident = await either.only()
     assert (incident.kind, incident.id.endswith("-hung")) == ("died", True)
     assert "ended from outside, as a liveness probe does" in incident.summary
 
 
 async def test_a_hang_that_becomes_a_death_is_counted_once(one, tmp_path):
-    """An alert looks at the count of each kind; another sidecar finds the same one in the folder."""
     await test_an_engine_that_hangs_and_is_ended_is_one_incident(one)
     again = Incidents(IncidentStore(one.incidents.folder))
     for counts in (one.incidents.counts, again.counts):
@@ -402,7 +390,6 @@ async def test_a_hang_is_as_long_as_nothing_moved(one):
 
 
 async def test_a_kill_that_is_counted_late_completes_the_incident(either):
-    """The counter is written every few seconds, by what outlives the kill."""
     await either.come_up()
     either.oom_kills.look(seen(0))
     either.fake.down = True
@@ -460,7 +447,6 @@ async def test_out_of_memory_is_an_incident_of_an_engine_that_goes_on(either):
 
 
 async def test_out_of_memory_on_a_rank_that_no_call_reaches(boxed):
-    """Its file tells; the engine is named too."""
     one = boxed(tensor_parallel=1, data_parallel=2)
     await one.come_up()
     one.fake.workers[1].ooms = 1
@@ -469,7 +455,6 @@ async def test_out_of_memory_on_a_rank_that_no_call_reaches(boxed):
 
 
 async def test_a_count_that_starts_anew_in_a_new_process_is_none(either):
-    """What the former process counted is not compared, whether it had more or fewer."""
     either.fake.workers[0].ooms = 3
     await either.come_up()
     assert await either.kinds() == [], "what was before us is not ours to tell"
@@ -483,7 +468,6 @@ async def test_a_count_that_starts_anew_in_a_new_process_is_none(either):
 
 
 async def test_a_reading_without_the_count_forgets_nothing(boxed):
-    """A recorder's samples may lack it: what rose in between is seen."""
     one = boxed()
     for worker in one.fake.workers:
         worker.recorder.torch = False
@@ -503,7 +487,6 @@ async def test_a_reading_without_the_count_forgets_nothing(boxed):
 
 @pytest.mark.parametrize("how", ["never answers", "takes calls and never answers"])
 async def test_an_engine_that_was_never_there_makes_none(boxed, how, monkeypatch):
-    """It may be starting for an hour, behind a port that is open already."""
     one = boxed()
     if how == "never answers":
         one.fake.down = True
@@ -515,18 +498,13 @@ async def test_an_engine_that_was_never_there_makes_none(boxed, how, monkeypatch
         monkeypatch.setattr(Engine, "get_json", late)
     states = {(await one.tick(60.0)).engine.state for _ in range(3)}
     assert states == {"starting"}
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     assert await one.kinds() == []
 
 
 async def test_an_engine_on_its_way_back_makes_none(one, monkeypatch):
-    """Its port is open before it answers; the death was told."""
     await one.come_up()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     one.fake.down = False
 
     async def late(*_, **__):
@@ -566,14 +544,12 @@ async def test_a_start_that_fails_is_an_incident(boxed, tmp_path, was_there):
     assert incident.summary == "The engine did not start: the log says that nothing is left for the KV cache"
     assert (incident.ranks, incident.ended_at) == ((), None), "the ranks of another engine tell nothing of it"
     assert one.told()[-1] == f"incident {incident.id}: {incident.summary}"
-    one.fake.down = False
-    one.fake.start_again()
+    one.start_again()
     await one.tick()
     assert (await one.incidents.read(headline.id)).ended_at == one.clock.now
 
 
 async def test_the_log_is_looked_at_while_the_poller_runs(boxed, tmp_path):
-    """Not only when the sidecar ends: a start's last lines, and an incident's, five seconds later."""
     log = tmp_path / "engine.log"
     log.write_text("")
     one = boxed(log=log)
@@ -597,7 +573,6 @@ async def test_the_log_is_looked_at_while_the_poller_runs(boxed, tmp_path):
 
 
 async def test_a_kill_by_the_kernel_is_told_with_the_death(either):
-    """As the engine's container counts it, read once more right then; an old one is another matter."""
     await either.come_up()
     for kills in (0, 1):
         either.oom_kills.look(seen(kills))
@@ -615,7 +590,6 @@ async def test_a_kill_by_the_kernel_is_told_with_the_death(either):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("is_whole", [False, True], ids=["one process", "the whole container"])
 async def test_an_engine_that_the_kernel_killed_in_its_pod_names_what_grew(one, tmp_path, version, is_whole):
-    """By the files of all its processes, though an idle rank's reading shows a container with room."""
     await one.come_up()
     one.pod = pod = Pod(tmp_path, version, booted_at=one.clock.now - 740.0)
     pod.kills = one.oom_kills
@@ -636,8 +610,6 @@ async def test_an_engine_that_the_kernel_killed_in_its_pod_names_what_grew(one, 
 
 
 async def test_recorders_that_cannot_be_read_cost_no_incident(one, monkeypatch):
-    """It is counted, and the incident is written without their series."""
-
     def gone(_):
         raise OSError("gone")
 
@@ -650,7 +622,6 @@ async def test_recorders_that_cannot_be_read_cost_no_incident(one, monkeypatch):
 
 
 async def test_host_memory_that_cannot_be_read_costs_no_incident(one):
-    """It is counted, and the incident is written without it."""
     await one.come_up()
     one.host, one.fake.down = OSError("gone"), True
     for _ in range(2):
@@ -663,9 +634,7 @@ async def test_host_memory_that_cannot_be_read_costs_no_incident(one):
 async def test_what_an_earlier_sidecar_left_open_is_ended(one):
     """The engine is ready: it cannot be going on."""
     await one.come_up()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     later = Boxed(one.core, one.incidents.folder)
     one.core.poller.listeners.remove(one.box.notice)
     one.fake.down = False
@@ -677,7 +646,6 @@ async def test_what_an_earlier_sidecar_left_open_is_ended(one):
 
 
 async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
-    """Status, step, stack, entries, and the last minutes from the files, though nobody follows them any more."""
     await one.come_up()
     one.fake.serve_images()
     one.fake.running, one.fake.kv_usage = 3, 0.5
@@ -694,9 +662,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     one.fake.kill(one.fake.workers[1])
     one.fake.workers[1].recorder.works = False
     await one.tick(1.5)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick(1.0)
+    await one.die()
     assert one.core.recorders.files.instance is None
     incident = await one.only()
     first, second = incident.ranks
@@ -717,13 +683,10 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
 
 
 async def test_of_an_idle_engine_the_readings_since_its_last_sample_are_there_too(one):
-    """A recorder samples what happens; nothing did."""
     await one.come_up()
     for _ in range(5):
         await one.tick(1.0)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick(1.0)
+    await one.die()
     incident = await one.only()
     for rank in incident.ranks:
         times = [point.at for point in rank.series]
@@ -733,48 +696,38 @@ async def test_of_an_idle_engine_the_readings_since_its_last_sample_are_there_to
 
 
 async def test_a_rank_that_only_a_file_tells_of_is_there_too(boxed):
-    """No call reaches it, and it was lost before the engine was."""
     one = boxed(tensor_parallel=1, data_parallel=2)
     await one.come_up()
     one.fake.kill(one.fake.workers[1])
     await one.tick(4.0)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     incident = await one.only()
     assert [(rank.dp_rank, rank.pid, rank.status) for rank in incident.ranks] == [(0, 4242, "alive"), (1, 4243, "dead")]
     assert incident.ranks[1].reading.used_bytes == USED_READY
 
 
 async def test_without_recorders_the_history_tells(boxed):
-    """The last reading of each rank, and its readings before."""
     one = boxed(recorders=False)
     await one.come_up()
     for _ in range(3):
         one.fake.serve_images(1)
         await one.tick()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     rank = (await one.only()).ranks[0]
     assert (rank.status, rank.stack, rank.reading.source) == ("unknown", (), "rpc")
     assert [point.used_bytes - USED_READY for point in rank.series] == [n * IMAGE_BYTES for n in range(4)]
 
 
 async def test_without_the_extension_the_load_is_known(boxed):
-    """No rank tells anything; that it died is worth an incident all the same."""
     one = boxed(recorders=False, extension=None)
     one.fake.running = 7
     await one.come_up()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     incident = await one.only()
     assert (incident.ranks, incident.engine.requests_running) == ((), 7)
 
 
 async def test_the_span_before_it_is_told(one):
-    """Events of the last ten minutes, and what the policy decided among them."""
     await one.come_up()
     one.core.history.record("mark", "mark 'long ago'")
     one.clock.advance(601.0)
@@ -782,31 +735,23 @@ async def test_the_span_before_it_is_told(one):
     one.core.history.record("policy", "memory: calm -> short", rule="device")
     one.core.history.record("reset", "release done", trigger="policy", rule="device")
     one.core.history.record("reset", "release done", trigger="reclaim")
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     incident = await one.only()
     assert [event.kind for event in incident.events] == ["mark", "policy", "reset", "reset", "state"]
     assert [event.summary for event in incident.decisions] == ["memory: calm -> short", "release done"]
 
 
 async def test_another_life_has_its_own_evidence(one):
-    """What the former wrote is not told of the next, also where its recorders do not start."""
     await one.come_up()
     one.fake.serve_images()
     one.fake.begin_step()
     await one.tick(2.0)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
-    one.fake.down = False
-    one.fake.start_again()
+    await one.die()
+    one.start_again()
     for worker in one.fake.workers:
         worker.recorder.refuses = "OSError: no space left on device"
     await one.come_up()
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     newest, _ = await one.incidents.headlines()
     incident = await one.incidents.read(newest.id)
     assert [(rank.pid, rank.reading.used_bytes, rank.doing) for rank in incident.ranks] == [
@@ -817,15 +762,12 @@ async def test_another_life_has_its_own_evidence(one):
 
 
 async def test_a_life_that_nobody_saw_begin_has_its_own_evidence_too(either):
-    """A restart between two polls, and its end before the next: nothing of the former is told."""
     await either.come_up()
     either.fake.begin_step()
     await either.tick(2.0)
     either.fake.start_again()
     await either.core.tick()
-    either.fake.down = True
-    await either.tick(0.0)
-    await either.tick()
+    await either.die()
     last, first = await either.incidents.headlines()
     assert (first.kind, last.kind) == ("died", "died")
     assert "other processes answer in its place" in first.summary
@@ -841,15 +783,12 @@ async def test_a_life_that_nobody_saw_begin_has_its_own_evidence_too(either):
 
 
 async def test_a_recorder_that_fell_behind_does_not_hide_what_a_worker_answered(one):
-    """Its disk is full, say: the newer reading is told."""
     await one.come_up()
     for worker in one.fake.workers:
         worker.recorder.works = False
     one.fake.serve_images()
     await one.tick(4.0)
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     incident = await one.only()
     assert [(rank.status, rank.reading.used_bytes, rank.reading.source) for rank in incident.ranks] == [
         ("silent", USED_AFTER, "rpc"),
@@ -861,7 +800,6 @@ async def test_a_recorder_that_fell_behind_does_not_hide_what_a_worker_answered(
 
 
 async def test_what_was_noticed_is_written_beside_the_poller(one):
-    """The loop's own task writes, and tells by an event."""
     await one.come_up()
     task = asyncio.create_task(one.box.run())
     one.fake.down = True
@@ -876,7 +814,6 @@ async def test_what_was_noticed_is_written_beside_the_poller(one):
 
 
 async def test_one_that_cannot_be_handled_costs_only_itself(one, monkeypatch, caplog):
-    """The next is written."""
     await one.come_up()
     handled: list[object] = []
 
@@ -898,7 +835,6 @@ async def test_one_that_cannot_be_handled_costs_only_itself(one, monkeypatch, ca
 
 
 async def test_a_full_queue_never_blocks(one):
-    """The poller goes on while a disk stands still; what comes while so many wait is part of the same storm."""
     await one.come_up()
     for _ in range(2 * BACKLOG):
         one.fake.workers[0].ooms += 1
@@ -924,14 +860,12 @@ async def test_an_engine_that_stays_ready_fills_no_queue(one):
 
 
 async def test_a_death_finds_room_while_the_one_before_it_is_written(one):
-    """However long the disk stalls: the end of an incident is queued once. One report of a ready engine is enough."""
     await one.come_up()
     for ready in (2 * BACKLOG, 1):
         one.fake.down = True
         await one.core.tick(0.0)
         await one.core.tick()
-        one.fake.down = False
-        one.fake.start_again()
+        one.start_again()
         for _ in range(ready):
             await one.core.tick(600.0 / BACKLOG)
     assert one.box._waiting.qsize() == 4
@@ -950,26 +884,20 @@ async def test_what_finds_no_room_is_logged(one, caplog):
 
 
 async def test_a_folder_that_is_full_is_logged(one, monkeypatch, caplog):
-    """The incident is there all the same, in memory."""
     await one.come_up()
     one.incidents.folder.chmod(0o500)
     monkeypatch.setattr(one.incidents._store, "_flush", lambda _: setattr(one.incidents._store, "problem", "no room"))
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     assert "no room" in caplog.text
     assert await one.kinds() == ["died"]
 
 
 async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
-    """An engine that does not tell ranks: whatever is known is told, and nothing breaks."""
     await one.come_up()
     engine = EngineStatus(url="http://engine:8000", state="ready")
     ranks = tuple(replace(rank, rank=None, dp_rank=None) for rank in one.core.poller.current().ranks[:1])
     one.box.notice(replace(one.core.poller.current(), engine=engine, ranks=ranks))
-    one.fake.down = True
-    await one.tick(0.0)
-    await one.tick()
+    await one.die()
     assert len((await one.only()).ranks) == 2
     assert json.loads((one.incidents.folder / f"{(await one.only()).id}.json").read_bytes())["kind"] == "died"
 
@@ -995,7 +923,6 @@ async def test_a_start_that_the_log_says_nothing_of_is_told_when_the_next_one_wr
 
 
 async def test_a_start_whose_log_began_again_is_told_at_once(boxed, tmp_path):
-    """The files show its end later than the next one's first lines."""
     log = tmp_path / "vllm.log"
     log.write_text("")
     one = boxed(log=log, recorders=False)
@@ -1023,7 +950,6 @@ async def test_a_start_whose_log_began_again_is_told_at_once(boxed, tmp_path):
 
 @pytest.mark.parametrize("has_log", [False, True])
 async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_path, has_log):
-    """Its recorders name the phase and the error, and how full each rank was; also where a log says nothing."""
     one = boxed(dev_mode=False, log=tmp_path / "vllm.log" if has_log else None)
     at = one.clock.now
     one.fake.down = True
@@ -1042,14 +968,12 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
     assert [[each.name for each in rank.reading.start] for rank in incident.ranks] == [["init", "kv_cache"]] * 2
     silence = "which lines of the engine's log are of this start is not known"
     assert [note for note in incident.notes if "engine_log is not set" not in note] == ([silence] if has_log else [])
-    one.fake.down = False
-    one.fake.start_again()
+    one.start_again()
     await one.tick()
     assert (await one.only()).ended_at == one.clock.now
 
 
 async def test_a_wake_up_that_fails_is_an_event(boxed, tmp_path):
-    """The engine lives on: it is told once, and is no incident."""
     log = tmp_path / "engine.log"
     log.write_text("")
     one = boxed(log=log)
@@ -1072,7 +996,6 @@ async def test_a_wake_up_that_fails_is_an_event(boxed, tmp_path):
 
 
 async def test_an_orderly_end_by_the_log_is_an_event(boxed, tmp_path):
-    """At once, or once its last lines are written."""
     log = tmp_path / "engine.log"
     log.write_text("")
     one = boxed(log=log, recorders=False)

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.advice import ADVICE
-from highwater.diagnose.evidence import OomKills
-from highwater.diagnose.finding import all_advice
-from highwater.diagnose.incidents.diagnosis import advised, case_of, diagnose, ended_in_order, summarize
+from highwater.diagnose.case import of_incident
+from highwater.diagnose.finding import ADVICE, all_advice
+from highwater.diagnose.incident import OomKills
+from highwater.diagnose.incidents.diagnosis import advised, ended_in_order, summarize
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.text import incident_markdown
@@ -22,7 +22,7 @@ from highwater.host.needs import ProcessorCaches
 from highwater.host.past import Fill, HostFacts
 from highwater.host.reading import HostReading
 from highwater.readings.rank import Device, Launch
-from tests.fakes.incident import AT, MIB, TOTAL, evidence, incident, rank, reading, unknown
+from tests.fakes.incident import AT, MIB, TOTAL, diagnosed, evidence, incident, rank, reading, summarized, unknown
 
 SHORT = "device memory was not short"
 CORE = "(EngineCore pid=900) ERROR 09-02 08:04:02 [core.py:1512] "
@@ -37,7 +37,7 @@ PREFIXES = ["", "vllm-1  | ", "2026-09-02T08:04:02.123456789Z stderr F ", "[pod/
 
 
 def said(given, log: LogStory) -> str:
-    return summarize(given, diagnose(given, log), log)
+    return summarized(given, log)
 
 
 # --- silence ---
@@ -45,10 +45,9 @@ def said(given, log: LogStory) -> str:
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_log_that_is_silent_and_understood_acquits_the_device(prefix):
-    """With readings that show room: then, and only then."""
     log = story_of([f"{prefix}{line}" for line in (GONE, API)])
     assert f"{SHORT} (every rank had at least 21.89 GiB free)" in said(evidence("died"), log)
-    room = next(one for one in diagnose(evidence("died"), log) if one.name == "device_had_room")
+    room = next(one for one in diagnosed(evidence("died"), log) if one.name == "device_had_room")
     assert room.text.endswith("the device's memory is not what ended it.")
 
 
@@ -65,12 +64,11 @@ def test_a_log_that_is_silent_and_understood_acquits_the_device(prefix):
 )
 @pytest.mark.parametrize("kind", ["died", "hung", "start_failed"])
 def test_a_log_that_was_not_understood_acquits_nothing(log, words, kind):
-    """The readings are told, and what is not known."""
     given = evidence(kind)
     summary = said(given, log)
     assert words in summary
     assert "not short" not in summary
-    room = next(one for one in diagnose(given, log) if one.name == "device_had_room")
+    room = next(one for one in diagnosed(given, log) if one.name == "device_had_room")
     assert room.text.endswith("readings alone do not say that memory was enough.")
 
 
@@ -122,12 +120,10 @@ def test_a_line_of_another_form_that_may_be_of_memory_acquits_nothing(line):
     ],
 )
 def test_a_line_of_no_shortage_stands_in_no_acquittals_way(line):
-    """A client's words, a traceback's frames, and what libraries write at any end."""
     assert SHORT in said(evidence("died"), story_of([GONE, API, line]))
 
 
 def test_a_log_is_understood_by_a_tenth_of_its_lines():
-    """Requests do not count, however many there are."""
     other = "a line in a form that nobody knows"
     assert story_of([GONE, *[other] * 9, *[ACCESS] * 50]).was_understood
     assert not story_of([GONE, *[other] * 10]).was_understood
@@ -144,14 +140,12 @@ def test_a_log_is_understood_by_a_tenth_of_its_lines():
     ],
 )
 def test_an_exception_that_may_be_of_memory_is_no_alibi(raised):
-    """Nobody knows it, and it does not say that memory was enough."""
     log = story_of([TRACE, f"{WORKER}{raised}", DEAD])
     assert "not short" not in said(evidence("died"), log)
     assert "21.89 GiB free" in said(evidence("died"), log)
 
 
 def test_an_illegal_access_is_no_shortage():
-    """It has the word memory in it."""
     assert SHORT in said(evidence("died"), story_of([TRACE, ILLEGAL, DEAD]))
 
 
@@ -164,12 +158,11 @@ def test_an_old_reading_acquits_nothing(age, words):
     told = said(given, story_of([GONE]))
     assert f"every rank had at least 21.89 GiB free{words}" in told
     assert (SHORT in told) is (words == "")
-    room = next(one for one in diagnose(given, story_of([GONE])) if one.name == "device_had_room")
+    room = next(one for one in diagnosed(given, story_of([GONE])) if one.name == "device_had_room")
     assert ("What was free at the end is not known" in room.text) is (words != "")
 
 
 def test_readings_of_some_ranks_acquit_nothing():
-    """By what the engine reports of its size, or by those that it had when it became ready."""
     seven = [rank(reading(number)) for number in range(7)]
     eight = tuple(reading(number) for number in range(8))
     for given in (replace(evidence("died", *seven), ranks_expected=8), evidence("died", *seven, baseline=eight)):
@@ -192,27 +185,24 @@ UNTOLD = "which lines of the engine's log are of this start is not known"
 @pytest.mark.parametrize("log", [LogStory(problem=UNTOLD), NO_LOG, story_of(["hello", "there", "friend"])])
 @pytest.mark.parametrize("kind", ["died", "start_failed"])
 def test_a_log_that_is_set_is_not_said_to_be_unread(kind, log):
-    """Whether it was read is one thing, whether it has a line of this run another."""
-    told = [one.text for one in diagnose(evidence(kind), log)]
+    told = [one.text for one in diagnosed(evidence(kind), log)]
     assert "was not read" not in " ".join(told)
-    assert all("engine_log" not in advice.change for one in diagnose(evidence(kind), log) for advice in one.advice)
+    assert all("engine_log" not in advice.change for one in diagnosed(evidence(kind), log) for advice in one.advice)
 
 
 def test_on_cpu_the_device_is_the_host():
-    """Of which what is free says nothing of a container's limit."""
     given = evidence("died", rank(reading(device=Device(type="cpu"))))
     assert "not short" not in said(given, story_of([DEAD]))
 
 
 @pytest.mark.parametrize("process", ["Worker_TP0 pid=4242", "Worker_TP3 pid=7", "EngineCore pid=900"])
 def test_after_a_message_of_memory_no_device_had_room(process):
-    """Whichever process wrote it, and whatever the readings say."""
     log = story_of(
         [f"({process}) ERROR 09-02 08:04:02 [core.py:1512] torch.OutOfMemoryError: CUDA out of memory.", DEAD]
     )
-    findings = diagnose(evidence("died"), log)
+    findings = diagnosed(evidence("died"), log)
     assert "device_had_room" not in {one.name for one in findings}
-    assert "MiB free" not in summarize(evidence("died"), findings, log)
+    assert "MiB free" not in summarize(of_incident(evidence("died"), log), findings)
 
 
 @pytest.mark.parametrize(
@@ -233,11 +223,10 @@ def test_after_a_message_of_memory_no_device_had_room(process):
     ],
 )
 def test_a_message_says_which_memory_was_short(line, which):
-    """And no other is blamed or acquitted."""
     log = story_of([f"{CORE}{line}"])
     assert {known.of_memory for known in KNOWN if known.name == log.messages[0].name} == {which}
     assert "not short" not in said(evidence("died"), log)
-    room = [one.text for one in diagnose(evidence("died"), log) if one.name == "device_had_room"]
+    room = [one.text for one in diagnosed(evidence("died"), log) if one.name == "device_had_room"]
     assert len(room) == (which != "device")
     assert not any("is not what ended it" in text for text in room)
 
@@ -271,7 +260,6 @@ def test_an_exception_of_long_ago_is_no_last_word():
 
 
 def test_a_core_that_failed_is_no_finding_of_the_api_servers():
-    """Each says what it saw."""
     assert "the log says that EngineCore ended with a fatal error" in said(evidence("died"), story_of([DEAD]))
     assert "the log says that the API server found its engine dead" in said(evidence("died"), story_of([API]))
 
@@ -281,7 +269,6 @@ def test_a_core_that_failed_is_no_finding_of_the_api_servers():
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_the_last_exception_is_quoted_where_no_cause_is_known(prefix):
-    """Before the consequence, with its process, also of a device that is full by plan."""
     full = reading(free_bytes=219 * MIB, used_bytes=TOTAL - 219 * MIB)
     log = story_of([f"{prefix}{line}" for line in (TRACE, ILLEGAL, DEAD, API)])
     assert said(evidence("died", rank(full), baseline=(full,)), log) == (
@@ -292,14 +279,12 @@ def test_the_last_exception_is_quoted_where_no_cause_is_known(prefix):
 
 
 def test_a_known_cause_needs_no_quote_in_the_summary():
-    """It is in the incident all the same."""
     log = story_of([TRACE, f"{WORKER}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.", DEAD])
     assert "last exception" not in said(evidence("died"), log)
     assert log.exception is not None
 
 
 async def test_an_incident_has_the_exception_as_plain_text(tmp_path):
-    """It is foreign: nothing in it is obeyed, and it is cut."""
     log = tmp_path / "engine.log"
     log.write_text(f"{TRACE}\n{WORKER}CustomError: <b>\x1b[31m{'y' * 5000}\n{DEAD}\n")
     incidents = Incidents(IncidentStore(tmp_path), engine_log=log)
@@ -313,7 +298,6 @@ async def test_an_incident_has_the_exception_as_plain_text(tmp_path):
 
 
 def test_an_incident_of_an_earlier_sidecar_has_no_exception(tmp_path):
-    """Its file lacks the key, and is read all the same."""
     store = IncidentStore(tmp_path)
     store.write(incident(exception=QuotedException(process="Worker_TP0 pid=1", text="CustomError: x", pid=1)))
     (file,) = tmp_path.glob("*.json")
@@ -326,7 +310,6 @@ def test_an_incident_of_an_earlier_sidecar_has_no_exception(tmp_path):
 
 
 def test_a_process_without_a_name_is_a_process_of_the_engine():
-    """A bare traceback names none."""
     log = LogStory(lines=1, understood=1, exception=QuotedException(process="", text="CustomError: x"))
     assert 'the last exception of a process of the engine: "CustomError: x"' in said(evidence("died"), log)
 
@@ -347,13 +330,11 @@ def test_a_process_without_a_name_is_a_process_of_the_engine():
 )
 @pytest.mark.parametrize("device", ["cuda", "npu", "cpu"])
 def test_a_device_as_full_as_at_ready_is_no_likely_cause(free_at_ready, free, kind, weight, device):
-    """Unless less is free than then, or memory failed."""
-
     def with_free(mib):
         return reading(free_bytes=mib * MIB, used_bytes=TOTAL - mib * MIB, device=Device(type=device))
 
     baseline = () if free_at_ready is None else (with_free(free_at_ready),)
-    findings = diagnose(evidence(kind, rank(with_free(free)), baseline=baseline), story_of([DEAD]))
+    findings = diagnosed(evidence(kind, rank(with_free(free)), baseline=baseline), story_of([DEAD]))
     full = next(one for one in findings if one.name == "device_full")
     assert full.weight == weight
     was_full = free_at_ready is not None and weight == "clue" and kind == "died"
@@ -366,8 +347,12 @@ def test_a_log_that_says_so_makes_a_full_device_likely():
     full = reading(free_bytes=951 * MIB, used_bytes=TOTAL - 951 * MIB)
     log = story_of([f"{WORKER}RuntimeError: Triton Error [CUDA]: out of memory", DEAD])
     given = evidence("died", rank(full), baseline=(full,))
-    assert next(one for one in diagnose(given, log) if one.name == "device_full").weight == "likely"
-    settings = [advice.setting for message in advised(log, diagnose(given, log)) for advice in message.advice]
+    assert next(one for one in diagnosed(given, log) if one.name == "device_full").weight == "likely"
+    settings = [
+        advice.setting
+        for message in advised(of_incident(given, log), diagnosed(given, log))
+        for advice in message.advice
+    ]
     assert settings[0] == "--gpu-memory-utilization"
     assert not any("expandable" in setting for setting in settings)
 
@@ -376,8 +361,8 @@ def test_a_log_that_says_so_makes_a_full_device_likely():
 
 
 def settings_of(given, log: LogStory) -> list[str]:
-    findings = diagnose(given, log)
-    of_messages = (advice for message in advised(log, findings) for advice in message.advice)
+    findings = diagnosed(given, log)
+    of_messages = (advice for message in advised(of_incident(given, log), findings) for advice in message.advice)
     return [advice.setting for advice in (*of_messages, *all_advice(findings))]
 
 
@@ -389,19 +374,17 @@ OOM = f"{WORKER}torch.OutOfMemoryError: CUDA out of memory."
 
 @pytest.mark.parametrize("by", ["log", "worker", None])
 def test_a_share_is_advised_only_where_it_counts(by):
-    """Not of an engine that was started with its KV cache's size, by its command line or its worker."""
     log = story_of([GIVEN, OOM] if by == "log" else [OOM])
     now = reading(free_bytes=951 * MIB, used_bytes=TOTAL - 951 * MIB, launch=Launch(kv_cache_given=by == "worker"))
     given = evidence("died", rank(now))
-    messages = advised(log, diagnose(given, log), is_pool_given=case_of(given, log).is_pool_given)
-    advice = [each for message in messages for each in message.advice] + [*all_advice(diagnose(given, log))]
+    messages = advised(of_incident(given, log), diagnosed(given, log))
+    advice = [each for message in messages for each in message.advice] + [*all_advice(diagnosed(given, log))]
     settings = {each.setting for each in advice}
     assert ("--gpu-memory-utilization" in settings) is (by is None)
     assert ("--kv-cache-memory-bytes" in settings) is (by is not None)
 
 
 def test_figures_of_another_machine_are_called_an_example():
-    """They were measured there."""
     for each in ADVICE.values():
         for text in (each.change, each.cost):
             assert not re.search(r"\d+\.\d+ GiB|\d\d GiB|\d\d,\d{3}", text) or "For example" in text, text
@@ -411,12 +394,11 @@ def test_figures_of_another_machine_are_called_an_example():
 def test_an_end_without_a_word_says_where_to_look(kind):
     """In the container's last state, its limits and its last lines; also where the kernel counted no kill."""
     for kills in (None, OomKills(count=0, where="the container's own")):
-        found = all_advice(diagnose(evidence(kind, rank(unknown()), oom_kills=kills)))
+        found = all_advice(diagnosed(evidence(kind, rank(unknown()), oom_kills=kills)))
         assert {"last_state", "last_lines"} <= {name for name, each in ADVICE.items() if each in found}
 
 
 def test_figures_replace_what_the_message_advises():
-    """One allocation larger than the device: neither a share nor the allocator's options help."""
     line = (
         f"{CORE}torch.OutOfMemoryError: HIP out of memory. Tried to allocate 256.00 GiB. GPU 0 has a total capacity of "
         "15.98 GiB of which 8.07 GiB is free. Of the allocated memory 7.14 GiB is allocated by PyTorch, and 320.85 MiB "
@@ -429,7 +411,6 @@ def test_figures_replace_what_the_message_advises():
 
 
 def test_a_restart_is_no_advice_for_a_start_that_fails_by_its_settings():
-    """Nor where the cause is known."""
     given = replace(evidence("start_failed"), ranks=())
     assert "Restart the engine" not in settings_of(given, story_of([f"{CORE}EngineCore failed to start."]))
     shm = f"{CORE}RuntimeError: Insufficient space in /dev/shm for a region: 16384 MiB required, 7800 MiB free."
@@ -441,7 +422,6 @@ def test_a_restart_is_no_advice_for_a_start_that_fails_by_its_settings():
 
 
 def test_what_an_engine_lived_through_is_no_cause():
-    """A cache miss that a client tries again does not end an engine."""
     miss = "(EngineCore pid=9) WARNING 09-02 00:55:35 [core.py:2012] Multi-modal cache miss for request cmpl-1 (mm"
     assert ended_in_order(evidence("died"), story_of([miss, *STOPS]))
     assert "drifted" not in said(evidence("died"), story_of([miss, GONE]))
@@ -458,7 +438,6 @@ STOPS = [
 
 
 def test_an_orderly_end_is_one_without_another_cause():
-    """A death whose log names a cause stays a death."""
     assert ended_in_order(evidence("died"), story_of(STOPS))
     assert not ended_in_order(evidence("hung"), story_of(STOPS))
     assert not ended_in_order(evidence("died"), story_of([TRACE, ILLEGAL, *STOPS]))

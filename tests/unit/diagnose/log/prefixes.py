@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from highwater.diagnose.log.failed_allocation import Moment
-from highwater.diagnose.log.lines import recognized
-from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.log.messages import LogMessage, recognized
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import LogLine
 from highwater.diagnose.log.starts import of_one_run

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.advice import ADVICE
-from highwater.diagnose.evidence import RankEvidence
-from highwater.diagnose.incidents.diagnosis import case_of, diagnose, summarize
+from highwater.diagnose.case import of_incident
+from highwater.diagnose.finding import ADVICE
+from highwater.diagnose.incident import RankEvidence
+from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation
 from highwater.diagnose.log.story import LogStory, story_of
 from highwater.units import GIB, MIB
-from tests.fakes.incident import AT, TOTAL, evidence, rank, reading
+from tests.fakes.incident import AT, TOTAL, diagnosed, evidence, rank, reading
 
 # vLLM's issue 15105, but for the last figure.
 CUDA = (
@@ -111,18 +112,15 @@ END = "(EngineCore_DP0 pid=1) ERROR 03-19 {} [core.py:842] EngineCore encountere
     ],
 )
 def test_a_failure_that_the_engine_survived_does_not_count(after: list[str], count: int):
-    """By the times of the log's own lines, whatever the clock's zone is; a traceback has none."""
     assert len(found(CUDA, *after)) == count
 
 
 @pytest.mark.parametrize(("after", "count"), [(NEAR_LINES - 1, 1), (NEAR_LINES, 0)])
 def test_in_a_log_without_times_its_lines_count(after: int, count: int):
-    """The last ones are a traceback's."""
     assert len(found(NPU, *["a line"] * after)) == count
 
 
 def test_the_turn_of_the_year_is_no_year_ago():
-    """A log's lines name no year."""
     old = CUDA.replace("03-19 07:27:53", "12-31 23:59:50")
     assert len(found(old, END.replace("03-19", "01-01").format("00:00:20"))) == 1
     assert len(found(old.replace("12-31 23:59:50", "13-32 25:61:61"))) == 1
@@ -133,7 +131,6 @@ def ranked(number: int, pid: int | None, total: int | None) -> RankEvidence:
 
 
 def test_two_ranks_that_may_have_written_it_did_not():
-    """Containers give the same small pids again; and a device of another size is another rank's."""
     twins = [ranked(number, 2978, gib(23.57)) for number in (0, 1)]
     assert [one.failed_allocation_bytes for one in case("died", CUDA, *twins).ranks] == [None, None]
     assert case("died", CUDA, ranked(0, 2978, gib(60.97))).ranks[0].failed_allocation_bytes is None
@@ -142,11 +139,10 @@ def test_two_ranks_that_may_have_written_it_did_not():
 
 
 def case(kind, line, *ranks):
-    return case_of(replace(evidence(kind), ranks=ranks), LogStory(failed=tuple(found(line))))
+    return of_incident(replace(evidence(kind), ranks=ranks), LogStory(failed=tuple(found(line))))
 
 
 def test_it_belongs_to_the_process_that_wrote_it():
-    """The other ranks keep their readings."""
     ranks = [ranked(number, pid, gib(23.57)) for number, pid in ((0, 2977), (1, 2978))]
     first, second = case("died", CUDA, *ranks).ranks
     assert (first.failed_allocation_bytes, first.now) == (None, case("died", "nothing", *ranks).ranks[0].now)
@@ -158,7 +154,6 @@ def test_it_belongs_to_the_process_that_wrote_it():
 
 
 def test_a_line_without_a_process_is_the_only_ranks():
-    """Of several it could be any."""
     ranks = [ranked(number, number + 1, gib(60.97)) for number in (0, 1)]
     assert [one.failed_allocation_bytes for one in case("died", NPU, *ranks[:1]).ranks] == [22 * MIB]
     assert [one.failed_allocation_bytes for one in case("died", NPU, *ranks).ranks] == [None, None]
@@ -167,7 +162,6 @@ def test_a_line_without_a_process_is_the_only_ranks():
 @pytest.mark.parametrize("ranks", [[ranked(1, 2978, gib(23.57))], [ranked(n, 40 + n, gib(23.57)) for n in (0, 1)]])
 @pytest.mark.parametrize("quote", ["", "RuntimeError: Worker failed with error '"])
 def test_what_engine_core_says_is_quoted_from_a_rank(ranks, quote):
-    """From the only one that may have written it; of several the figures are still the message's own."""
     line = CUDA.replace("VllmWorker rank=1 pid=2978", "EngineCore pid=900").replace(
         "torch.OutOf", f"{quote}torch.OutOf"
     )
@@ -175,20 +169,18 @@ def test_what_engine_core_says_is_quoted_from_a_rank(ranks, quote):
     assert [one.failed_allocation_bytes for one in case("died", line, *ranks).ranks][:1] == [
         gib(1.74) if len(ranks) == 1 else None
     ]
-    findings = diagnose(given, story_of([line]))
+    findings = diagnosed(given, story_of([line]))
     assert next(one for one in findings if one.name == "failed_allocation").figures["tried_bytes"] == gib(1.74)
     assert "device_had_room" not in {one.name for one in findings}
 
 
 def test_a_failure_that_engine_core_repeats_is_one():
-    """It is the worker's."""
     again = CUDA.replace("VllmWorker rank=1 pid=2978", "EngineCore pid=900")
     again = again.replace("torch.OutOf", "RuntimeError: Worker failed with error 'torch.OutOf")
     assert [failed.pid for failed in found(CUDA, again)] == [2978]
 
 
 def test_an_engine_that_hangs_did_not_die_of_it():
-    """A message of its life, hours ago perhaps, is not of this moment."""
     assert case("hung", NPU, ranked(0, 1, gib(60.97))).ranks[0].failed_allocation_bytes is None
 
 
@@ -242,9 +234,8 @@ REASONS = [
 @pytest.mark.parametrize(("line", "said", "advised"), REASONS)
 @pytest.mark.parametrize("kind", ["died", "out_of_memory", "start_failed"])
 def test_the_figures_say_what_helps(line, said, advised, kind):
-    """More than there is, a reserve in pieces, others on the device, or the share; and then other advice is none."""
     known = evidence(kind, rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)))
-    finding = next(one for one in diagnose(known, story_of([line])) if one.name == "failed_allocation")
+    finding = next(one for one in diagnosed(known, story_of([line])) if one.name == "failed_allocation")
     assert said in finding.title
     assert finding.weight == "likely"
     settings = [advice.setting for advice in finding.advice]
@@ -255,23 +246,20 @@ def test_the_figures_say_what_helps(line, said, advised, kind):
 
 
 def test_a_full_device_is_not_told_twice():
-    """The figures of the message say it, and the reading's are older."""
     full = evidence("out_of_memory", rank(reading(free_bytes=MIB, used_bytes=TOTAL - MIB)))
     log = story_of([npu("512.00 MiB", "86.81 MiB", "59.00 GiB", "59.20 GiB")])
-    findings = diagnose(full, log)
+    findings = diagnosed(full, log)
     assert {"failed_allocation", "device_full"} <= {one.name for one in findings if one.weight == "likely"}
-    assert "the engine itself" in summarize(full, findings, log)
-    assert "MiB free of" not in summarize(full, findings, log)
+    assert "the engine itself" in summarize(of_incident(full, log), findings)
+    assert "MiB free of" not in summarize(of_incident(full, log), findings)
 
 
 def test_a_start_without_a_kv_cache_has_no_share_to_lower():
-    """What is allocated then is the model; later it is the KV cache, which a smaller share makes smaller."""
-
     def title(kind, allocated):
         log = story_of(
             [cuda("12.00 GiB", f"{16 - allocated}.00 GiB", f"{allocated}.00 GiB", "0 bytes", total="16.00 GiB")]
         )
-        return next(one for one in diagnose(evidence(kind), log) if one.name == "failed_allocation").title
+        return next(one for one in diagnosed(evidence(kind), log) if one.name == "failed_allocation").title
 
     assert "leave beside 7.00 GiB in use without the KV cache" in title("start_failed", 7)
     assert SHARE in title("start_failed", 14)
@@ -282,7 +270,7 @@ def test_what_readings_advise_does_not_contradict_the_figures():
     """A count of failures alone would lower the share."""
     line = cuda("256.00 GiB", "8.00 GiB", "40.00 GiB", "0 bytes")
     counted = reading(free_bytes=MIB, used_bytes=TOTAL - MIB, torch=replace(reading().torch, ooms=1))
-    findings = diagnose(evidence("died", rank(counted), baseline=(reading(),)), story_of([line]))
+    findings = diagnosed(evidence("died", rank(counted), baseline=(reading(),)), story_of([line]))
     assert {one.name for one in findings} >= {"ooms", "failed_allocation"}
     assert [one.name for one in findings if ADVICE["gpu_memory_utilization"] in one.advice] == []
 
@@ -291,7 +279,7 @@ def test_a_workspace_is_judged_by_the_reading_before_it():
     """Its message knows nothing of PyTorch's allocator, which held the room that it lacked."""
     held = replace(reading().torch, allocated_bytes=54_770 * MIB, reserved_bytes=59_380 * MIB)
     known = evidence("died", rank(reading(torch=held, total_bytes=gib(60.96))))
-    finding = next(one for one in diagnose(known, story_of([WORKSPACE])) if one.name == "failed_allocation")
+    finding = next(one for one in diagnosed(known, story_of([WORKSPACE])) if one.name == "failed_allocation")
     assert FRAGMENTS in finding.title
     assert finding.figures["unused_bytes"] == (59_380 - 54_770) * MIB
 
@@ -300,23 +288,21 @@ FRAGMENTED = cuda("2.00 GiB", "1.00 GiB", "32.00 GiB", "27.00 GiB")
 
 
 def test_a_device_that_fragmented_within_one_step_is_explained():
-    """The last reading was before it: by that alone the device had room, and the memory was not the reason."""
     calm = replace(evidence("died"), ranks=(rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)),))
-    assert {"device_had_room"} <= {each.name for each in diagnose(calm)}
+    assert {"device_had_room"} <= {each.name for each in diagnosed(calm)}
     log = story_of([FRAGMENTED])
-    findings = diagnose(calm, log)
+    findings = diagnosed(calm, log)
     by_name = {each.name: each for each in findings}
     assert "device_had_room" not in by_name
     assert by_name["unused_reserve"].figures["inactive_split_bytes"] == 27 * GIB
-    said = summarize(calm, findings, log)
+    said = summarize(of_incident(calm, log), findings)
     assert "2.00 GiB were asked for while PyTorch held 27.00 GiB that no tensor used" in said
 
 
 def test_a_device_that_was_full_is_said_to_be_full():
-    """With next to nothing unallocated it is no fragmentation."""
     full = cuda("2.00 GiB", "100.00 MiB", "60.30 GiB", "20.00 MiB")
     calm = replace(evidence("died"), ranks=(rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)),))
-    names = {each.name for each in diagnose(calm, story_of([full]))}
+    names = {each.name for each in diagnosed(calm, story_of([full]))}
     assert "device_full" in names
     assert names.isdisjoint({"unused_reserve", "device_had_room"})
 
@@ -360,9 +346,8 @@ RAY = [
     ],
 )  # fmt: skip
 def test_figures_of_host_memory(lines, said):
-    """Which memory, how much of it, and whose: and no device is accused or acquitted."""
     at_core = [f"(EngineCore pid=900) ERROR 03-21 17:27:44 [core.py:340] {line}" for line in lines]
-    findings = diagnose(evidence("died"), log := story_of(at_core))
+    findings = diagnosed(evidence("died"), log := story_of(at_core))
     assert next(one for one in findings if one.name == "host_shortage").title == said
-    assert said in (summary := summarize(evidence("died"), findings, log))
+    assert said in (summary := summarize(of_incident(evidence("died"), log), findings))
     assert "device memory was not short" not in summary

@@ -7,8 +7,7 @@ import os
 import pytest
 
 from highwater.diagnose.log.file import TAIL_BYTES, read_tail
-from highwater.diagnose.log.lines import merged
-from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.messages import KNOWN, merged
 from highwater.diagnose.log.record import MAX_LINE_LENGTH
 from highwater.text.printable import plain
 from tests.unit.diagnose.log.prefixes import match
@@ -282,7 +281,6 @@ HARMLESS = [
 
 @pytest.mark.parametrize("name", [known.name for known in KNOWN])
 def test_every_known_message_is_found(name):
-    """With its meaning, its line, and advice."""
     (message,) = match([*HARMLESS, LINES[name], *HARMLESS])
     assert (message.name, message.count, message.lines) == (name, 1, (LINES[name],))
     assert message.meaning.endswith(".")
@@ -291,7 +289,6 @@ def test_every_known_message_is_found(name):
 
 @pytest.mark.parametrize("line", OTHER_FORMS)
 def test_a_message_is_found_in_its_other_forms(line):
-    """Other versions, devices and loggers write it differently."""
     assert [message.name for message in match([line])] == [OTHER_FORMS[line]]
 
 
@@ -303,12 +300,10 @@ def test_advice_begins_with_the_setting_that_the_message_names():
 
 @pytest.mark.parametrize("line", HARMLESS)
 def test_other_lines_are_nobodys(line):
-    """Neither a number that looks like one, nor what somebody wrote into a request."""
     assert match([line]) == ()
 
 
 def test_case_does_not_matter():
-    """As loggers shout."""
     assert [message.name for message in match([LINES["encoder_cache_miss"].upper()])] == ["encoder_cache_miss"]
 
 
@@ -318,14 +313,12 @@ def test_causes_come_before_consequences():
 
 
 def test_of_many_lines_the_first_ones_and_the_last_are_kept():
-    """And all are counted."""
     (message,) = match([f"Encoder cache miss for {number}" for number in range(50)])
     assert message.count == 50
     assert [line.split()[-1] for line in message.lines] == ["0", "1", "49"]
 
 
 def test_a_line_is_cut_and_made_plain():
-    """Nothing in it is obeyed by a terminal or a page."""
     (message,) = match(["Encoder cache miss \x1b[31m\x1b[0m \x07\x00\u202e<script>" + "y" * 5000])
     (line,) = message.lines
     assert line.startswith("Encoder cache miss")
@@ -334,7 +327,6 @@ def test_a_line_is_cut_and_made_plain():
 
 
 def test_messages_that_came_later_are_added():
-    """What was known stays as it was."""
     before, after = match([LINES["engine_dead"]]), match([LINES["engine_dead"]] * 3 + [LINES["npu_out_of_memory"]])
     both = merged(before, after)
     assert [(message.name, message.count) for message in both] == [("npu_out_of_memory", 1), ("engine_dead", 1)]
@@ -344,7 +336,6 @@ def test_messages_that_came_later_are_added():
 
 
 def test_the_end_of_a_long_log_is_read(tmp_path):
-    """Without the half of a line that it begins with."""
     log = tmp_path / "engine.log"
     log.write_bytes(b"NPU out of memory\n" + b"a line\n" * 400_000 + LINES["engine_dead"].encode() + b"\n")
     lines, problem, is_cut = read_tail(log)
@@ -355,21 +346,18 @@ def test_the_end_of_a_long_log_is_read(tmp_path):
 
 
 def test_a_short_log_is_read_whole(tmp_path):
-    """Its first line too."""
     log = tmp_path / "engine.log"
     log.write_text("Encoder cache miss")
     assert read_tail(log) == (["Encoder cache miss"], None, False)
 
 
 def test_one_endless_line_is_a_line(tmp_path):
-    """A progress bar of megabytes. Its beginning is not seen, and what stands further in is no message."""
     log = tmp_path / "engine.log"
     log.write_bytes(b"\r50%" * 1_000_000)
     assert read_tail(log) == ([], None, True)
 
 
 def test_bytes_that_are_no_text_are_read_all_the_same(tmp_path):
-    """A log may hold anything."""
     log = tmp_path / "engine.log"
     log.write_bytes(bytes(range(256)) + b"\nEncoder cache miss \xff\xfe\n")
     (message,) = match(read_tail(log)[0])
@@ -377,14 +365,12 @@ def test_bytes_that_are_no_text_are_read_all_the_same(tmp_path):
 
 
 def test_a_link_is_followed(tmp_path):
-    """Container runtimes name their logs by links."""
     (tmp_path / "real.log").write_text("Encoder cache miss")
     (tmp_path / "engine.log").symlink_to("real.log")
     assert read_tail(tmp_path / "engine.log") == (["Encoder cache miss"], None, False)
 
 
 def test_what_cannot_be_read_is_told(tmp_path):
-    """And does not hang: nobody writes into that pipe."""
     os.mkfifo(tmp_path / "pipe")
     for name, why in [("none", "no such file"), ("pipe", "is not a file"), (".", "is not a file")]:
         lines, problem, _ = read_tail(tmp_path / name)

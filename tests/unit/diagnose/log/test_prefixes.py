@@ -26,7 +26,6 @@ def names(story: LogStory) -> list[str]:
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 def test_a_record_is_found_behind_any_prefix(prefix):
-    """One line of it is enough; who wrote it is known as well."""
     story = story_of([prefix + OOM])
     assert (names(story), story.lines, story.understood) == (["cuda_out_of_memory"], 1, 1)
     assert (story.exception.process, story.exception.pid) == ("Worker_TP1 pid=1993", 1993)
@@ -35,7 +34,6 @@ def test_a_record_is_found_behind_any_prefix(prefix):
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 def test_an_exception_that_is_printed_bare_is_found_behind_the_same_prefix(prefix):
-    """The log's own records show what stands before every line; numbers in it change."""
     later = [prefix.replace("01:02:03", "01:02:04") + line for line in BARE]
     assert names(story_of([prefix + DEAD, *later])) == ["cuda_out_of_memory", "engine_core_failed"]
     assert names(story_of(later)) == ["cuda_out_of_memory"]
@@ -43,13 +41,11 @@ def test_an_exception_that_is_printed_bare_is_found_behind_the_same_prefix(prefi
 
 @pytest.mark.parametrize("head", ["gpu node ", "our model server says ", "my service - "])
 def test_words_before_a_record_are_a_prefix_once_three_lines_have_them(head):
-    """One line could be a sentence of somebody's."""
     assert names(story_of([head + OOM])) == []
     assert names(story_of([head + OOM, head + DEAD, head + CALM])) == ["cuda_out_of_memory", "engine_core_failed"]
 
 
 def test_a_users_prefix_stands_before_records_only():
-    """A collector's stands before it in every line."""
     before = "vllm-1  | 2026-11-28T01:02:03.1Z "
     lines = [f"{before}(EngineCore pid=9) [prod]ERROR 06-04 13:43:22 [core.py:1] EngineCore encountered a fatal error."]
     assert names(story_of([*lines, *(before + line for line in BARE)])) == ["cuda_out_of_memory", "engine_core_failed"]
@@ -65,7 +61,6 @@ def test_what_one_reader_learned_holds_for_another():
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_a_line_is_found_in_a_collectors_json(wrap):
-    """Also where it is JSON itself."""
     own = vllm_json("hit", "Worker", 1993, logger="vllm.v1.executor.multiproc_executor", exc_info="\n".join(BARE))
     for line in (OOM, own):
         story = story_of([wrap(line)])
@@ -141,7 +136,6 @@ def found_in(lines: list[str]) -> list[object]:
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 def test_a_clients_words_are_nobodys_behind_any_prefix(prefix, words):
-    """Neither a message nor an exception, a start or an end: alone, and among the engine's lines."""
     places = {name: place for name, place in PLACES.items() if "Ray" not in prefix or name not in NO_WORKERS}
     for name, place in places.items():
         hostile = prefix + place(words)
@@ -154,7 +148,6 @@ def test_a_clients_words_are_nobodys_behind_any_prefix(prefix, words):
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_a_clients_words_are_nobodys_in_a_collectors_json(wrap, words):
-    """The same in JSON."""
     for place in PLACES.values():
         for lines in ([wrap(place(words))], [wrap(CALM)] * 9 + [wrap(place(words))]):
             assert found_in(lines) == [], lines[-1]
@@ -177,13 +170,11 @@ def test_the_lines_of_a_requests_traceback_are_the_api_servers(prefix):
 
 
 def test_a_progress_bar_before_a_record_hides_nothing():
-    """It ends without a line's end where an exception interrupts it."""
     bar = "Capturing CUDA graphs (PIECEWISE):  50%|█████     | 1/2 [00:00<00:00, 3.1it/s]"
     assert names(story_of([bar + OOM])) == ["cuda_out_of_memory"]
 
 
 def test_ray_says_how_often_a_line_came():
-    """Its first such line has a hint behind it."""
     hint = "(Ray deduplicates logs by default. Set RAY_DEDUP_LOGS=0 to disable log deduplication, or see https://x)"
     (message,) = match(
         [f"{OOM}\x1b[32m [repeated 5x across cluster]\x1b[0m {hint}", f"{OOM} [repeated 2x across cluster]"]
@@ -192,7 +183,6 @@ def test_ray_says_how_often_a_line_came():
 
 
 def test_what_another_process_quotes_is_the_same_exception():
-    """It counts where the worker's own line is not there, and is not EngineCore's."""
     quotes = f"RuntimeError: Worker failed with error '{CUDA}', please check the stack trace above for the root cause"
     line = f"(EngineCore pid=9) ERROR 06-04 13:43:22 [core.py:1512] {quotes}"
     assert [(each.name, each.count) for each in match([line, line])] == [("cuda_out_of_memory", 1)]
@@ -237,7 +227,6 @@ def test_no_json_raises(line):
     ],
 )
 def test_almost_a_prefix_costs_linear_time(unit):
-    """A mebibyte as one line, as many, and in JSON."""
     text = (unit * (MIB // len(unit) + 1))[:MIB]
     lines = [OOM, text, *(f"vllm-1 | {text[at : at + 400]}" for at in range(0, MIB, 400)), f'{{"message":"{text}"}}']
     began = time.process_time()

@@ -9,8 +9,7 @@ import pytest
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
-from highwater.diagnose.log.lines import recognized
-from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.messages import KNOWN, recognized
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.starts import EngineLog, header_of, says_ready
 from highwater.readings.engine import EngineStatus
@@ -93,7 +92,6 @@ def log(tmp_path):
 
 
 def test_a_start_that_fails_is_told_once_when_its_last_lines_are_there(log):
-    """Five seconds after the first word of an end, whatever else is written later."""
     log.write(*begins(), FAILED)
     assert (log.look(), log.look(4.9)) == ([], [])
     log.write(NO_ROOM, WORKER, ENDED)
@@ -103,13 +101,11 @@ def test_a_start_that_fails_is_told_once_when_its_last_lines_are_there(log):
 
 
 def test_a_start_that_gets_ready_has_not_failed(log):
-    """Whatever is written after it is of an engine that ran."""
     log.write(*begins(), OOM, LISTENS, "INFO:     Application startup complete.", OOM, WORKER)
     assert (log.look(), log.look(60.0)) == ([], [])
 
 
 def test_each_restart_is_told_once(log):
-    """A supervisor starts it again and again, into one log."""
     log.write(*begins(1), *NO_ROOM_START)
     assert log.look(5.0) == []
     assert log.look(5.0) == [NO_ROOM_NAMES]
@@ -123,14 +119,12 @@ def test_each_restart_is_told_once(log):
 
 
 def test_restarts_between_two_looks_are_all_told(log):
-    """Each by its own first line."""
     log.look()
     log.write(*begins(1), *NO_ROOM_START, *begins(2), *NO_ROOM_START, *begins(3))
     assert log.look() == [NO_ROOM_NAMES] * 2
 
 
 def test_two_starts_have_two_identities(log):
-    """And one start has one, when the log is read again."""
     log.write(*begins(1), *NO_ROOM_START)
     first = log.watch.look(0.0, at_once=True)
     again = EngineLog(log.path)
@@ -141,14 +135,12 @@ def test_two_starts_have_two_identities(log):
 
 
 def test_of_what_was_there_before_only_the_last_start_counts(log):
-    """The others are history, of which nobody knows when it was."""
     log.write(*begins(1), WARM_UP, ENDED, *begins(2), *NO_ROOM_START)
     log.look()
     assert log.look(5.0) == [NO_ROOM_NAMES]
 
 
 def test_a_start_without_a_last_word_is_told_after_half_a_minute_of_silence(log):
-    """A rank may hang where another has failed."""
     log.write(*begins(), WARM_UP)
     log.look()
     assert (log.look(29.0), log.look(2.0)) == ([], [["sampler_warm_up_out_of_memory"]])
@@ -162,7 +154,6 @@ def test_a_long_wait_is_no_failure(log):
 
 
 def test_a_configuration_that_is_refused_fails_a_start(log):
-    """Before there is any engine core."""
     log.write(*begins()[:2], REFUSED)
     log.look()
     assert log.look(31.0) == [["configuration_refused"]]
@@ -217,7 +208,6 @@ def test_an_exception_that_nothing_catches_ends_a_start(log, prefix, frame):
     ],
 )
 def test_an_exception_that_a_start_lives_through_ends_none(log, lines):
-    """It is caught, logged, and the engine loads for twenty minutes."""
     log.look()
     log.write(*begins()[:2], *lines, CORE)
     assert (log.look(), log.look(1200.0)) == ([], [])
@@ -226,7 +216,6 @@ def test_an_exception_that_a_start_lives_through_ends_none(log, lines):
 
 
 def test_an_exception_that_is_the_last_word_is_told_after_long_silence(log):
-    """Perhaps nothing caught it: its first frames are missing."""
     log.look()
     log.write(*begins()[:2], TRACE, '  File "/x/tokenizer.py", line 237, in get_tokenizer', "Exception: no variant")
     log.look()
@@ -235,7 +224,6 @@ def test_an_exception_that_is_the_last_word_is_told_after_long_silence(log):
 
 
 def test_vllm_that_cannot_be_imported_is_a_start_that_failed(log):
-    """Each time, though it writes no first line; of an engine that ran it is the end, and no start."""
     crash = [TRACE, SCRIPT, "ImportError: libcudart.so.13: cannot open shared object file"]
     log.look()
     log.write(*crash)
@@ -250,7 +238,6 @@ def test_vllm_that_cannot_be_imported_is_a_start_that_failed(log):
 
 
 def test_two_imports_that_fail_alike_are_two_starts(log):
-    """Their first lines have no time: they are counted."""
     crash = [TRACE, SCRIPT, "ImportError: libcudart.so.13: cannot open shared object file"]
     log.look()
     ids = set()
@@ -279,7 +266,6 @@ def test_what_a_start_warns_of_is_no_failure(log, level):
 
 
 def test_a_start_that_writes_on_has_not_failed(log):
-    """Whatever it writes: an error may be one that it lives through."""
     log.look()
     log.write(*begins(), NO_ROOM)
     for _ in range(10):
@@ -290,7 +276,6 @@ def test_a_start_that_writes_on_has_not_failed(log):
 
 
 def test_what_an_earlier_engine_wrote_last_is_no_start(log):
-    """The log is there before the sidecar."""
     log.write(TRACE, SCRIPT, NO_FILE)
     assert (log.look(), log.look(60.0)) == ([], [])
 
@@ -313,7 +298,6 @@ def test_an_option_that_is_no_option_fails_a_start(log, line, prefix):
 
 
 def test_a_client_refuses_no_configuration(log):
-    """What the API server of an engine that was ready prints of it is a client's."""
     log.watch.engine_ready()
     log.write(f"(APIServer pid=1) {REFUSED}", "(APIServer pid=1) vllm serve: error: unrecognized arguments: x", WORKER)
     log.look()
@@ -322,7 +306,6 @@ def test_a_client_refuses_no_configuration(log):
 
 
 def test_a_log_that_begins_again_is_of_a_start_that_ended_without_a_word(log):
-    """Unless it was told to end, or was ready."""
     log.look()
     log.write(*begins(1), *begins(2))
     assert log.look() == [[]]
@@ -378,7 +361,6 @@ def test_starts_are_followed_behind_any_prefix(log, prefix):
 
 
 def test_starts_are_followed_in_vllms_json(log):
-    """Two in the same second, by processes with the same numbers, are two."""
     log.look()
     version = vllm_json("vLLM server version 0.33.0", "APIServer", 1, logger="vllm.entrypoints.common.startup")
     failed = vllm_json(
@@ -398,7 +380,6 @@ def test_starts_are_followed_in_vllms_json(log):
 
 
 def test_a_failed_start_has_a_whole_story(log):
-    """Its exception, what could not be allocated, and how much of it was understood."""
     figures = (
         "(NPU 0; 60.97 GiB total capacity; 10.24 GiB already allocated; 10.24 GiB current active; 19.52 MiB free; "
         "10.65 GiB reserved in total by PyTorch)"
@@ -411,7 +392,6 @@ def test_a_failed_start_has_a_whole_story(log):
 
 
 def test_what_was_written_before_the_engine_was_ready_is_no_news(log):
-    """A failure of an hour ago is not this one's."""
     log.write(FAILED, NO_ROOM)
     log.watch.engine_ready()
     log.write(OOM, WORKER)
@@ -432,7 +412,6 @@ def test_what_was_written_before_the_engine_was_ready_is_no_news(log):
     ],
 )
 def test_a_clients_words_begin_nothing(line):
-    """A header counts in the files that write it."""
     (read,) = parse(line)
     assert (header_of(read), says_ready(read)) == (None, False)
 
@@ -456,7 +435,6 @@ def test_a_warning_begins_no_start():
 
 
 def test_what_only_a_start_writes_is_marked():
-    """Those whose title says so, and the end of a start."""
     marked = {known.name for known in KNOWN if known.at_start}
     assert marked >= {known.name for known in KNOWN if "refused" in known.title or "start" in known.title}
 
@@ -465,7 +443,6 @@ def test_what_only_a_start_writes_is_marked():
 
 
 def test_a_log_that_is_turned_over_is_followed(log):
-    """What was written to the old file after the last look is not lost."""
     log.write(*begins())
     log.look()
     log.write(FAILED)
@@ -486,7 +463,6 @@ def test_a_log_that_is_cut_off_is_read_from_its_beginning(log, more):
 
 
 def test_a_log_that_comes_later_is_read(log):
-    """The engine makes it; meanwhile it may be away."""
     assert log.look() == []
     log.write(*begins(), *NO_ROOM_START)
     log.look()
@@ -498,7 +474,6 @@ def test_a_log_that_comes_later_is_read(log):
 
 
 def test_a_line_is_read_when_it_is_whole(log):
-    """A look may come in the middle of one."""
     log.write(*begins())
     log.look()
     with log.path.open("a") as file:
@@ -511,7 +486,6 @@ def test_a_line_is_read_when_it_is_whole(log):
 
 
 def test_of_very_much_the_end_is_read(tmp_path):
-    """Without the half of a line that it begins with; then nothing twice."""
     path = tmp_path / "engine.log"
     path.write_bytes(b"first\n" + b"a line\n" * (LOOK_BYTES // 7 + 10))
     followed = FollowedLog(path)
@@ -526,7 +500,6 @@ def test_of_very_much_the_end_is_read(tmp_path):
 
 
 def test_of_an_engine_that_ran_no_other_starts_lines_are_looked_at(tmp_path):
-    """Neither those before it was ready nor those of the start after it."""
     lines = [NO_ROOM, *begins(1), LISTENS, OOM, *begins(2), *NO_ROOM_START]
     assert run_of(lines, begins_ready=False) == lines[1:6]
     assert run_of(lines[5:], begins_ready=True) == [OOM]
@@ -534,7 +507,6 @@ def test_of_an_engine_that_ran_no_other_starts_lines_are_looked_at(tmp_path):
 
 
 async def test_a_message_of_an_earlier_life_is_no_cause(tmp_path, request):
-    """Yesterday's out-of-memory stands in the same log, and this engine was killed."""
     path = tmp_path / "engine.log"
     path.write_text(f"{OOM}\n")
     incidents = Incidents(IncidentStore(None), engine_log=path, clock=FakeClock(AT), monotonic=FakeClock())
@@ -585,7 +557,6 @@ def told(tmp_path):
 
 
 async def test_a_start_that_fails_the_same_way_within_the_hour_is_counted(told):
-    """Two hundred restarts are one incident, and another way to fail is another."""
     for pid in range(1, 201):
         await told.fail(*begins(pid), *NO_ROOM_START)
     assert await told.counts() == [200]
@@ -599,7 +570,6 @@ async def test_a_start_that_fails_the_same_way_within_the_hour_is_counted(told):
 
 
 async def test_starts_that_raise_differently_are_an_incident_each_in_whatever_order(told):
-    """What is left to say of all of them is that the engine did not start."""
     raised = ["FileNotFoundError: /models/x", "ValueError: no quantization foo", "ValueError: port {n} is taken"]
     for number in range(9):
         error = raised[number % 3].format(n=8000 + number)
@@ -613,7 +583,6 @@ async def test_starts_that_raise_differently_are_an_incident_each_in_whatever_or
 
 
 async def test_after_the_engine_was_ready_it_is_another_incident(told):
-    """Ready ends it."""
     await told.fail(*begins(1), *NO_ROOM_START)
     await told.incidents.engine_ready()
     await told.fail(*begins(2), *NO_ROOM_START)
@@ -621,7 +590,6 @@ async def test_after_the_engine_was_ready_it_is_another_incident(told):
 
 
 async def test_a_sidecar_that_starts_tells_no_start_again(told, tmp_path):
-    """The log still ends with it."""
     await told.fail(*begins(1), *NO_ROOM_START)
     again = told.another(tmp_path / "incidents")
     await told.fail(by=again)
@@ -634,7 +602,6 @@ async def test_a_sidecar_that_starts_tells_no_start_again(told, tmp_path):
 
 
 async def test_the_log_is_read_once_more_after_five_seconds(told):
-    """What a dying process writes comes after it was missed; the headline, findings and advice follow."""
     told.path.write_text("")
     headline, _ = await told.incidents.open_incident(evidence("died"))
     told.path.write_text(f"{OOM}\n{WORKER.replace('None', '-9')}\n")
@@ -654,7 +621,6 @@ async def test_the_log_is_read_once_more_after_five_seconds(told):
 
 
 async def test_what_was_counted_meanwhile_stays(told):
-    """And that it has ended."""
     told.path.write_text("")
     headline, _ = await told.incidents.open_incident(evidence("died"))
     told.clock.advance(1.0)
@@ -668,7 +634,6 @@ async def test_what_was_counted_meanwhile_stays(told):
 
 
 async def test_where_the_log_says_no_more_nothing_is_written(told, monkeypatch):
-    """Nor where the incident had to make room."""
     told.path.write_text(f"{OOM}\n")
     await told.incidents.open_incident(evidence("died"))
     writes = []
@@ -679,7 +644,6 @@ async def test_where_the_log_says_no_more_nothing_is_written(told, monkeypatch):
 
 
 async def test_of_a_hang_the_log_is_read_again_after_vllm_says_so(told):
-    """A minute after a process began to wait."""
     told.path.write_text("")
     headline, _ = await told.incidents.open_incident(evidence("hung"))
     told.clock.advance(5.0)

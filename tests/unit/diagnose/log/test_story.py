@@ -38,7 +38,6 @@ def said(*lines: str) -> tuple[str, str] | None:
 
 
 def test_a_log_of_docker_compose():
-    """The figures of the message count, too."""
     lines = [worker("WorkerProc hit an exception."), worker(FIGURES), core("EngineCore encountered a fatal error.")]
     story = story_of([f"vllm-sm120  | {line}" for line in [*lines, OUTPUT_FAILED]])
     assert counts(story) == [("cuda_out_of_memory", 1), ("engine_core_failed", 1), ("engine_dead", 1)]
@@ -50,7 +49,6 @@ def test_a_log_of_docker_compose():
 
 
 def test_a_log_in_vllms_own_json():
-    """Each line of an exception is a line; what EngineCore quotes counts once, and is the worker's."""
     core_says = f'Traceback (most recent call last):\n  File "/x/vllm/v1/engine/core.py", line 5, in f\n{QUOTED}'
     story = story_of(
         [
@@ -68,7 +66,6 @@ def test_a_log_in_vllms_own_json():
 
 
 def test_a_log_of_rays_workers():
-    """The process behind the second prefix failed, and five others in the same way."""
     ray = "(EngineCore_DP0 pid=1769) (RayWorkerWrapper pid=301, ip=10.2.1.15) "
     task = core("ray.exceptions.RayTaskError(OutOfMemoryError): ray::RayWorkerWrapper.execute_method() (pid=301)")
     story = story_of(
@@ -80,7 +77,6 @@ def test_a_log_of_rays_workers():
 
 
 def test_rays_memory_monitor_is_quoted():
-    """The first line of an exception's message, known or not."""
     killed = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."
     lines = [
         "EngineCore encountered a fatal error.",
@@ -92,7 +88,6 @@ def test_rays_memory_monitor_is_quoted():
 
 
 def test_a_log_that_is_not_understood_says_so():
-    """Its silence means nothing. Empty lines are none."""
     story = story_of(["", "GET / 200", '{"status": 200}', "what a day", ""])
     assert (story.lines, story.understood, story.was_understood) == (3, 0, False)
 
@@ -123,18 +118,15 @@ TRACE = "Traceback (most recent call last):"
     ],
 )
 def test_the_exception_nearest_to_the_cause_is_quoted(lines):
-    """Not what follows from it, nor one that the engine lived through, nor the API server's."""
     assert said(*lines) == ("Worker_TP0 pid=1993", ILLEGAL)
 
 
 def test_what_follows_is_quoted_where_there_is_nothing_else():
-    """Of a quoted exception its own words."""
     assert said(core("vllm.v1.engine.exceptions.EngineDeadError: it"))[1].startswith("vllm.v1.engine.exceptions")
     assert said(core("RuntimeError: Executor failed."), core(QUOTED)) == ("EngineCore_DP0 pid=900", FIGURES)
 
 
 def test_a_name_that_no_rule_knows_is_one_after_a_traceback():
-    """Triton's own has no Error in it."""
     out = "triton.runtime.errors.OutOfResources: out of resource: shared memory"
     assert said(worker(TRACE), worker('  File "x.py", line 1'), worker(out)) == ("Worker_TP0 pid=1993", out)
     assert said(worker(out)) is None
@@ -175,7 +167,6 @@ def test_a_bare_traceback_is_nobodys_where_its_frames_are_the_api_servers(lines,
     ],
 )
 def test_what_aborts_a_process_is_its_last_word(lines, process, text):
-    """C++ and signals raise nothing; what EngineCore and others write follows from it."""
     lines += [core("Worker proc VllmWorker-1 died unexpectedly"), core("RuntimeError: cancelled"), OUTPUT_FAILED]
     exception = story_of([core("hello").replace("13:43", "11:43"), *lines]).exception
     assert (exception.process, exception.text[: len(text)], exception.before) == (process, text, "")
@@ -200,7 +191,6 @@ def test_a_peer_that_is_gone_is_a_consequence():
     ],
 )
 def test_an_exception_that_is_announced_and_missing_is_told_as_such(lines):
-    """The log is cut, or rotated in between."""
     assert said(*lines) == ("Worker_TP0 pid=1993", "")
     assert said(*lines, worker(ILLEGAL)) == ("Worker_TP0 pid=1993", ILLEGAL)
     assert said(*lines, core(QUOTED)) == ("EngineCore_DP0 pid=900", FIGURES)
@@ -210,7 +200,6 @@ LATER = "(APIServer pid=1) INFO 06-04 14:02:22 [loggers.py:127] Engine 000: Avg 
 
 
 def test_an_exception_that_was_lived_through_says_how_long_ago():
-    """And an orderly end after it is one."""
     assert story_of([worker(ILLEGAL), LATER]).exception.before == "19 min"
     untimed = ["(EngineCore pid=9) it goes on"] * 300
     assert story_of([f"(Worker pid=7) {ILLEGAL}", *untimed]).exception.before == "300 lines"
@@ -225,13 +214,11 @@ def test_an_exception_that_was_lived_through_says_how_long_ago():
     ],
 )
 def test_no_clients_words_are_a_time(line):
-    """Else everybody could make an exception old."""
     assert story_of([worker(ILLEGAL), line]).exception.before == ""
     assert [one.pid for one in story_of([worker(FIGURES), line]).failed] == [1993]
 
 
 def test_a_line_without_a_time_is_as_old_as_the_next_one():
-    """An idle engine writes nothing for hours, and then its last words."""
     lines = [core("hello").replace("13:43", "02:00"), f"(Worker pid=7) {FIGURES}", OUTPUT_FAILED]
     assert [one.pid for one in story_of(lines).failed] == [7]
 
@@ -242,7 +229,6 @@ def test_a_module_is_no_process():
 
 
 def test_a_worker_that_was_told_to_end_has_no_exception():
-    """Ctrl-C reaches every process."""
     assert said(worker(TRACE), worker("KeyboardInterrupt"), worker(TRACE), worker("SystemExit: 0")) is None
 
 
@@ -280,13 +266,11 @@ def test_an_orderly_end_is_told_behind_any_prefix(prefix):
     ],
 )
 def test_the_end_of_an_engine_that_failed_is_not_orderly(before):
-    """The API server ends in the same words then."""
     assert not story_of([before, *STOPS]).ended_in_order
     assert story_of([*STOPS, before]).ended_in_order
 
 
 def test_an_api_server_that_fails_stops_its_engine_and_is_no_orderly_end():
-    """EngineCore is told to end by the same signal."""
     fails = [TRACE, FRAME.format("vllm/entrypoints/cli/main.py"), "OSError: [Errno 98] Address already in use"]
     assert not story_of([STOPS[1], *fails]).ended_in_order
     assert story_of([STOPS[1], *fails[:2], "KeyboardInterrupt"]).ended_in_order
@@ -311,7 +295,6 @@ DEAD = "(APIServer pid=1) ERROR 06-04 {time} [serving.py:760] vllm.v1.engine.exc
 
 
 def test_a_log_cut_within_its_last_minute_is_not_understood():
-    """Every open stream's traceback follows the cause, which is then before what was read."""
     flood = [DEAD.format(time="13:43:22")] * 3
     assert not story_of(flood, is_cut=True).was_understood
     assert story_of(flood).was_understood
@@ -331,7 +314,6 @@ STOP = "(APIServer pid=1) INFO 06-05 01:45:00 [launcher.py:254] [shutdown] API s
 
 
 def test_what_the_engine_lived_on_with_is_no_cause():
-    """It stays in the list, with its age and without advice."""
     story = story_of([core(OOM), core("step").replace("06-04", "06-05")])
     (older,) = story.older
     assert (story.messages, older.name, older.advice) == ((), "cuda_out_of_memory", ())
@@ -355,7 +337,6 @@ def test_what_the_engine_lived_on_with_does_not_block_an_orderly_end():
 
 
 def test_an_end_of_a_process_does_not_age():
-    """A pod's grace period may be longer than a minute."""
     dead = core("EngineCore encountered a fatal error.")
     assert not story_of([dead, STOP]).ended_in_order
     assert counts(story_of([dead, STOP])) == [("engine_core_failed", 1)]
@@ -408,7 +389,6 @@ PRINTED = "(APIServer pid=1) INFO:     Shutting down"
 @pytest.mark.parametrize("serves", [STEPS, ACCESS])
 @pytest.mark.parametrize("stop", [STOP, PRINTED])
 def test_a_stop_that_serving_follows_is_none(stop, serves):
-    """A server prints what a client sent; a server that drains tells its stop once more at its end."""
     assert not story_of([stop, serves]).ended_in_order
     assert story_of([stop, serves, PRINTED]).ended_in_order
 
@@ -439,7 +419,6 @@ def test_an_engine_that_steps_after_it_closed_has_not_ended(serves):
 
 
 def test_a_printed_stop_long_before_a_failure_excuses_none():
-    """What was served in between took it back."""
     assert not story_of([PRINTED, ACCESS, FINDS_IT_DEAD, FAILS, CLOSES, PRINTED]).ended_in_order
 
 

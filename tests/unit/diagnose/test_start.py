@@ -8,20 +8,32 @@ import pytest
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
 from highwater.api.budget_text import comparison
-from highwater.diagnose.budget import budget_findings, contradictions, explained
+from highwater.diagnose.case import of_report
+from highwater.diagnose.finding import Finding
+from highwater.diagnose.rules.book import explained, judged
+from highwater.diagnose.rules.start import contradictions
 from highwater.plan.explanation import explain
+from highwater.readings.engine import EngineStatus
 from highwater.readings.rank import Launch, TorchMemory
+from highwater.readings.report import Report
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import GEMMA, LARGER, STORY, rank, story_rank
 
+ENGINE = EngineStatus(url="http://engine", state="ready")
+
+
+def found_of(reading, budget) -> list[Finding]:
+    started = Report(engine=ENGINE, ranks=(reading,))
+    return judged(of_report("start", started, explanation=explain([reading], lambda _: budget)))
+
 
 def names(reading, budget) -> list[str]:
-    return [finding.name for finding in budget_findings(explain([reading], lambda _: budget))]
+    return [finding.name for finding in found_of(reading, budget)]
 
 
 def test_what_the_profile_missed_is_a_finding_with_the_setting_that_covers_it():
     """0.757 GiB of the story."""
-    (finding,) = budget_findings(explain([story_rank()], lambda _: STORY))
+    (finding,) = found_of(story_rank(), STORY)
     assert (finding.name, finding.weight) == ("not_profiled", "clue")
     assert finding.figures["missed_bytes"] == sum(
         part.bytes for part in explain([story_rank()], lambda _: STORY).ranks[0].uncounted
@@ -30,14 +42,12 @@ def test_what_the_profile_missed_is_a_finding_with_the_setting_that_covers_it():
 
 
 def test_it_weighs_more_where_it_does_not_fit():
-    """Nothing is left outside the budget then."""
     memory = replace(STORY.memory, total_bytes=(STORY.memory.requested_bytes or 0) + 2**20)
-    (finding,) = budget_findings(explain([story_rank()], lambda _: replace(STORY, memory=memory)))
+    (finding,) = found_of(story_rank(), replace(STORY, memory=memory))
     assert finding.weight == "likely"
 
 
 def test_little_is_no_finding():
-    """Less than what moves by itself."""
     assert names(rank(), STORY) == []
 
 
@@ -62,10 +72,10 @@ def started_with(estimate: int, *, counted: bool | None = True, captured: int = 
 
 @pytest.mark.parametrize("counted", [True, None])
 def test_a_negative_estimate_of_graphs_makes_the_kv_cache_too_large(counted):
-    """By the estimate and what was captured; the parts sum, and the formula has the term."""
-    explanation = explain([rank(total=130_599_218_053)], lambda _: started_with(-22_011_707_392, counted=counted))
+    reading, started = rank(total=130_599_218_053), started_with(-22_011_707_392, counted=counted)
+    explanation = explain([reading], lambda _: started)
     (budget,) = explanation.ranks
-    found = {finding.name: finding for finding in budget_findings(explanation)}
+    found = {finding.name: finding for finding in found_of(reading, started)}
     assert budget.part("graphs").bytes == -22_011_707_392
     assert budget.part("unexplained") is None
     assert str(budget.formula).endswith("- graphs' estimate")
@@ -85,7 +95,6 @@ def test_an_estimate_that_took_nothing_too_much_is_no_such_finding(estimate, cou
 
 
 def test_steps_above_the_profile_are_a_finding():
-    """By how much, cached encoder outputs included."""
     at_rest = int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0)
     reading = replace(story_rank(), torch=TorchMemory(peak_allocated_bytes=at_rest + 6 * GIB))
     assert "activation_above_profile" in names(reading, STORY)
@@ -99,23 +108,23 @@ def test_an_encoder_that_was_not_profiled_is_a_finding():
 def test_model_runner_v2_that_profiles_without_the_encoder_is_a_finding():
     """Before 0.27, where the encoder's budget is not known either."""
     old = replace(STORY, vllm_version="0.26.0", limits=replace(STORY.limits, v2_runner=True), encoder=EncoderLimits())
-    found = {one.name: one for one in budget_findings(explain([story_rank()], lambda _: old))}
+    found = {one.name: one for one in found_of(story_rank(), old)}
     assert "as if it needed no memory" in found["encoder_not_profiled"].title
     assert "V2_MODEL_RUNNER=0" in found["encoder_not_profiled"].advice[0].setting
 
 
 @pytest.mark.parametrize("is_on", [True, None])
 def test_an_npu_that_serves_images_without_expandable_segments_is_a_finding(is_on):
-    """Before anything has grown; not where they are on, nor where that is not known."""
     started = replace(rank(), launch=Launch(expandable_segments=is_on))
     assert names(started, STORY) == []
-    assert names(replace(started, launch=Launch(expandable_segments=False)), STORY) == ["without_expandable_segments"]
+    (found,) = found_of(replace(started, launch=Launch(expandable_segments=False)), STORY)
+    assert found.name == "without_expandable_segments"
+    assert [one.setting for one in found.advice] == ["PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"]
 
 
 def test_a_size_that_was_given_is_to_be_less():
-    """To give one is no advice then."""
     given = replace(LARGER, encoder=STORY.encoder, kv_cache=replace(LARGER.kv_cache, given_bytes=20 * GIB))
-    (finding,) = budget_findings(explain([rank(total=65_452_113_920)], lambda _: given))
+    (finding,) = found_of(rank(total=65_452_113_920), given)
     (advice,) = [advice for advice in finding.advice if advice.setting == "--kv-cache-memory-bytes"]
     assert (finding.name, "give less" in advice.change) == ("encoder_not_profiled", True)
     assert "gpu_memory_utilization" not in finding.text
@@ -123,9 +132,9 @@ def test_a_size_that_was_given_is_to_be_less():
 
 
 def test_a_served_name_that_is_not_known_now_has_not_moved():
-    """It is not, while the engine is gone; another one has."""
     named, other, unnamed = (
-        explained(explain([story_rank()], lambda _: STORY, model=model)) for model in ("served", "other", None)
+        explained(Report(engine=ENGINE, ranks=(story_rank(),)), explain([story_rank()], lambda _: STORY, model=model))
+        for model in ("served", "other", None)
     )
     assert comparison(named, unnamed) == []
     assert comparison(named, other) == [("model", "served", "other", "")]
@@ -141,7 +150,6 @@ CASES = [
 
 @pytest.mark.parametrize(("environment", "kind", "words"), CASES)
 def test_settings_that_contradict_one_another_are_named(environment, kind, words):
-    """With their values."""
     (problem,) = contradictions(environment, kind)
     assert words in problem
     assert "allocator_environment" in names(rank(kind=kind), replace(STORY, environment=environment))
@@ -158,5 +166,21 @@ def test_settings_that_contradict_one_another_are_named(environment, kind, words
     ],
 )
 def test_settings_that_go_together_are_none(environment, kind):
-    """The expandable segments of CUDA go with a split size."""
     assert contradictions(environment, kind) == []
+
+
+# What all of these say stands in golden/findings.txt.
+FOUND = [
+    (story_rank(), STORY),
+    (rank(total=130_599_218_053), started_with(-22_011_707_392)),
+    (
+        replace(
+            story_rank(),
+            torch=TorchMemory(peak_allocated_bytes=int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0) + 6 * GIB),
+        ),
+        STORY,
+    ),
+    (rank(total=65_452_113_920), replace(LARGER, encoder=STORY.encoder)),
+    (replace(rank(), launch=Launch(expandable_segments=False)), STORY),
+    *((rank(kind=kind), replace(STORY, environment=environment)) for environment, kind, _ in CASES),
+]

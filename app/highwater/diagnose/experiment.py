@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
-from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.host_share import host_share
 from highwater.accounting.rank_key import RankKey, rank_key
-from highwater.diagnose.case import Case, RankCase, change, total
-from highwater.diagnose.evidence import EncoderEntry
+from highwater.diagnose.change import change, total
+from highwater.diagnose.incident import EncoderEntry
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyStatus
@@ -81,7 +79,7 @@ class CacheReading:
     largest: tuple[EncoderEntry, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """One measured load, whole; everything in order of time.
 
@@ -131,30 +129,6 @@ class Experiment:
             return None
         ranks = dict.fromkeys(rank_key(reading) for reading in (*start.ranks, *end.ranks))
         return total(change(start.rank(key), end.rank(key), part) for key in ranks if keys is None or key in keys)
-
-    @cached_property
-    def case(self) -> Case:
-        peaks = {rank_key(each): each for each in self.ranks(PEAK)}
-        entries = next((cache.largest for cache in self.caches if cache.title == "after the load"), ())
-        ranks = tuple(
-            RankCase(
-                now=now,
-                first=same_process(self.ranks(BEFORE), now),
-                peak=peaks.get(rank_key(now), now),
-                entries=entries,
-            )
-            for now in self.ranks(AFTER)
-        )
-        return Case(
-            kind="load",
-            ranks=ranks,
-            at=self.load.ended_at,
-            engine=self.engine,
-            load=self.traffic[-1][1] if self.traffic else EngineLoad(),
-            grown_bytes=self.change(BEFORE, AFTER, "used_bytes"),
-            grown={name: part for name in COMPONENT_NAMES if (part := self.change(BEFORE, AFTER, name)) is not None},
-            since="under the load",
-        )
 
     def happened(self, kind: str) -> tuple[Event, ...]:
         return tuple(event for event in self.events if event.kind == kind and self.load.lasted(event.at))

@@ -1,22 +1,16 @@
-"""The rules for a measured load beside the rule book (`diagnose/rules/book.py`): the load, the peak, the remedies.
-
-Each rule returns a finding or ``None``: also where a figure that it needs is not known. Pure. A new rule is a function
-here, a line in ``LOAD_RULES`` and its sentences in diagnose/findings.toml.
-"""
+"""A measured load: whether its figures can be trusted, what grew, how near the limit it came, what came back. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Sequence
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.advice import COMPONENT_MEANING
-from highwater.diagnose.case import highest, name_of, risen, total
-from highwater.diagnose.finding import Finding, Weight, finding, possible, weightiest_first
-from highwater.diagnose.rules.book import judged
+from highwater.diagnose.case import Case, given
+from highwater.diagnose.change import highest, name_of, risen, total
+from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, has_restarted, host_used, same_process
+from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, finding
 from highwater.diagnose.rules.growth import MAIN_SHARE, MINOR_SHARE, for_growth, meaning
-from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, has_restarted, host_used, same_process
 from highwater.readings.event import Event
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
@@ -32,13 +26,11 @@ FEW_IMAGES = 4
 NOTHING_BYTES = 16 * MIB
 SHORT_SECONDS = 3.0
 
-LoadRule: TypeAlias = Callable[[Experiment], Finding | None]
-
-
 # --- whether the figures can be trusted ---
 
 
-def load_failed(experiment: Experiment) -> Finding | None:
+def load_failed(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     if experiment.load.exit_code == 0 and not experiment.load.interrupted:
         return None
     return finding(
@@ -51,7 +43,8 @@ def load_failed(experiment: Experiment) -> Finding | None:
     )
 
 
-def engine_incident(experiment: Experiment) -> Finding | None:
+def engine_incident(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     incidents = experiment.happened("incident")
     if not incidents:
         return None
@@ -59,12 +52,14 @@ def engine_incident(experiment: Experiment) -> Finding | None:
     return finding("engine_incident", incidents=counted, first=incidents[0].summary)
 
 
-def engine_restarted(experiment: Experiment) -> Finding | None:
+def engine_restarted(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     before = experiment.moment(BEFORE)
     return finding("engine_restarted") if before and has_restarted(before, experiment.moments[-1]) else None
 
 
-def stale_readings(experiment: Experiment) -> Finding | None:
+def stale_readings(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     if not experiment.gaps:
         return None
     return finding(
@@ -75,17 +70,19 @@ def stale_readings(experiment: Experiment) -> Finding | None:
     )
 
 
-def no_traffic(experiment: Experiment) -> Finding | None:
+def no_traffic(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     seen = (counted.requests_running for at, counted in experiment.traffic if experiment.load.lasted(at))
     running = [count for count in seen if count is not None]
     grown = experiment.change(BEFORE, PEAK, "used_bytes")
     is_short = experiment.load.seconds < SHORT_SECONDS or len(running) < FEW_IMAGES
-    if is_short or any(running) or grown is None or grown > experiment.case.notable_bytes:
+    if is_short or any(running) or grown is None or grown > case.notable_bytes:
         return None
     return finding("no_traffic", readings=len(running), url=experiment.engine.url)
 
 
-def other_traffic(experiment: Experiment) -> Finding | None:
+def other_traffic(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     sides = {
         "before the load": [load for at, load in experiment.traffic if at <= experiment.load.started_at][-1:],
         "after it": [load for at, load in experiment.traffic if at > experiment.load.ended_at][:1],
@@ -97,24 +94,26 @@ def other_traffic(experiment: Experiment) -> Finding | None:
 # --- what grew ---
 
 
-def no_growth(experiment: Experiment) -> Finding | None:
-    grown = experiment.case.grown_bytes
-    return None if grown is None or experiment.case.has_grown else finding("no_growth", grown=grown)
+def no_growth(case: Case) -> Finding | None:
+    grown = case.grown_bytes
+    return None if grown is None or case.has_grown else finding("no_growth", grown=grown)
 
 
-def non_torch_growth(experiment: Experiment) -> Finding | None:
-    grown, whole = experiment.change(BEFORE, AFTER, "non_torch_bytes"), experiment.case.grown_bytes
-    if grown is None or whole is None or grown <= experiment.case.notable_bytes:
+def non_torch_growth(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
+    grown, whole = experiment.change(BEFORE, AFTER, "non_torch_bytes"), case.grown_bytes
+    if grown is None or whole is None or grown <= case.notable_bytes:
         return None
     if not MINOR_SHARE * whole <= grown < MAIN_SHARE * whole:
         return None
-    advice = for_growth("non_torch_bytes", experiment.case)
+    advice = for_growth("non_torch_bytes", case)
     return finding(
         "non_torch_growth", advice=advice, grown=grown, meaning=meaning("non_torch_bytes", experiment.device.type)
     )
 
 
-def kv_pool(experiment: Experiment) -> Finding | None:
+def kv_pool(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     pool = total(rank.components.kv_cache_bytes for rank in experiment.ranks(AFTER))
     moved = experiment.change(BEFORE, AFTER, "kv_cache_bytes")
     if pool is None or moved is None:
@@ -123,7 +122,8 @@ def kv_pool(experiment: Experiment) -> Finding | None:
     return finding("kv_pool", weight=weight, moved=moved, pool=pool, meaning=COMPONENT_MEANING["kv_cache_bytes"])
 
 
-def host_growth(experiment: Experiment) -> Finding | None:
+def host_growth(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     if experiment.device.type == "cpu":
         return None
     pairs = [(same_process(experiment.ranks(BEFORE), now), now) for now in experiment.ranks(AFTER)]
@@ -142,7 +142,8 @@ def host_growth(experiment: Experiment) -> Finding | None:
 # --- how near the limit it came ---
 
 
-def headroom(experiment: Experiment) -> Finding | None:
+def headroom(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     room = [
         # Where other processes use it too, as on CPU, total less used is more than what is free.
         (point.total_bytes - point.used_bytes if point.free_bytes is None else point.free_bytes, point)
@@ -170,12 +171,14 @@ def headroom(experiment: Experiment) -> Finding | None:
     )
 
 
-def transient_peak(experiment: Experiment) -> Finding | None:
+def transient_peak(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     over = experiment.change(AFTER, PEAK, "used_bytes")
     return None if over is None or over < TRANSIENT_BYTES else finding("transient_peak", over=over)
 
 
-def unseen_peak(experiment: Experiment) -> Finding | None:
+def unseen_peak(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     peaks = {rank_key(point): point.torch.allocated_bytes for point in experiment.ranks(PEAK)}
     before = {rank_key(point): point.torch.peak_allocated_bytes for point in experiment.ranks(BEFORE)}
 
@@ -195,7 +198,8 @@ def unseen_peak(experiment: Experiment) -> Finding | None:
     )
 
 
-def over_high_water(experiment: Experiment) -> Finding | None:
+def over_high_water(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     if experiment.policy is None or experiment.policy.mode != "observe":
         return None
     under = [
@@ -215,12 +219,14 @@ def over_high_water(experiment: Experiment) -> Finding | None:
     return finding("over_high_water", rank=name_of(point), free=free, high=high, rule=rule.name, remedies=remedies)
 
 
-def policy_acted(experiment: Experiment) -> Finding | None:
+def policy_acted(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     acted = [event for event in experiment.happened("reset") if event.trigger == "policy"]
     return finding("policy_acted", count=len(acted), freed=_freed(acted)) if acted else None
 
 
-def others_acted(experiment: Experiment) -> Finding | None:
+def others_acted(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     acted = [event for event in experiment.happened("reset") if event.trigger != "policy"]
     resets = _count(len(acted), "a reset", "resets")
     return finding("others_acted", resets=resets, freed=_freed(acted)) if acted else None
@@ -235,7 +241,8 @@ def _freed(events: Sequence[Event]) -> str:
 # --- what the remedies gave back ---
 
 
-def ineffective_remedies(experiment: Experiment) -> Finding | None:
+def ineffective_remedies(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     nothing = NOTHING_BYTES * max(len(experiment.ranks(BEFORE)), 1)
     ineffective = [
         step
@@ -254,7 +261,8 @@ def ineffective_remedies(experiment: Experiment) -> Finding | None:
     )
 
 
-def refused_remedies(experiment: Experiment) -> Finding | None:
+def refused_remedies(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
     undone = [step for step in experiment.remedies if step.outcome in {"refused", "failed"}]
     if not undone:
         return None
@@ -266,17 +274,18 @@ def refused_remedies(experiment: Experiment) -> Finding | None:
     )
 
 
-def gave_back(experiment: Experiment) -> Finding | None:
-    grown, relieved = experiment.case.grown_bytes, experiment.after_remedies
+def gave_back(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
+    grown, relieved = case.grown_bytes, experiment.after_remedies
     left = experiment.change(BEFORE, relieved[-1].name, "used_bytes") if relieved else None
-    if grown is None or not experiment.case.has_grown or left is None:
+    if grown is None or not case.has_grown or left is None:
         return None
     back = grown - left
     freed, best = highest(experiment.remedies, lambda step: step.freed_bytes) or (0, None)
     came_back = f"{size_text(back)} of the growth of {size_text(grown)}"
     if back > grown:
         came_back = f"all of the growth of {size_text(grown)}"
-        if back - grown > experiment.case.notable_bytes:
+        if back - grown > case.notable_bytes:
             came_back += f" and {size_text(back - grown)} that was held before"
     stayed = back < CAME_BACK_SHARE * grown
     rest, component = highest(COMPONENT_NAMES, lambda name: experiment.change(BEFORE, relieved[-1].name, name)) or (
@@ -286,7 +295,7 @@ def gave_back(experiment: Experiment) -> Finding | None:
     return finding(
         "gave_back",
         weight="clue" if stayed else "note",
-        advice=for_growth(component, experiment.case) if stayed and rest > 0 else (),
+        advice=for_growth(component, case) if stayed and rest > 0 else (),
         stayed=stayed,
         came_back=came_back,
         most=f", most of it by {best.remedy} ({size_text(freed)})" if best is not None and freed else "",
@@ -298,8 +307,9 @@ def gave_back(experiment: Experiment) -> Finding | None:
     )
 
 
-def no_remedy(experiment: Experiment) -> Finding | None:
-    return finding("no_remedy") if experiment.case.has_grown and not experiment.remedies else None
+def no_remedy(case: Case) -> Finding | None:
+    experiment = given(case.experiment)
+    return finding("no_remedy") if case.has_grown and not experiment.remedies else None
 
 
 def _names(steps: Sequence[RemedyResult]) -> str:
@@ -312,32 +322,3 @@ def _reasons(sentences: Iterable[str]) -> str:
 
 def _count(count: int, one: str, many: str) -> str:
     return one if count == 1 else f"{count} {many}"
-
-
-LOAD_RULES: Final[tuple[LoadRule, ...]] = (
-    load_failed,
-    engine_incident,
-    engine_restarted,
-    no_traffic,
-    headroom,
-    no_growth,
-    ineffective_remedies,
-    gave_back,
-    refused_remedies,
-    non_torch_growth,
-    host_growth,
-    over_high_water,
-    unseen_peak,
-    stale_readings,
-    other_traffic,
-    others_acted,
-    policy_acted,
-    transient_peak,
-    kv_pool,
-    no_remedy,
-)
-
-
-def findings(experiment: Experiment) -> tuple[Finding, ...]:
-    found = weightiest_first((*judged(experiment.case), *(rule(experiment) for rule in LOAD_RULES)))
-    return tuple(possible(each, experiment.engine) for each in found)

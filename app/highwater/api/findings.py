@@ -1,0 +1,109 @@
+"""The route of the findings: what is wrong, wherever it was found. It calls no worker, so everybody may read it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+from fastapi import APIRouter, Response
+from pydantic import TypeAdapter
+
+from highwater.api.budget import StartReports
+from highwater.api.requests import NO_STORE
+from highwater.api.services import Services
+from highwater.diagnose.case import Setup, Where, of_report
+from highwater.diagnose.finding import WEIGHTS, Finding
+from highwater.diagnose.incident import Headline
+from highwater.diagnose.rules.book import judged
+from highwater.diagnose.rules.setup import SetupCheck, checked
+from highwater.host.past import GrownPart
+from highwater.host.report import HostReport
+from highwater.readings.report import Report
+from highwater.readings.schema import SCHEMA
+
+FRESH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFinding(Finding):
+    """A finding, and where it was found: in an open incident, the engine that runs, its start, its host, the set-up."""
+
+    where: Where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingsAnswer:
+    """The findings, the weightiest first; and every question of the set-up, with what is as it should be."""
+
+    schema: int = SCHEMA
+    findings: tuple[FoundFinding, ...]
+    checks: tuple[SetupCheck, ...]
+
+
+_ANSWER = TypeAdapter(FindingsAnswer)
+
+
+def findings_router(services: Services) -> APIRouter:
+    router = APIRouter(tags=["memory"])
+    starts = StartReports(services)
+    turn = asyncio.Lock()
+    last: tuple[float, bytes] | None = None
+
+    @router.get("/memory/findings", response_model=FindingsAnswer)
+    async def findings() -> Response:
+        """Return every finding by its name, with weight, figures and advice, and the checks of the set-up.
+
+        No worker is called.
+        """
+        nonlocal last
+        # Any caller may send it: judged once a second, off the loop that proxies.
+        async with turn:
+            now = asyncio.get_running_loop().time()
+            if last is None or now - last[0] >= FRESH_SECONDS:
+                host, headlines = await services.host.report(), await services.incidents.headlines()
+                last = now, await asyncio.to_thread(_judged, services, starts, host, headlines)
+        # An incident's summary may quote the log.
+        return Response(last[1], media_type="application/json", headers=NO_STORE)
+
+    return router
+
+
+def _judged(services: Services, starts: StartReports, host: HostReport, headlines: list[Headline]) -> bytes:
+    report, baseline = services.report(), services.poller.life.baseline
+    grown: tuple[GrownPart, ...] = () if services.host.now is None else services.host.now.parts
+    explanation = starts.explained(report).explanation
+    start = of_report("start", report, explanation=explanation)
+    at_host = of_report("host", report, host=host, host_grown=grown)
+    setup = of_report("set-up", report, explanation=explanation, host=host, setup=_setup(services, report, headlines))
+    running = of_report("running", report, baseline=baseline, series=services.growth.verdicts())
+    found: dict[Where, Iterable[Finding]] = {"incident": services.incidents.open_findings}
+    found |= {case.where: judged(case) for case in (running, start, at_host, setup)}
+    return _ANSWER.dump_json(FindingsAnswer(findings=_placed(found), checks=checked(setup)))
+
+
+def _setup(services: Services, report: Report, headlines: list[Headline]) -> Setup:
+    folder = services.incidents.folder
+    return Setup(
+        now=services.history.now(),
+        report=report,
+        policy_source=services.policy.source,
+        policy_kept_in=services.policy.kept_in,
+        incidents=headlines,
+        incidents_folder=None if folder is None else str(folder),
+        incidents_problem=services.incidents.problem,
+        has_engine_log=services.incidents.has_log,
+        events=services.history.events(),
+    )
+
+
+def _placed(found: Mapping[Where, Iterable[Finding]]) -> tuple[FoundFinding, ...]:
+    """Return all of them, the weightiest first; the set-up names what another place has found no second time."""
+    named = {one.name for where, findings in found.items() if where != "set-up" for one in findings}
+    placed = [
+        FoundFinding(where=where, **{part.name: getattr(one, part.name) for part in fields(one)})
+        for where, findings in found.items()
+        for one in findings
+        if where != "set-up" or one.name not in named
+    ]
+    return tuple(sorted(placed, key=lambda one: WEIGHTS.index(one.weight)))

@@ -1,0 +1,317 @@
+"""The set-up of engine and sidecar: one question for each thing that can be wrong. Pure.
+
+A question returns a finding with the change that would mend it, a sentence where all is as it should be, or ``None``
+until the problem of another one is fixed. It ignores the load: that memory is short right now is reported by
+``highwater status``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from highwater.diagnose.case import Case, given
+from highwater.diagnose.finding import Finding, Weight, finding, weightiest_first
+from highwater.diagnose.rules import growth, host
+from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
+from highwater.files.admin_token import is_loopback
+from highwater.host.reading import NO_FILES
+from highwater.text.table import missing_text, rank_title, waters_text
+from highwater.units import size_text, span_text
+from kvplan.versions import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
+
+Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]
+
+RESETS_ENCODER_CACHE: Final = parse_version(RESETS_SINCE["reset_encoder_cache"])
+RECENT_SECONDS: Final = 3600.0
+LEVELS: Final[Mapping[Weight, Level]] = {"likely": "fail", "clue": "warn", "note": "note"}
+_UNTIL_FIXED: Final = "not known until the problem above is fixed"
+
+
+class NotKnown(str):
+    """What is not known, and why."""
+
+    __slots__ = ()
+
+
+Answer: TypeAlias = Finding | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetupCheck:
+    """A question's answer as it is shown.
+
+    Attributes:
+        name: Its topic, in a word or two.
+        level: ``note``: it works, and one more setting would help; ``skip``: not known.
+        change: What would fix it; ``None`` if nothing needs to be.
+        finding: The finding's name.
+    """
+
+    name: str
+    level: Level
+    text: str
+    change: str | None = None
+    finding: str | None = None
+
+
+def shown(topic: str, answer: Answer) -> SetupCheck:
+    if isinstance(answer, Finding):
+        change = " ".join(f"{one.text} {one.cost}".rstrip() for one in answer.advice) or None
+        return SetupCheck(topic, LEVELS[answer.weight], answer.sentence, change, answer.name)
+    is_known = answer is not None and not isinstance(answer, NotKnown)
+    return SetupCheck(topic, "ok" if is_known else "skip", _UNTIL_FIXED if answer is None else answer)
+
+
+def checked(case: Case) -> tuple[SetupCheck, ...]:
+    return tuple(shown(topic, ask(case)) for topic, ask in CHECKS.items())
+
+
+def engine(case: Case) -> Answer:
+    setup, status = given(case.setup), case.engine
+    if status.state == "ready":
+        return f"{status.state_text} at {status.url}"
+    weight: Weight = "clue"
+    if status.traits.is_held:
+        change = f"POST {'/resume' if status.state == 'paused' else '/wake_up'} of the engine, unless that is intended"
+    elif status.traits.is_late:
+        change = status.hint or ""
+    elif status.stopped_at is not None:
+        change = "start it again, unless that is intended"
+    else:
+        change = status.hint or "start vLLM there, or set HIGHWATER_ENGINE_URL of the sidecar"
+        weight = "clue" if status.state == "starting" and setup.knows_engine else "likely"
+    return finding("engine_not_ready", weight=weight, url=status.url, state=status.state_text, change=change)
+
+
+def version(case: Case) -> Answer:
+    reported = case.engine.version
+    release = parse_version(reported)
+    if not given(case.setup).knows_engine:
+        return None
+    if release is None or RESETS_ENCODER_CACHE is None:
+        return finding("version_unknown", version=reported or "unknown")
+    if release.release < OLDEST_KNOWN or release.release[:2] > NEWEST_KNOWN[:2]:
+        oldest, newest = text_of(OLDEST_KNOWN[:2]), text_of(NEWEST_KNOWN[:2])
+        return finding("version_never_read", version=reported, oldest=oldest, newest=newest)
+    if release.release[:2] > NEWEST_TESTED[:2]:
+        return finding("version_untested", version=reported, newest=text_of(NEWEST_TESTED[:2]))
+    if release < RESETS_ENCODER_CACHE:
+        return finding(
+            "no_encoder_reset", version=reported, since=str(RESETS_ENCODER_CACHE), safe_since=EVERY_RESET_SAFE_SINCE
+        )
+    return f"{reported} {case.engine.model or ''}".rstrip()
+
+
+def dev_mode(case: Case) -> Answer:
+    setup = given(case.setup)
+    if not setup.knows_engine:
+        return None
+    if setup.can.get("dev_mode"):
+        return "on: workers can be called, caches reset"
+    if setup.only_watches:
+        return (
+            "off, and watching needs none; memory cannot be given back (to act, start vLLM with VLLM_SERVER_DEV_MODE=1)"
+        )
+    return finding("dev_mode_off")
+
+
+def extension(case: Case) -> Answer:
+    setup = given(case.setup)
+    if not setup.knows_engine:
+        return None
+    loaded = setup.can.get("extension")
+    if setup.can.get("collective_rpc"):
+        # Another class may have our operations by inheritance, or beside it by the plugin.
+        return f"{EXTENSION} is loaded" if loaded == EXTENSION else "every worker has Highwater's operations"
+    if setup.only_watches:
+        return "the worker package's plugin records every worker"
+    return finding("no_extension", loaded=loaded, extension=EXTENSION)
+
+
+def ranks(case: Case) -> Answer:
+    setup, report = given(case.setup), given(case.setup).report
+    if not setup.knows_engine or not setup.reads_workers or report.engine.traits.is_absent:
+        return None
+    reported, expected = report.ranks_reported, report.ranks_expected
+    if expected is None:
+        return finding("ranks_expected_unknown", reported=reported)
+    if reported >= expected:
+        return f"{reported} of {expected} report"
+    missing = missing_text(report.ranks_missing)
+    has_only_first = report.progress is None and (setup.can.get("data_parallel") or 1) > 1
+    change = f"look after the missing: {missing}" if missing else report.engine.hint
+    return finding("ranks_missing", reported=reported, expected=expected, has_only_first=has_only_first, change=change)
+
+
+def readings(case: Case) -> Answer:
+    setup, report = given(case.setup), given(case.setup).report
+    if not setup.reads_workers:
+        return None
+    if report.age_seconds is None or report.stale:
+        age = "never" if report.age_seconds is None else f"{span_text(report.age_seconds)} ago"
+        return finding(
+            "readings_stale", age=age, age_seconds=report.age_seconds, change=report.engine.hint or "see the log"
+        )
+    notes = sorted({f"{note.name}: {note.reason}" for rank in report.ranks for note in rank.notes})
+    # A CPU has no allocator statistics; that is as it should be.
+    if notes and any(rank.device.type != "cpu" for rank in report.ranks):
+        return finding("readings_incomplete", notes="; ".join(notes[:3]))
+    return f"read {span_text(report.age_seconds)} ago"
+
+
+def known_start(case: Case) -> Answer:
+    """Return the known causes of what fills the device later, in one finding: the start as `explain` has it."""
+    if not case.ranks or given(case.setup).is_engine_lost:
+        return None
+    start = replace(case, kind="start")
+    found = weightiest_first((growth.without_expandable_segments(start), growth.encoder_not_profiled(start)))
+    if not found:
+        return "without a setting that is known to fill the device later"
+    first, *others = found
+    return replace(
+        first,
+        weight="note" if first.weight == "note" else "clue",  # it runs, and goes on until it has grown
+        text=" ".join([first.text, *(one.sentence for one in others)]),
+        advice=tuple(advice for one in found for advice in one.advice[:1]),
+    )
+
+
+def statistics(case: Case) -> Answer:
+    if not case.engine.traits.answers:
+        return None
+    return "the engine reports its load" if case.engine.requests_running is not None else finding("no_statistics")
+
+
+def recorder(case: Case) -> Answer:
+    setup, progress = given(case.setup), given(case.setup).report.progress
+    if progress is not None:
+        said = f"{progress.verdict}: {progress.summary}"
+        return finding("engine_stuck", progress=said) if progress.verdict == "stuck" else said
+    if not setup.can.get("collective_rpc") or setup.is_engine_lost:
+        return None
+    problems = () if case.host_report is None else case.host_report.reading.problems
+    return finding("no_recorder", is_folder_empty=NO_FILES in problems)
+
+
+def shm(case: Case) -> Answer:
+    report = case.host_report
+    held = None if report is None else report.reading.shm
+    if report is None or held is None or held.size_bytes is None or held.free_bytes is None:
+        why = "not known: no process of the engine writes a file (HIGHWATER_RECORDER_DIR)"
+        return None if given(case.setup).is_engine_lost else NotKnown(why)
+    if found := host.shm_promised_too_much(case) or host.shm_too_small(case):
+        return found
+    has, needs = f"{size_text(held.size_bytes)}, {size_text(held.free_bytes)} free", report.shm_needs
+    if needs.known_bytes is None:
+        return f"{has}; what this command line can need is not known: no worker reports its settings"
+    unknown = ", ".join(row.name for row in needs.unknown)
+    not_known = f", and what {unknown} need is not known" if unknown else ""
+    return f"{has}; this command line can need {size_text(needs.known_bytes)}{not_known}"
+
+
+def thresholds(case: Case) -> Answer:
+    report = given(case.setup).report
+    policy = report.policy
+    if policy is None or not policy.rules:
+        return finding("no_rules")
+    dormant = [rule for rule in policy.rules if rule.is_dormant]
+    if dormant:
+        said = "; ".join(f"rule {rule.name} cannot act: {rule.reason}" for rule in dormant)
+        return finding("rules_cannot_act", rules=said)
+    if report.stale or not report.ranks:
+        return None
+    noted = (one for rule in policy.rules for one in rule.ranks if one.note)
+    odd = sorted({f"rank {rank_title(one.dp_rank, one.rank)}: {one.note}" for one in noted})
+    if odd and any(rule.phase != "held" for rule in policy.rules):
+        return finding("ranks_left_out", ranks="; ".join(odd[:3]))
+    return "; ".join(f"{one.name} {waters_text(one) or f'is held: {one.reason}'}" for one in policy.rules)
+
+
+def mode(case: Case) -> Answer:
+    setup, policy = given(case.setup), given(case.setup).report.policy
+    if policy is None or case.engine.traits.is_absent:
+        return None
+    if setup.only_watches:
+        return f"{policy.level} ({policy.mode}): where memory is only watched, nothing can be given back"
+    if policy.mode == "observe":
+        return finding("policy_observes")
+    remedies = {remedy.name: remedy.unavailable for rule in policy.rules for remedy in rule.remedies}
+    blocked = "; ".join(f"{name}: {why}" for name, why in remedies.items() if why is not None)
+    if blocked and None not in remedies.values():
+        return finding("policy_cannot_act", remedies=blocked) if setup.knows_engine else None
+    count = policy.actions_last_hour
+    text = f"acts; {count} {'action' if count == 1 else 'actions'} in the last hour"
+    return f"{text}; not by itself here: {blocked}" if blocked else text
+
+
+def state_file(case: Case) -> Answer:
+    setup = given(case.setup)
+    trouble = next((e for e in setup.events if e.kind == "recovery" and "corrupt" in e.summary), None)
+    if trouble is not None:
+        return finding("state_file_corrupt", summary=trouble.summary)
+    if setup.policy_source != "put":
+        return "the policy is the configured one; there is nothing to keep"
+    if setup.policy_kept_in is not None:
+        return f"the changed policy is kept in {setup.policy_kept_in}"
+    return finding("policy_not_kept")
+
+
+def exposure(case: Case) -> Answer:
+    setup, url = given(case.setup), case.engine.url
+    if not setup.can.get("dev_mode"):
+        closed = "the engine has no control paths open: no client of it can call its workers"
+        return closed if setup.knows_engine else None
+    if url.startswith("unix:") or is_loopback(urlsplit(url).hostname or ""):
+        return f"the sidecar calls the engine at {url}"
+    return finding("engine_exposed", url=url)
+
+
+def grpc(case: Case) -> Answer:
+    settings = None if case.host_report is None else case.host_report.reading.engine
+    if settings is None or settings.grpc is None:
+        why = "no worker reports a command line of vLLM's; a gRPC port would go round the sidecar"
+        return NotKnown(f"not known: {why}")
+    return finding("grpc_served") if settings.grpc else "the engine's command line opens no gRPC port"
+
+
+def incidents(case: Case) -> Answer:
+    setup = given(case.setup)
+    if setup.incidents_problem:
+        return finding("incidents_not_kept", problem=setup.incidents_problem)
+    times = ((one, one.last_at or one.at) for one in setup.incidents)
+    recent = [one for one, at in times if at is not None and setup.now - at < RECENT_SECONDS]
+    if recent:
+        counted = "an incident" if len(recent) == 1 else f"{len(recent)} incidents"
+        newest = recent[0]
+        return finding("recent_incidents", count=len(recent), counted=counted, summary=newest.summary, id=newest.id)
+    # Where nothing of the engine is read but its API, an incident has little else either.
+    is_read = setup.reads_workers or setup.can.get("dev_mode")
+    lacks_log = bool(is_read) and not setup.has_engine_log
+    if setup.incidents_folder is None:
+        return finding("incidents_in_memory", lacks_log=lacks_log)
+    if lacks_log:
+        return finding("no_engine_log", folder=setup.incidents_folder)
+    return f"none in the last hour; kept in {setup.incidents_folder}"
+
+
+CHECKS: Final[Mapping[str, Callable[[Case], Answer]]] = {
+    "engine": engine,
+    "vLLM": version,
+    "dev mode": dev_mode,
+    "extension": extension,
+    "ranks": ranks,
+    "readings": readings,
+    "start": known_start,
+    "statistics": statistics,
+    "recorder": recorder,
+    "/dev/shm": shm,  # noqa: S108 - a name to show
+    "thresholds": thresholds,
+    "policy": mode,
+    "state file": state_file,
+    "exposure": exposure,
+    "gRPC": grpc,
+    "incidents": incidents,
+}

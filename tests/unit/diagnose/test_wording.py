@@ -1,0 +1,91 @@
+"""What every finding says, with its figures and advice, in one golden file (golden/findings.txt)."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from highwater.diagnose.case import of_incident
+from highwater.diagnose.finding import Finding
+from highwater.diagnose.log.story import story_of
+from highwater.diagnose.rules.book import RULES, judged
+from highwater.diagnose.rules.setup import CHECKS
+from highwater.diagnose.rules.words import wake_up_failed
+from tests.fakes.incident import diagnosed, evidence
+from tests.unit.diagnose import test_host, test_load, test_setup, test_start
+from tests.unit.diagnose.incidents import test_diagnosis, test_sleep
+from tests.unit.diagnose.log.prefixes import match
+
+GOLDEN = Path(__file__).parent / "golden" / "findings.txt"
+WORKER = "(Worker_TP0 pid=4242) ERROR 09-02 08:04:02 [multiproc_executor.py:1020] "
+# Of each memory, and of each reason that a message's figures give.
+LOGS = [
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 GiB. GPU 0 has a total capacity of 15.98 GiB "
+    "of which 8.07 GiB is free. Of the allocated memory 7.14 GiB is allocated by PyTorch, and 320.85 MiB is reserved "
+    "by PyTorch but unallocated.",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 60.96 GiB "
+    "of which 512.00 MiB is free. Of the allocated memory 50.00 GiB is allocated by PyTorch, and 9.00 GiB is reserved "
+    "by PyTorch but unallocated.",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 60.96 GiB "
+    "of which 512.00 MiB is free. Including non-PyTorch memory, this process has 30.00 GiB memory in use. Of the "
+    "allocated memory 29.00 GiB is allocated by PyTorch, and 10.00 MiB is reserved by PyTorch but unallocated.",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 60.96 GiB "
+    "of which 512.00 MiB is free. Of the allocated memory 59.00 GiB is allocated by PyTorch, and 10.00 MiB is reserved "
+    "by PyTorch but unallocated.",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 60.96 GiB "
+    "of which 9.00 GiB is free. Of the allocated memory 50.00 GiB is allocated by PyTorch, and 10.00 MiB is reserved "
+    "by PyTorch but unallocated.",
+    "RuntimeError: Insufficient space in /dev/shm for a region: 16384 MiB required, 7800 MiB free.",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+    "to allocate 1024 bytes.",
+]
+
+
+def all_findings() -> Iterator[tuple[str, Finding]]:
+    """Every finding that a test of a rule makes, and where."""
+    for name, _, given in test_diagnosis.FOUND:
+        yield "incident", next(one for one in judged(of_incident(given)) if one.name == name)
+    for line in LOGS:
+        found = diagnosed(evidence("died"), story_of([WORKER + line]))
+        yield from (("incident", one) for one in found if one.name in test_diagnosis.OF_THE_LOG)
+    asleep = test_sleep.asleep()
+    for lines in (test_sleep.FAILED, test_sleep.FAILED[1:2]):
+        failed = wake_up_failed(match(lines), test_sleep.ranks(40, 50), asleep)
+        assert failed is not None
+        yield "an event", failed
+    for name, _, load in test_load.FOUND:
+        yield "load", next(one for one in test_load.findings(load) if one.name == name)
+    for start in test_start.FOUND:
+        yield from (("start", one) for one in test_start.found_of(*start))
+    for case in test_host.FOUND:
+        yield from (("host", one) for one in judged(case))
+    for topic, changed, _, _ in test_setup.FOUND:
+        answer = CHECKS[topic](test_setup.facts(**changed))
+        assert isinstance(answer, Finding)
+        yield f"set-up, {topic}", answer
+
+
+def shown(where: str, found: Finding) -> str:
+    lines = [f"{found.weight}: {found.title}", found.text]
+    lines += [f"{name} = {value}" for name, value in found.figures.items()]
+    lines += [f"-> {advice.setting or advice.change}" for advice in found.advice]
+    wrapped = (textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=False) for line in lines if line)
+    return "\n".join([f"[{found.name}] {where}", *(textwrap.indent(line, "  ") for line in wrapped)])
+
+
+def test_every_finding_says_what_the_golden_file_has():
+    told = list(all_findings())
+    text = "\n\n".join(dict.fromkeys(shown(where, found) for where, found in told)) + "\n"
+    if os.environ.get("HIGHWATER_GOLDEN") == "write":
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+    assert "None" not in "".join(found.title + found.text for _, found in told)
+
+
+def test_every_finding_is_there():
+    named = {found.name for _, found in all_findings()}
+    set_up = {name for _, _, _, name in test_setup.FOUND}
+    assert {rule.name for rule in RULES if "set-up" not in rule.where} | set_up | {"wake_up_failed"} == named
