@@ -244,9 +244,17 @@ async def test_the_engine_is_told_where_a_request_came_from(start_proxy, upstrea
 # --- what a client is told at once ---
 
 
-@pytest.mark.parametrize("start", [b"GET /v1/x HTTP/1.1\nhost: s\n\n", b"GET /v1/x HTTP/1.1\r\nhost: s\n"])
-async def test_bare_line_feeds_are_answered_at_once(front, upstream, start):
-    """A head with them has no end that counts: it would be waited for."""
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /v1/x HTTP/1.1\nhost: s\n\n",
+        b"GET /v1/x HTTP/1.1\r\nhost: s\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=["line-feeds-alone", "one-line-feed-alone", "a-client-that-speaks-tls"],
+)
+async def test_what_will_never_be_a_head_is_answered_at_once(front, upstream, start):
+    """It has no end that counts, which would be waited for."""
     wire = await front.connect()
     await wire.send(start)
     answer = await patiently(wire.answer())
