@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.cli import main
-from highwater.plan import roads
+from highwater.commands import explain
 from tests.fakes.engine import FakeEngine
 from tests.fakes.started import story, wire
 from tests.http.test_control_plane import both_on_ports, sidecar_before
@@ -181,7 +181,7 @@ async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_ab
             asked.append((str(line), question["device_bytes"]))
             return ANSWER
 
-    monkeypatch.setattr(roads, "VllmRoad", Road)
+    monkeypatch.setattr(explain, "VllmRoad", Road)
     line = ("--against", "vllm serve MODEL", "--engine-python", "/opt/vllm/bin/python")
     text = (await asyncio.to_thread(ran, *line, url=url)).output
     assert asked[:2] == [("/opt/vllm/bin/python", "910B"), ("vllm serve MODEL", BUDGET["memory"]["total_bytes"])]
@@ -194,7 +194,7 @@ async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_ab
 
 async def test_without_a_vllm_the_way_to_one_is_named(url, monkeypatch):
     """In one line, and nothing is compared."""
-    monkeypatch.setattr(roads, "engine_here", lambda: None)
+    monkeypatch.setattr(explain, "engine_here", lambda: None)
     result = await asyncio.to_thread(ran, "--against", "vllm serve MODEL", url=url)
     why = "no vLLM can be imported here; --engine-python PATH names a Python that has one"
     assert (result.exit_code, result.output) == (1, f"Error: {why}\n")

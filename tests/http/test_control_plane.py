@@ -16,7 +16,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from highwater.api.plan import MAX_WAITING
+from highwater.api.services import MAX_WAITING
 from highwater.engine.client import Engine
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
@@ -963,7 +963,7 @@ async def test_a_plan_needs_no_token_and_calls_no_worker(guarded):
 async def test_a_plan_behind_too_many_others_is_refused_with_a_time_to_come_again(monkeypatch):
     """The others are answered when the first is."""
     ends = threading.Event()
-    monkeypatch.setattr("highwater.api.plan.plan_answer", lambda *_: {"ended": ends.wait(LIMIT_SECONDS)})
+    monkeypatch.setattr("highwater.api.budget.plan_answer", lambda *_: {"ended": ends.wait(LIMIT_SECONDS)})
     async with sidecar_before(FakeEngine()) as running, asyncio.TaskGroup() as callers:
         asked = [callers.create_task(running.client.post("/memory/plan", json={})) for _ in range(MAX_WAITING + 2)]
         refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from highwater.api.incidents import incidents_router
+from highwater.api.incidents import router
 from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
@@ -46,7 +47,8 @@ async def serving_incidents(folder: Path) -> AsyncIterator[Running]:
     (folder / "incidents").mkdir()
     incidents = Incidents(IncidentStore(folder / "incidents"), engine_log=log, clock=lambda: AT)
     app = FastAPI(responses=PROBLEM_RESPONSES)
-    app.include_router(incidents_router(incidents))
+    app.state.services = SimpleNamespace(incidents=incidents)
+    app.include_router(router)
     answer_problems(app)
     async with (
         serving(app) as port,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from highwater.api.runbooks import FOLDER, page, runbooks_router
+from highwater.api import pages
+from highwater.api.pages import runbook_page, runbooks
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import TOKEN, sidecar_before
 
@@ -73,8 +74,8 @@ async def test_nothing_runs_in_a_page():
 
 def test_markup_in_a_runbook_is_text():
     """No text of a runbook can break the page."""
-    assert "<script>" not in page("<script>", "# a\n\n<script>alert(1)</script>\n\n[x](javascript:alert)")
-    assert "javascript:" not in re.findall(r'href="([^"]*)"', page("a", "[x](javascript:alert)"))
+    assert "<script>" not in runbook_page("<script>", "# a\n\n<script>alert(1)</script>\n\n[x](javascript:alert)")
+    assert "javascript:" not in re.findall(r'href="([^"]*)"', runbook_page("a", "[x](javascript:alert)"))
 
 
 async def test_the_engines_own_documentation_is_still_the_engines():
@@ -86,6 +87,6 @@ async def test_the_engines_own_documentation_is_still_the_engines():
 
 def test_an_installation_without_runbooks_serves_the_rest(tmp_path: Path):
     """Nothing depends on them."""
-    assert runbooks_router(None).routes
-    assert runbooks_router(tmp_path).routes
-    assert FOLDER == RUNBOOKS
+    assert runbooks(None) == {}
+    assert runbooks(tmp_path) == {}
+    assert pages.RUNBOOKS == RUNBOOKS

@@ -329,7 +329,7 @@ async def test_the_engine_itself_is_no_sidecar(command):
 
 def test_who_never_answers_is_not_waited_for_long(monkeypatch):
     """Also where the call itself may take minutes: first it is asked who it is."""
-    monkeypatch.setattr("highwater.client.options.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("highwater.commands.asking.ASK_SECONDS", 0.3)
     with _listener() as url:
         started = time.monotonic()
         result = ran("reclaim", url=url)

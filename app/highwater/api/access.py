@@ -1,7 +1,7 @@
 """Access to the control paths: for callers with the admin token, and for no others unless ``trust_loopback`` is set.
 
-A path needs the token if its route depends on ``Access``. That is part of the OpenAPI page, where ``ControlGuard``
-reads it: it refuses a call before the body of the request is read.
+A path needs the token if its route takes an ``Admin``. That is part of the OpenAPI page, where ``ControlGuard`` reads
+it: it refuses a call before the body of the request is read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from functools import partial
 from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.openapi.models import HTTPBearer
+from fastapi import FastAPI, HTTPException
 from fastapi.responses import JSONResponse
-from fastapi.security.base import SecurityBase
 from starlette.requests import HTTPConnection
 from starlette.routing import Match, compile_path
 from starlette.types import Receive, Scope, Send
@@ -63,8 +61,8 @@ class Denial:
         return {} if self.reason == "closed" else {"WWW-Authenticate": "Bearer"}
 
 
-class Access(SecurityBase):
-    """A FastAPI dependency: the caller of a control path, or the reason why the call is not let in.
+class Access:
+    """Judges callers: who calls a control path, or the reason why the call is not let in.
 
     A request through a reverse proxy, or from a web page in the operator's own browser, does not count as a loopback
     peer, as far as that can be seen: a proxy on the same machine need not add a header. Hence the token. ``port`` is
@@ -79,15 +77,13 @@ class Access(SecurityBase):
         trust_loopback: bool = False,
         denied: Callable[[DenialReason], None] = lambda _: None,
     ) -> None:
-        self.model = HTTPBearer(description="the admin token; `highwater token` prints it")
-        self.scheme_name = "AdminToken"
         self._token = token
         self._trust_loopback = trust_loopback
         self._denied = denied
         self._log = LimitedLog(log)
         self._port = port
 
-    async def __call__(self, request: Request) -> Caller:
+    def admitted(self, request: HTTPConnection) -> Caller:
         """Return the caller; raises HTTPException: 401 without the token or with a wrong one, 403 if none exists."""
         caller = self.judge(request)
         if isinstance(caller, Denial):

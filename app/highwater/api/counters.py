@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from highwater import __version__
 from highwater.accounting.components import COMPONENTS
+from highwater.api.families import HELP
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.traffic import ProxyTraffic
 from highwater.readings.event import Trigger
@@ -25,44 +26,25 @@ class Counters:
         self.changes = 1
         self.internal_errors = InternalErrors()
         self.traffic = ProxyTraffic()
-        self._poll_seconds = self._histogram("poll_duration_seconds", "Duration of a poll of all sources.")
-        self._poll_failures = self._counter(
-            "poll_failures_total", "Sources that gave no good answer to a poll.", "source", "reason"
-        )
-        self._resets = self._counter(
-            "resets_total", "Remedies run, refused, failed or only observed.", "remedy", "trigger", "outcome"
-        )
-        self._freed = self._counter(
-            "reset_freed_bytes_total",
-            "Bytes that remedies gave back of what they can free, by component, over all ranks.",
-            "remedy",
-            "component",
-        )
-        self._reset_seconds = self._histogram(
-            "reset_duration_seconds", "Time from a remedy's start to the reading after it.", "remedy"
-        )
-        self._hold_seconds = self._histogram(
-            "reset_hold_seconds", "How long new requests waited for a remedy at the gate.", "remedy"
-        )
-        self._actions = self._counter(
-            "policy_actions_total",
-            "Remedies that the policy ran on a rule's behalf; ineffective: done, and it gave less than it had to.",
-            "rule",
-            "remedy",
-            "outcome",
-        )
-        self._denied = self._counter("control_denied_total", "Control calls that were not let in.", "reason")
+        self._poll_seconds = self._histogram("poll_duration_seconds")
+        self._poll_failures = self._counter("poll_failures_total", "source", "reason")
+        self._resets = self._counter("resets_total", "remedy", "trigger", "outcome")
+        self._freed = self._counter("reset_freed_bytes_total", "remedy", "component")
+        self._reset_seconds = self._histogram("reset_duration_seconds", "remedy")
+        self._hold_seconds = self._histogram("reset_hold_seconds", "remedy")
+        self._actions = self._counter("policy_actions_total", "rule", "remedy", "outcome")
+        self._denied = self._counter("control_denied_total", "reason")
         for reason in ("no_token", "wrong_token", "closed"):
             self._denied.labels(reason)
-        build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=self.registry)
+        build = Gauge("highwater_build_info", HELP["build_info"], ("version",), registry=self.registry)
         build.labels(__version__).set(1)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"highwater_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, *labels: str) -> Counter:
+        return Counter(f"highwater_{name}", HELP[name], labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+    def _histogram(self, name: str, *labels: str) -> Histogram:
         buckets = _RESET_BUCKETS if labels else _POLL_BUCKETS
-        return Histogram(f"highwater_{name}", text, labels, buckets=buckets, registry=self.registry)
+        return Histogram(f"highwater_{name}", HELP[name], labels, buckets=buckets, registry=self.registry)
 
     def polled(self, seconds: float) -> None:
         self.changes += 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from pydantic_core import to_json
 
 from highwater.api.requests import StrictModel
-from highwater.api.services import Services
+from highwater.api.services import Parts, Services
 from highwater.errors import EngineError, NotAvailable, UnknownName
 from highwater.memory.encoder_cache import EntriesReading, RankEntries
 from highwater.readings.report import Report
@@ -26,42 +26,13 @@ NOT_READ = (
 NOT_ASKED = "as last read; with the admin token the workers are called, and mm_hash is whole"
 SHORTENED = "with the admin token mm_hash is whole"
 
+router = APIRouter(tags=["memory"])
+
 
 class EntriesQuery(StrictModel):
     rank: int | None = None
     limit: int = Field(100, ge=0, le=10_000)
     sort: Literal["bytes", "age"] = "bytes"
-
-
-def encoder_cache_router(services: Services) -> APIRouter:
-    router = APIRouter(tags=["memory"])
-    alias = Alias()
-
-    @router.get("/memory/encoder-cache")
-    async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> Response:
-        """Return what the encoder cache of each rank holds.
-
-        If every worker has a recorder, its entries are returned. Else the workers are called, with the admin
-        token and once a second at most; without the token no worker is called, and the response has what the recorders
-        show, what was last read of the other workers, its age, and which ranks nothing is known of. Without the token
-        `mm_hash` is a short name that does not identify the image.
-        """
-        may_ask = services.control.caller(request) is not None
-        reading = await _entries(services, may_ask=may_ask)
-        report = services.poller.current()
-        pids = {rank.pid for rank in report.ranks}
-        # The entries of earlier workers say nothing about those that run now.
-        known = [] if reading is None else [rank for rank in reading.ranks if rank.head.get("pid") in pids]
-        names = [rank.head.get("rank") for rank in known]
-        if query.rank is not None and query.rank not in names and known:
-            raise UnknownName("rank", query.rank, [str(rank) for rank in names])
-        age = round(services.entries.age_seconds(reading), 3) if reading is not None and known else None
-        wanted = [rank for rank in known if query.rank in (None, rank.head.get("rank"))]
-        ranks = [await rank.json(query.limit, query.sort, None if may_ask else alias) for rank in wanted]
-        head = to_json({"schema": SCHEMA, "age_seconds": age, "note": _note(known, report, may_ask=may_ask)})
-        return Response(head[:-1] + b',"ranks":[' + b",".join(ranks) + b"]}", media_type="application/json")
-
-    return router
 
 
 class Alias:
@@ -75,6 +46,34 @@ class Alias:
 
     def __call__(self, mm_hash: object) -> str:
         return hashlib.blake2b(str(mm_hash).encode(), key=self._key, digest_size=4).hexdigest()
+
+
+_alias: Final = Alias()
+
+
+@router.get("/memory/encoder-cache")
+async def encoder_cache(request: Request, parts: Parts, query: Annotated[EntriesQuery, Query()]) -> Response:
+    """Return what the encoder cache of each rank holds.
+
+    If every worker has a recorder, its entries are returned. Else the workers are called, with the admin
+    token and once a second at most; without the token no worker is called, and the response has what the recorders
+    show, what was last read of the other workers, its age, and which ranks nothing is known of. Without the token
+    `mm_hash` is a short name that does not identify the image.
+    """
+    may_ask = parts.control.caller(request) is not None
+    reading = await _entries(parts, may_ask=may_ask)
+    report = parts.poller.current()
+    pids = {rank.pid for rank in report.ranks}
+    # The entries of earlier workers say nothing about those that run now.
+    known = [] if reading is None else [rank for rank in reading.ranks if rank.head.get("pid") in pids]
+    names = [rank.head.get("rank") for rank in known]
+    if query.rank is not None and query.rank not in names and known:
+        raise UnknownName("rank", query.rank, [str(rank) for rank in names])
+    age = round(parts.entries.age_seconds(reading), 3) if reading is not None and known else None
+    wanted = [rank for rank in known if query.rank in (None, rank.head.get("rank"))]
+    ranks = [await rank.json(query.limit, query.sort, None if may_ask else _alias) for rank in wanted]
+    head = to_json({"schema": SCHEMA, "age_seconds": age, "note": _note(known, report, may_ask=may_ask)})
+    return Response(head[:-1] + b',"ranks":[' + b",".join(ranks) + b"]}", media_type="application/json")
 
 
 async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | None:

@@ -1,4 +1,4 @@
-"""The parts that the routes' requests share: strict models and the format of the response."""
+"""The parts that the routes share: strict models, the format of the response, and what a command ends with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any, Final, Literal
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict
+
+from highwater.exit_codes import EXIT_STATUS_HEADER
 
 # For what no cache may keep, and no browser may guess the type of.
 NO_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -21,8 +23,13 @@ class FormatQuery(StrictModel):
     format: Literal["json", "text"] | None = None
 
 
-def wants_text(request: Request, chosen: str | None) -> bool:
+def wants_text(request: Request, chosen: str | None = None) -> bool:
     if chosen is not None:
         return chosen == "text"
     accept = request.headers.get("accept", "")
     return "text/plain" in accept and "application/json" not in accept
+
+
+def ending(status: int) -> dict[str, str]:
+    """Return the header by which a command that shows this response knows its exit status."""
+    return {EXIT_STATUS_HEADER: str(status)}

@@ -1,27 +1,37 @@
-"""The parts that ``main`` has wired, as the routers get them."""
+"""The parts that ``main`` has wired, and how a handler is given them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated, Final, TypeAlias
+
+from fastapi import Depends, Request
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
 
 from highwater.api.access import Access
 from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
+from highwater.api.starts import StartReports, Turns
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.engine.client import EngineResponse
 from highwater.growth.watch import GrowthWatch
 from highwater.host.watch import HostWatch
 from highwater.memory.encoder_cache import EncoderCacheEntries
-from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.snapshots import Snapshots
 from highwater.policy.governor import Governor
 from highwater.policy.store import PolicyStore
+from highwater.readings.event import Caller
 from highwater.readings.report import Report
 from highwater.recorder.recorders import Recorders
 from highwater.relief.relief import Relief
+
+# Plans that may wait for the one that is computed.
+MAX_WAITING: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Services:
     exporter: Exporter
     engine_page: EnginePage
     entries: EncoderCacheEntries
-    budgets: EngineBudgets
+    starts: StartReports
     growth: GrowthWatch
     incidents: Incidents
     recorders: Recorders | None
@@ -47,3 +57,28 @@ class Services:
     stopping: Callable[[], bool]
     server_info: Callable[[str], Awaitable[EngineResponse]]
     control: Access
+    # An hour of many ranks is megabytes, and a plan takes some hundred trials: one of each at a time.
+    history_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    plan_turns: Turns = field(default_factory=lambda: Turns(MAX_WAITING))
+
+
+async def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+class _AdminToken(SecurityBase):
+    """The caller of a control path; on the OpenAPI page, where ``ControlGuard`` reads which paths these are."""
+
+    def __init__(self) -> None:
+        self.model = HTTPBearer(description="the admin token; `highwater token` prints it")
+        self.scheme_name = "AdminToken"
+
+    async def __call__(self, request: Request) -> Caller:
+        """Return the caller; raises HTTPException: 401 without the token or with a wrong one, 403 if none exists."""
+        return request.app.state.services.control.admitted(request)
+
+
+NEEDS_TOKEN: Final = Depends(_AdminToken())
+Parts: TypeAlias = Annotated[Services, Depends(services_of)]
+Admin: TypeAlias = Annotated[Caller, NEEDS_TOKEN]

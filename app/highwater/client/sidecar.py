@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import httpx
 import httpx_sse
 
 from highwater.errors import SidecarRefused, SidecarUnreachable
+from highwater.exit_codes import EXIT_STATUS_HEADER
 from highwater.flaws import without_credentials
 from highwater.text.printable import plain
+from highwater.text.table import reasons_of
 from highwater.units import MIB
 
 CONNECT_SECONDS = 5.0
@@ -36,6 +38,12 @@ _NO_OWN_PATH = "The sidecar's own"
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, by default on port 8001"
 # What a port that serves the engine's API alone says of a path of the sidecar's (proxy/front.py).
 _DATA_PORT = "own paths are on its control port"
+
+
+class Answer(NamedTuple):
+    media_type: str
+    content: bytes
+    exit_status: int | None  # what a command that shows it ends with; None where the sidecar does not say it
 
 
 class SidecarClient:
@@ -77,23 +85,23 @@ class SidecarClient:
     def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
         return self._json("GET", path, params=params)
 
-    def get_text(self, path: str, params: Mapping[str, str] | None = None) -> str:
-        """Return the text of a GET; raises as every call, and SidecarUnreachable for a web page."""
-        headers, content = self._call("GET", path, params=params)
-        if "html" in headers.get("content-type", ""):
-            raise self._no_sidecar("a web page", headers)
-        return content.decode(errors="replace")
-
     def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401 - JSON
         return self._json("POST", path, body=body)
 
-    def put(self, path: str, body: Any) -> Any:  # noqa: ANN401 - JSON
-        return self._json("PUT", path, body=body)
-
-    def get_content(self, path: str) -> tuple[str, bytes]:
-        """Return media type and body of a GET of any path, also of another server's web page."""
-        headers, content = self._call("GET", path)
-        return headers.get("content-type", "").partition(";")[0].strip().lower(), content
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,  # noqa: ANN401 - JSON
+        accept: str = "*/*",
+    ) -> Answer:
+        """Return the answer of any path as it is, also another server's web page."""
+        headers, content = self._call(method, path, params=params, body=body, accept=accept, is_shown=True)
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        status = headers.get(EXIT_STATUS_HEADER, "")
+        return Answer(media_type, content, int(status) if len(status) == 1 and status.isdecimal() else None)
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """Return event names and parsed data of ``GET /memory/events``, live, the present report first.
@@ -131,11 +139,14 @@ class SidecarClient:
         *,
         params: Mapping[str, str] | None = None,
         body: Any = None,  # noqa: ANN401 - JSON
+        accept: str = "*/*",
+        is_shown: bool = False,
     ) -> tuple[httpx.Headers, bytes]:
-        given: dict[str, Any] = {} if body is None else {"json": body}
+        given: dict[str, Any] = {"headers": {"Accept": accept}} | ({} if body is None else {"json": body})
         with self._mapped(), self._client.stream(method, f"{self.url}{path}", params=params, **given) as response:
             content = self._read(response)
-            if not response.is_success:
+            # A reclaim of which all was refused is no success, and its text says why of each remedy.
+            if not response.is_success and not (is_shown and EXIT_STATUS_HEADER in response.headers):
                 self._refuse(response, content)
             return response.headers, content
 
@@ -242,14 +253,6 @@ def _error_of(body: object) -> tuple[str, str] | None:
     if "reason" in body or "remedy" in body:
         return "", str(body.get("reason"))
     return None
-
-
-def reasons_of(results: Iterable[tuple[str, str]]) -> list[str]:
-    """Return each reason once, behind the remedies that have it, from pairs of remedy and reason."""
-    remedies: dict[str, list[str]] = {}
-    for remedy, reason in results:
-        remedies.setdefault(reason, []).append(remedy)
-    return [f"{', '.join(names)}: {reason}" for reason, names in remedies.items()]
 
 
 def _unreachable(text: str) -> SidecarUnreachable:

@@ -24,7 +24,7 @@ from highwater.accounting.growth_since_ready import growth_since_ready
 from highwater.accounting.pace import Track
 from highwater.api import metrics
 from highwater.api.counters import Counters
-from highwater.api.growth_metrics import MAX_SHOWN
+from highwater.api.families import MAX_SHOWN
 from highwater.api.metrics import Exporter
 from highwater.host.outlook import Outlook
 from highwater.host.reading import PressureStall

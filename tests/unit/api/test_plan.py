@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from highwater.api.plan import PlanRequest, Turns, plan_answer
+from highwater.api.budget import PlanRequest, plan_answer
+from highwater.api.starts import Turns
 from highwater.errors import CannotPlan, TooManyWaiting
 from highwater.plan.kv_view import LiveEngine
 from highwater.readings.rank import EncoderCache

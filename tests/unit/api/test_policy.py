@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from highwater.api.access import Access
 from highwater.api.counters import Counters
-from highwater.api.policy import policy_router
+from highwater.api.policy import router
 from highwater.api.problems import answer_problems
 from highwater.files.admin_token import AdminToken
 from highwater.files.state_file import StateFile
@@ -43,8 +43,8 @@ async def sidecar(path: Path | None, configured: PolicySettings = CONFIGURED, to
     control = Access(AdminToken(token or "none-is-asked-for", None), port=8001, trust_loopback=token is None)
     exporter = SimpleNamespace(counters=Counters())  # tests/http/test_scrapers.py has its part
     parts = {"governor": core.governor, "history": core.history, "policy": store, "control": control}
-    services = SimpleNamespace(**parts, exporter=exporter)
-    app.include_router(policy_router(services))
+    app.state.services = SimpleNamespace(**parts, exporter=exporter)
+    app.include_router(router)
     answer_problems(app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -213,14 +213,23 @@ def test_what_answers_cannot_command_the_terminal(answering):
     assert len(text) < 1000
 
 
-def test_a_text_is_no_web_page(answering):
-    """Who answers every path with one is no sidecar."""
-    answering(httpx.Response(200, text="a table"))
+@pytest.mark.parametrize(("said", "status"), [("1", 1), (None, None), ("", None), ("1" * 5000, None), ("x", None)])
+def test_an_answer_says_what_to_end_with(answering, said, status):
+    """Where the sidecar names no exit status that a command has, none is made up."""
+    headers = {} if said is None else {"Highwater-Exit-Status": said}
+    answering(httpx.Response(200, text="a table", headers=headers))
     with SidecarClient("http://s:1") as sidecar:
-        assert sidecar.get_text("/memory", {"format": "text"}) == "a table"
-    answering(httpx.Response(200, html="<p>"))
-    with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarUnreachable, match="a web page"):
-        sidecar.get_text("/memory")
+        assert sidecar.ask("GET", "/memory/host") == ("text/plain", b"a table", status)
+
+
+def test_a_refusal_that_says_what_to_end_with_is_shown(answering):
+    """A reclaim of which all was refused; without that word it is an error."""
+    answering(httpx.Response(409, text="release: it sleeps", headers={"Highwater-Exit-Status": "1"}))
+    with SidecarClient("http://s:1") as sidecar:
+        assert sidecar.ask("POST", "/memory/reclaim").exit_status == 1
+    answering(httpx.Response(409, json=OURS))
+    with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarRefused, match="it is busy"):
+        sidecar.ask("POST", "/memory/reclaim")
 
 
 def stream(*parts: str, kind: str = "text/event-stream") -> httpx.Response:
@@ -267,8 +276,9 @@ def test_an_answer_nested_without_end_is_no_sidecars(answering, status):
     assert "no Highwater sidecar" in unreachable(answering, httpx.Response(status, content=b"[" * 100_000))
 
 
-@pytest.mark.parametrize("at", [1e300, -1e300, float("nan")])
+@pytest.mark.parametrize("at", [1e300, -1e300, float("nan"), 253402300800.0, -1.0])
 def test_an_event_at_no_time_is_not_known(at):
-    """No calendar can show it; the others are shown all the same."""
+    """No calendar of Python's names a year beyond 9999 or before 1970; the others are shown all the same."""
     event = {"id": 1, "kind": "state", "summary": "it is up"}
-    assert [one.at for one in events_of([event | {"at": at}, event | {"at": 1.0}])] == [1.0]
+    known = [0.0, 1.0, 253402300799.0]
+    assert [one.at for one in events_of([event | {"at": when} for when in (at, *known)])] == known

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.cli import main
-from highwater.client.options import own_url
+from highwater.commands.options import own_url
 
 STATUSES = {"/livez": 200, "/readyz": 503, "/health/deep": 200}
 

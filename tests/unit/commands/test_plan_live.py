@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater.api.plan import PlanRequest, plan_answer
+from highwater.api.budget import PlanRequest, plan_answer
 from highwater.commands.plan import plan as plan_command
 from highwater.errors import CannotPlan, SidecarRefused
 from tests.fakes import started
@@ -48,7 +48,7 @@ def _sidecar(monkeypatch: pytest.MonkeyPatch) -> FakeSidecar:
         assert url == "http://sidecar:8001"
         yield fake
 
-    monkeypatch.setattr("highwater.client.options.sidecar_at", at)
+    monkeypatch.setattr("highwater.commands.asking.sidecar_at", at)
     return fake
 
 

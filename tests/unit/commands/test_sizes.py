@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.commands.sizes import size_given
+from highwater.commands.verbs import size_given
 from highwater.plan.command_line import size_of
 from highwater.policy.rules import RATIO_SIGNALS, SIGNAL_REMEDIES
 from highwater.readings.policy import RuleStatus

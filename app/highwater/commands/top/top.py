@@ -7,14 +7,15 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 
 import click
 from rich.console import Console
 
 from highwater.client.answers import report_of
-from highwater.client.options import ASK_SECONDS, sidecar_at
 from highwater.client.sidecar import SidecarClient
+from highwater.commands.asking import ASK_SECONDS, sidecar_at
+from highwater.commands.options import examples, json_option, url_option
 from highwater.commands.top.drawing import Drawing
 from highwater.commands.top.feed import Feed, View, first_view, follow_memory
 from highwater.commands.top.screen import Screen
@@ -24,8 +25,24 @@ LOOK_SECONDS = 0.2
 REDRAW_SECONDS = 1.0
 
 
-def show(url: str, *, once: bool, as_json: bool) -> None:
-    """Show the memory until the user quits, or once; also where there is no terminal. Raises click.ClickException."""
+@click.command(
+    epilog=examples(
+        "highwater top                          q or Ctrl-C leaves",
+        "highwater top --once | less",
+        "highwater top --once --json | jq '.ranks[].used_ratio'",
+        "highwater top --json >> memory.jsonl   a report a line, until Ctrl-C",
+        "HIGHWATER_URL=http://gpu-7:8001 highwater top",
+    )
+)
+@url_option
+@click.option("--once", is_flag=True, help="print it once, and end; so it does where the output is no terminal")
+@json_option
+def top(url: str, *, once: bool, as_json: bool) -> None:
+    """Show where the memory is, live: ranks, components, growth, requests, policy, events.
+
+    One bar for each rank, with a line at high water; below them the components of the fullest rank, and their change.
+    While the sidecar does not respond, the age of the figures is shown; they continue once it responds again.
+    """
     try:
         if as_json:
             _print_json(url, once=once)
@@ -46,16 +63,12 @@ def _print_json(url: str, *, once: bool) -> None:
     if once:
         click.echo(json.dumps(report))
         return
-    for name, data in follow_memory(_connecting(url), threading.Event().wait):
+    for name, data in follow_memory(partial(SidecarClient, url, timeout_seconds=ASK_SECONDS), threading.Event().wait):
         if name == "report":
             click.echo(json.dumps(data))
             sys.stdout.flush()
         elif name == "lost":
             click.echo(f"highwater: {data}; trying again", err=True)
-
-
-def _connecting(url: str) -> Callable[[], SidecarClient]:
-    return lambda: SidecarClient(url, timeout_seconds=ASK_SECONDS)
 
 
 def _show(url: str, *, once: bool) -> None:
@@ -69,7 +82,7 @@ def _show(url: str, *, once: bool) -> None:
 
 
 def _live(view: View, url: str, console: Console) -> None:
-    feed = Feed(view, _connecting(url))
+    feed = Feed(view, partial(SidecarClient, url, timeout_seconds=ASK_SECONDS))
     feed.start()
     with Screen(console, lambda: Drawing(feed.view, time.monotonic())) as screen:
         drawn, drawn_at = None, 0.0
