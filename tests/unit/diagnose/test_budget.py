@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
-from highwater.api.budget_text import comparison
+from highwater.api.text.budget import comparison
 from highwater.diagnose.budget import budget_findings, contradictions, explained
 from highwater.plan.explanation import explain
 from highwater.readings.rank import Launch, TorchMemory

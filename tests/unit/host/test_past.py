@@ -7,12 +7,12 @@ from itertools import cycle
 
 import pytest
 
+from highwater.api.text.host import host_text
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.host.past import MAX_PARTS, GrownPart, HostPast
 from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
-from highwater.host.text import host_text
 from highwater.host.watch import HostWatch
 from highwater.units import MIB
 from tests.unit.host.recorded import machine, reading, record, write

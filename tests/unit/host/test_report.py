@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.api.text.host import host_text
 from highwater.host.outlook import Outlook, OutlookWindow
 from highwater.host.processor_cache import CacheCounts, processor_caches
 from highwater.host.reading import (
@@ -20,7 +21,6 @@ from highwater.host.reading import (
 )
 from highwater.host.report import report_of, summary_of
 from highwater.host.shm_need import shm_needs
-from highwater.host.text import host_text
 from highwater.units import GIB, MIB
 from tests.unit.host.recorded import reading
 
