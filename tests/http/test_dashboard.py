@@ -33,7 +33,6 @@ class References(HTMLParser):
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_the_page_is_there_for_everyone(method):
-    """Reading needs no token, and HEAD tells the same as GET."""
     async with sidecar_before(FakeEngine(), admin_token=TOKEN) as sidecar:
         answer = await sidecar.client.request(method, "/dashboard")
     assert answer.status_code == 200
@@ -127,7 +126,6 @@ def test_foreign_text_is_never_markup(name):
 
 
 def test_what_is_vendored_is_told_with_its_licence():
-    """Name, version and licence stand beside it."""
     note = (DASHBOARD / "vendor" / "README.md").read_text(encoding="utf-8")
     for folder in (path for path in (DASHBOARD / "vendor").iterdir() if path.is_dir()):
         version = folder.name.rpartition("-")[2]

@@ -87,7 +87,6 @@ async def shared(tmp_path_factory):
 
 
 async def test_without_incidents_the_list_is_empty(running):
-    """And no error."""
     answer = await running.get()
     assert answer.json() == {
         "schema": 1,
@@ -100,7 +99,6 @@ async def test_without_incidents_the_list_is_empty(running):
 
 
 async def test_the_list_tells_what_and_when(one):
-    """Newest first, with how often and until when."""
     await one.incidents.open_incident(evidence("died", at=AT + 5))
     await one.incidents.open_incident(evidence("hung", at=AT + 6))
     listed = (await one.get()).json()["incidents"]
@@ -126,7 +124,6 @@ async def test_the_list_tells_what_and_when(one):
     ],
 )
 async def test_the_list_has_two_forms(shared, accept, query, content_type):
-    """As /memory chooses between them."""
     answer = await shared.get(accept=accept, **query)
     assert (answer.status_code, answer.headers["content-type"]) == (200, content_type)
     assert ID in answer.text
@@ -155,7 +152,6 @@ async def test_an_incident_has_three_forms(shared, accept, query, content_type):
 
 @shares
 async def test_the_json_is_that_of_the_file(shared):
-    """Whole, and one object."""
     answer = await shared.get(f"/{ID}")
     assert answer.json() == json.loads((shared.incidents.folder / f"{ID}.json").read_bytes())
     assert answer.json()["engine"]["model"] == ATTACK
@@ -198,14 +194,12 @@ async def test_one_that_cannot_be_read_says_why(one):
 @pytest.mark.parametrize("path", ["", f"/{ID}"])
 @pytest.mark.parametrize("query", [{"format": "xml"}, {"fromat": "text"}])
 async def test_a_query_that_is_none_is_refused(shared, path, query):
-    """Naming the key."""
     answer = await shared.get(path, **query)
     assert answer.status_code == 422
     assert next(iter(query)) in answer.json()["error"]["message"]
 
 
 async def test_a_folder_that_cannot_be_written_is_told(running):
-    """The incident is there all the same."""
     running.incidents.folder.rmdir()
     await running.incidents.open_incident(evidence("died"))
     answer = (await running.get()).json()

@@ -146,7 +146,6 @@ async def test_the_story_is_told_in_full(sidecar, tmp_path):
 
 @shares
 async def test_start_and_end_are_marked(sidecar, tmp_path):
-    """Under the name that was given."""
     async with recording(url_of(sidecar), tmp_path, "--name", "nightly", "--", "true") as record:
         assert (await record.end())[0] == 0
     events = (await sidecar.client.get("/memory/events")).json()["events"]
@@ -156,7 +155,6 @@ async def test_start_and_end_are_marked(sidecar, tmp_path):
 
 @shares
 async def test_a_refused_remedy_is_told_with_its_reason(sidecar, tmp_path):
-    """The report goes on with the next one."""
     sidecar.fake.workers_refuse = "an encoder cache connector owns them"
     try:
         names = "trim_encoder_cache,release"
@@ -197,7 +195,6 @@ async def test_ctrl_c_ends_the_load_and_writes_the_report(sidecar, tmp_path):
 
 @shares
 async def test_ctrl_c_after_the_load_leaves_out_what_should_follow(sidecar, tmp_path):
-    """The load ended in order, and the report says so."""
     command = ("--remedies", "release", "--settle", "600", "--", "true")
     async with recording(url_of(sidecar), tmp_path, *command) as record:
         while b"waiting 600 s" not in await patiently(record.process.stderr.readline()):
@@ -296,7 +293,6 @@ async def refused(url: str, folder: Path, *arguments: str, token: str = TOKEN) -
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 async def test_bad_input_is_told_before_the_load_starts(sidecar, tmp_path, arguments, code, told):
-    """One line that says what, and what to do."""
     (tmp_path / "there.html").write_text("somebody's")
     (tmp_path / "plain").write_text("")
     (tmp_path / "broken").write_text("no program")
@@ -309,7 +305,6 @@ async def test_bad_input_is_told_before_the_load_starts(sidecar, tmp_path, argum
 @shares
 @pytest.mark.parametrize(("token", "told"), [("wrong", "is not this sidecar's"), ("", "found no token")])
 async def test_a_wrong_token_is_told_before_the_load_starts(sidecar, tmp_path, token, told):
-    """And where the right one belongs."""
     code, line = await refused(url_of(sidecar), tmp_path, token=token)
     assert (code, told in line, "HIGHWATER_ADMIN_TOKEN" in line) == (1, True, True), line
 

@@ -99,7 +99,6 @@ async def test_what_get_printed_can_be_set_again(run, sidecar, tmp_path):
     ],
 )
 async def test_a_policy_that_is_wrong_is_refused_whole(run, sidecar, text, status, words):
-    """The file's faults by this command, the rules' by the sidecar."""
     before = (await sidecar.client.get("/policy")).json()
     result = await run("policy", "set", "-", text=text)
     assert (result.exit_code, result.stdout) == (status, "")
@@ -112,7 +111,6 @@ async def test_a_policy_that_is_wrong_is_refused_whole(run, sidecar, text, statu
     "command", [["policy", "mode", "act"], ["snapshot", "take"], ["restore"], ["get", "/server_info"]]
 )
 async def test_without_the_token_each_is_one_line(run, command):
-    """That says what was not found."""
     result = await run(*command, HIGHWATER_ADMIN_TOKEN="")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "This command found no token" in result.stderr
@@ -120,7 +118,6 @@ async def test_without_the_token_each_is_one_line(run, command):
 
 
 async def test_the_token_comes_from_a_file_too(run, tmp_path):
-    """As a mounted Secret has it."""
     (tmp_path / "token").write_text(TOKEN + "\n")
     (tmp_path / "token").chmod(0o600)
     file = {"HIGHWATER_ADMIN_TOKEN": "", "HIGHWATER_ADMIN_TOKEN_FILE": str(tmp_path / "token")}
@@ -163,7 +160,6 @@ async def test_events_are_followed_as_they_happen(run, sidecar):
 
 
 async def test_a_snapshot_is_taken_listed_and_fetched(run, tmp_path):
-    """By names that are printed."""
     assert "977 KiB" in (await run("snapshot", "take", "--dry-run")).stdout
     assert "there are no snapshots" in (await run("snapshot", "list")).stdout
     taken = await run("snapshot", "take")
@@ -174,14 +170,12 @@ async def test_a_snapshot_is_taken_listed_and_fetched(run, tmp_path):
 
 
 async def test_a_worker_that_takes_no_snapshot_is_one_line(run, sidecar):
-    """On CPU, and exit status 1."""
     sidecar.fake.snapshot = lambda _: [NO_SNAPSHOT] * 2
     result = await run("snapshot", "take")
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (1, "", 1)
 
 
 async def test_restore_says_what_each_rank_brought_back(run, sidecar):
-    """After a trim, from the host."""
     sidecar.fake.serve_images()
     await sidecar.poll()
     assert (await run("reclaim", "trim_encoder_cache")).exit_code == 0
@@ -203,13 +197,11 @@ async def test_get_prints_json(run, path):
 
 
 async def test_get_prints_text(run):
-    """As the sidecar has it."""
     assert "highwater_engine_up" in (await run("get", "/metrics")).stdout
     assert "policy: " in (await run("get", "/memory?format=text")).stdout
 
 
 async def test_get_of_what_is_not_there_is_one_line(run):
-    """With the sidecar's own hint."""
     result = await run("get", "/memory/nonsense")
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (1, "", 1)
     assert "/memory" in result.stderr
@@ -282,7 +274,6 @@ def test_no_escape_reaches_the_terminal():
 
 
 def test_what_is_no_json_though_it_says_so_is_one_line():
-    """Exit status 1."""
     with odd(page=b"{") as url:
         result = ran("get", "/page", url=url)
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (1, "", 1)

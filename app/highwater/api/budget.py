@@ -12,8 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
-from highwater.api.requests import OR_TEXT, FormatQuery, ending, wants_text
-from highwater.api.services import Parts
+from highwater.api.services import OR_TEXT, FormatQuery, Parts, ending, wants_text
 from highwater.api.text.budget import budget_text
 from highwater.diagnose.budget import Explained
 from highwater.errors import CannotPlan

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Body, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, TypeAdapter, model_validator
 
-from highwater.api.requests import NO_STORE, StrictModel, ending, wants_text
-from highwater.api.services import NEEDS_TOKEN, Admin, Parts
+from highwater.api.services import NEEDS_TOKEN, NO_STORE, Admin, Parts, StrictModel, ending, wants_text
 from highwater.api.text.control import reclaim_text, restored_text
 from highwater.errors import EngineError, NotAvailable, Refused
 from highwater.exit_codes import FAILED, OK

@@ -143,7 +143,11 @@ def _rank_families(report: Report) -> Iterator[Metric]:
     yield family("encoder_cache_bytes", (*_RANK_LABELS, "residency"), sizes)
     yield family("encoder_cache_entries", (*_RANK_LABELS, "residency"), entries)
     identity = (*_RANK_LABELS, "dp_rank", "physical_index", "uuid", "product")
-    yield family("device_info", identity, (((*labels, *_identity(rank)), 1.0) for labels, rank in ranks))
+    identities: list[Row] = []
+    for labels, rank in ranks:
+        of_rank = (rank.dp_rank, rank.device.physical_index, rank.device.uuid, rank.device.name)
+        identities.append(((*labels, *("" if one is None else str(one) for one in of_rank)), 1.0))
+    yield family("device_info", identity, identities)
     yield from known("devices_memory_total_bytes", device_total(report.ranks))
     yield from known("devices_memory_used_bytes", used_total(report.ranks))
     growth, labelled = report.growth, {rank_key(rank): labels for labels, rank in ranks}
@@ -151,12 +155,6 @@ def _rank_families(report: Report) -> Iterator[Metric]:
     yield from known("growth_bytes_per_second", growth.bytes_per_second)
     ends = ((labelled[key], one.seconds_to_full) for one in growth.ranks if (key := rank_key(one)) in labelled)
     yield family("device_memory_seconds_to_full", _RANK_LABELS, ends)
-
-
-def _identity(rank: RankReading) -> Labels:
-    device = rank.device
-    numbers = ("" if number is None else str(number) for number in (rank.dp_rank, device.physical_index))
-    return (*numbers, device.uuid or "", device.name or "")
 
 
 # --- the policy ---

@@ -9,8 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from highwater.api.metrics import CONTENT_TYPE
-from highwater.api.requests import StrictModel
-from highwater.api.services import Parts
+from highwater.api.services import Parts, StrictModel
 
 router = APIRouter(tags=["health"])
 

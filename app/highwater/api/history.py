@@ -15,8 +15,7 @@ from pydantic import Field, TypeAdapter
 from starlette.types import Receive, Scope, Send
 
 from highwater.api.access import peer_of
-from highwater.api.requests import StrictModel
-from highwater.api.services import Parts, Services
+from highwater.api.services import Parts, Services, StrictModel
 from highwater.errors import NotAvailable, UnknownName
 from highwater.memory.history import Mark, Update
 from highwater.readings.event import Event

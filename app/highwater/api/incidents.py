@@ -8,8 +8,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
-from highwater.api.requests import NO_STORE, OR_TEXT, FormatQuery, StrictModel, ending, wants_text
-from highwater.api.services import Parts
+from highwater.api.services import NO_STORE, OR_TEXT, FormatQuery, Parts, StrictModel, ending, wants_text
 from highwater.diagnose import markdown
 from highwater.diagnose.incidents.incident import Incident
 from highwater.diagnose.incidents.store import UnreadableIncident, listing, to_bytes

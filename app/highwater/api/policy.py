@@ -9,9 +9,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import TypeAdapter
 
 from highwater.api.problems import ProblemAnswer
-from highwater.api.requests import ending, wants_text
-from highwater.api.services import Admin, Parts, Services
-from highwater.api.text.policy import policy_text
+from highwater.api.services import Admin, Parts, Services, ending, wants_text
+from highwater.api.text.control import policy_text
 from highwater.exit_codes import OK
 from highwater.policy.settings import PolicyChange
 from highwater.readings.event import Event

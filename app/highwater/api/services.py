@@ -1,15 +1,16 @@
-"""The parts that ``main`` has wired, and how a handler is given them."""
+"""What the handlers share: the parts that ``main`` has wired, strict models, and the forms of a response."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import Depends, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
+from pydantic import BaseModel, ConfigDict
 
 from highwater.api.access import Access
 from highwater.api.engine_page import EnginePage
@@ -17,6 +18,7 @@ from highwater.api.metrics import Exporter
 from highwater.api.starts import StartReports, Turns
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.engine.client import EngineResponse
+from highwater.exit_codes import EXIT_STATUS_HEADER
 from highwater.growth.watch import GrowthWatch
 from highwater.host.watch import HostWatch
 from highwater.memory.encoder_cache import EncoderCacheEntries
@@ -82,3 +84,28 @@ class _AdminToken(SecurityBase):
 NEEDS_TOKEN: Final = Depends(_AdminToken())
 Parts: TypeAlias = Annotated[Services, Depends(services_of)]
 Admin: TypeAlias = Annotated[Caller, NEEDS_TOKEN]
+
+# For what no cache may keep, and no browser may guess the type of.
+NO_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+# What a route says of its responses on the OpenAPI page where it takes a `FormatQuery`.
+OR_TEXT: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/plain": {}}}}
+
+
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class FormatQuery(StrictModel):
+    format: Literal["json", "text"] | None = None
+
+
+def wants_text(request: Request, chosen: str | None = None) -> bool:
+    if chosen is not None:
+        return chosen == "text"
+    accept = request.headers.get("accept", "")
+    return "text/plain" in accept and "application/json" not in accept
+
+
+def ending(status: int) -> dict[str, str]:
+    """Return the header by which a command that shows this response knows its exit status."""
+    return {EXIT_STATUS_HEADER: str(status)}

@@ -11,8 +11,7 @@ from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from highwater.api.problems import ProblemAnswer
-from highwater.api.requests import NO_STORE, StrictModel, ending, wants_text
-from highwater.api.services import NEEDS_TOKEN, Admin, Parts
+from highwater.api.services import NEEDS_TOKEN, NO_STORE, Admin, Parts, StrictModel, ending, wants_text
 from highwater.api.text.control import snapshots_text, stacks_text, taken_text
 from highwater.exit_codes import OK
 from highwater.memory.snapshot_folder import pieces

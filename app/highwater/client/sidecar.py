@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import httpx
 import httpx_sse
 
-from highwater.errors import SidecarRefused, SidecarUnreachable
+from highwater.errors import SidecarError, SidecarRefused, SidecarUnreachable
 from highwater.exit_codes import EXIT_STATUS_HEADER
 from highwater.flaws import without_credentials
 from highwater.text.printable import plain
@@ -38,6 +38,10 @@ _NO_OWN_PATH = "The sidecar's own"
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, by default on port 8001"
 # What a port that serves the engine's API alone says of a path of the sidecar's (proxy/front.py).
 _DATA_PORT = "own paths are on its control port"
+
+
+FIRST_PAUSE_SECONDS: Final = 0.5
+_OWN_NAMES: Final = frozenset({"past", "lost"})
 
 
 class Answer(NamedTuple):
@@ -220,6 +224,45 @@ class SidecarClient:
             f"{self.url} answered with {shown}{server}: that is no Highwater sidecar (vLLM itself, or another "
             f"server?); {_ANOTHER}"
         )
+
+
+class StreamEnded(SidecarUnreachable):
+    """The sidecar ended a stream that had opened; it may be restarting."""
+
+
+def follow(
+    connect: Callable[[], SidecarClient],
+    past: Callable[[SidecarClient], Any],
+    pause: Callable[[float], bool | None],
+    *,
+    max_pause_seconds: float,
+) -> Iterator[tuple[str, Any]]:
+    """Yield ``past`` with what came before, then each message of the stream, as `SidecarClient.events` does.
+
+    Where the stream ends, or cannot be opened, it yields ``lost`` with the ``SidecarError``, and tries again: after
+    half a second, and after twice as long each time until a stream opens. (tenacity's attempts end with a success, and
+    a stream that opened can still end.) ``past`` is called once the stream is open, so that no message is missed
+    between both; where ``pause`` returns true it ends.
+    """
+    seconds = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            with connect() as sidecar:
+                is_open = False
+                for name, data in sidecar.events():
+                    if not is_open:
+                        is_open = True
+                        yield "past", past(sidecar)
+                    seconds = FIRST_PAUSE_SECONDS
+                    if name not in _OWN_NAMES:
+                        yield name, data
+            problem: SidecarError = StreamEnded("the sidecar has ended the stream")
+        except SidecarError as exc:
+            problem = exc
+        yield "lost", problem
+        if pause(seconds):
+            return
+        seconds = min(seconds * 2, max_pause_seconds)
 
 
 def _base(url: str) -> str:

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import click
 
-from highwater.api.text.policy import event_text
+from highwater.api.text.control import event_text
 from highwater.client.answers import event_of, not_a_sidecar
-from highwater.client.following import StreamEnded, follow
-from highwater.client.sidecar import SidecarClient
+from highwater.client.sidecar import SidecarClient, StreamEnded, follow
 from highwater.commands.asking import ASK_SECONDS, ending_well, sidecar_at
 from highwater.commands.options import examples, url_option
 from highwater.exit_codes import INTERRUPTED
@@ -42,7 +41,11 @@ def follow_events(
     """
     seen: deque[tuple[object, object]] = deque(maxlen=2 * MAX_EVENTS)
     is_first = True
-    for name, data in follow(connect, _kept_events, pause, max_pause_seconds=MAX_PAUSE_SECONDS):
+
+    def past(sidecar: SidecarClient) -> list[dict[str, Any]]:
+        return listed(sidecar.get("/memory/events", {"limit": str(MAX_EVENTS)}), MAX_EVENTS)
+
+    for name, data in follow(connect, past, pause, max_pause_seconds=MAX_PAUSE_SECONDS):
         if name == "lost":
             if is_first and not isinstance(data, StreamEnded):
                 raise data
@@ -53,10 +56,6 @@ def follow_events(
             seen.extend((event.get("at"), event.get("id")) for event in new)
             yield from new[len(new) - min(last, len(new)) :] if is_first else new
             is_first = False
-
-
-def _kept_events(sidecar: SidecarClient) -> list[dict[str, Any]]:
-    return listed(sidecar.get("/memory/events", {"limit": str(MAX_EVENTS)}), MAX_EVENTS)
 
 
 @click.command(

@@ -88,27 +88,24 @@ def status_text(
 ) -> str:
     count = f"{report.ranks_reported} rank{'' if report.ranks_reported == 1 else 's'}"
     ready = f"the engine is ready, {count}, policy {report.policy.level if report.policy else UNKNOWN}"
+
+    def ago(event: Event) -> str:
+        return f"{span_text(max(now - event.at, 0.0))} ago"
+
+    reset, incident = "none that the sidecar remembers", ""
+    if last_reset is not None:
+        by = f"rule {last_reset.rule}" if last_reset.rule else last_reset.trigger or "?"
+        if last_reset.caller is not None:
+            by += f" from {last_reset.caller.address or 'an unknown address'}"
+        reset = f"{ago(last_reset)} by {by}: {last_reset.summary}"
+    if last_incident is not None:
+        which = last_incident.summary.removeprefix("incident ").partition(" ")[0].rstrip(":,")
+        change = f"what to change: highwater incidents {which}"
+        incident = f"\nlast incident: {ago(last_incident)}: {last_incident.summary} ({change})"
     return (
-        f"{WORDS[verdict.code]}: {'; '.join(verdict.reasons) or ready}\n"
-        f"{report_text(report)}last reset: {_last_reset(last_reset, now)}{_last_incident(last_incident, now)}"
+        f"{WORDS[verdict.code]}: {'; '.join(verdict.reasons) or ready}\n{report_text(report)}"
+        f"last reset: {reset}{incident}"
     )
-
-
-def _last_reset(event: Event | None, now: float) -> str:
-    if event is None:
-        return "none that the sidecar remembers"
-    by = f"rule {event.rule}" if event.rule else event.trigger or "?"
-    if event.caller is not None:
-        by += f" from {event.caller.address or 'an unknown address'}"
-    return f"{span_text(max(now - event.at, 0.0))} ago by {by}: {event.summary}"
-
-
-def _last_incident(event: Event | None, now: float) -> str:
-    if event is None:
-        return ""
-    which = event.summary.removeprefix("incident ").partition(" ")[0].rstrip(":,")
-    ago = f"{span_text(max(now - event.at, 0.0))} ago"
-    return f"\nlast incident: {ago}: {event.summary} (what to change: highwater incidents {which})"
 
 
 def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned

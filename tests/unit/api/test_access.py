@@ -153,7 +153,6 @@ def test_the_token_opens_from_anywhere(scheme, peer):
     ],
 )
 def test_anything_else_is_401_also_from_loopback(authorization):
-    """The token is needed by everyone."""
     assert status(access(), asked(authorization=authorization)) == 401
 
 

@@ -23,9 +23,8 @@ from highwater.accounting.freed import credit
 from highwater.accounting.growth_since_ready import growth_since_ready
 from highwater.accounting.pace import Track
 from highwater.api import metrics
-from highwater.api.counters import Counters
 from highwater.api.families import MAX_SHOWN
-from highwater.api.metrics import Exporter
+from highwater.api.metrics import Counters, Exporter
 from highwater.host.outlook import Outlook
 from highwater.host.reading import PressureStall
 from highwater.host.watch import HostNow
@@ -281,7 +280,6 @@ def test_the_page_is_the_golden_one():
 
 
 def test_every_promised_family_is_there_and_no_other():
-    """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
     assert len(PROMISED) == 111
 
@@ -386,7 +384,6 @@ def test_no_family_of_the_policy_mixes_units():
 
 
 def test_the_policy_tells_what_is_missing_and_what_it_did():
-    """By rank, by level, by outcome, and of the last hour."""
     exporter = exporter_of(*story())
     exporter.counters.policy_acted("device", "release", "ineffective")
     text = classic(exporter)
@@ -464,7 +461,6 @@ def test_probes_are_in_no_latency():
 
 
 def test_what_was_shed_at_the_gate_is_among_the_refused():
-    """One count, shown twice."""
     text = classic(exporter_of(*story()))
     assert samples(text, "proxy_refused_total", "reason") == {("gate_full",): 1.0, ("not_admitted",): 1.0}
     shed = {("gate_full",): 1.0, ("held_too_long",): 0.0, ("shutting_down",): 0.0}
@@ -472,7 +468,6 @@ def test_what_was_shed_at_the_gate_is_among_the_refused():
 
 
 def test_an_answer_of_ten_minutes_has_a_bucket():
-    """Long generations are no overflow."""
     text = classic(exporter_of(*story()))
     counted = samples(text, "proxy_request_duration_seconds_bucket", "path_class", "le")
     assert counted["chat_completions", "600.0"] == 3.0
@@ -480,7 +475,6 @@ def test_an_answer_of_ten_minutes_has_a_bucket():
 
 
 def test_a_host_name_cannot_break_the_page():
-    """Label values are escaped."""
     report, _ = story()
     name = 'a"b\\c\nd'
     text = classic(exporter_of(replace(report, ranks=(replace(report.ranks[0], host=name),))))
@@ -537,7 +531,6 @@ def test_the_process_of_this_sidecar_is_the_one_that_is_shown():
 
 
 def test_the_age_of_the_report_goes_on_by_itself(monkeypatch):
-    """It is the one number that differs at every scrape."""
     reports = [story()[0]]
     exporter = Exporter(Counters(), lambda: reports[-1], lambda: POLICY, clock=lambda: 0.0)
     assert samples(classic(exporter), "report_age_seconds") == {(): 0.5}
@@ -571,7 +564,6 @@ CHANGES: dict[str, tuple[Callable[[Counters], object], str]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_is_counted_is_on_the_next_page(change):
-    """No part stays as it was rendered before."""
     happens, name = CHANGES[change]
     exporter = exporter_of(*story())
     lines = {line for line in classic(exporter).splitlines() if line.startswith(f"highwater_{name}")}
@@ -580,7 +572,6 @@ def test_whatever_is_counted_is_on_the_next_page(change):
 
 
 def test_a_new_report_is_on_the_next_page():
-    """And the policy with it, which is judged by the report."""
     reports, policies = [story()[0]], [POLICY]
     exporter = Exporter(Counters(), lambda: reports[-1], lambda: policies[-1])
     classic(exporter)
@@ -591,7 +582,6 @@ def test_a_new_report_is_on_the_next_page():
 
 
 def test_a_policy_that_an_operator_replaced_is_on_the_next_page():
-    """Before the next report, too."""
     policies = [POLICY]
     exporter = Exporter(Counters(), lambda: story()[0], lambda: policies[-1])
     classic(exporter)
@@ -615,7 +605,6 @@ def test_a_device_with_two_ranks_counts_once_in_the_sums():
 
 
 def test_growth_of_an_engine_that_has_ended_is_not_shown():
-    """And of no more series than fit, the leaks first."""
     many = tuple(verdict(f"worker rank {number}", "threads", unit="count") for number in range(400))
     text = classic(Exporter(Counters(), lambda: story()[0], lambda: POLICY, growth=lambda: (*VERDICTS, *many)))
     shown = samples(text, "growth_verdict", "process", "series", "verdict")

@@ -60,7 +60,6 @@ def test_what_was_freed_is_told_by_rank_and_component():
 
 
 def test_ranks_of_several_engines_are_told_apart():
-    """By the engine's number."""
     several = RemedyOutcome(DONE.result, (rank(9, 3), rank(9, 3, dp_rank=1)), (rank(6, 0), rank(6, 0, dp_rank=1)))
     assert "rank 1.0" in reclaim_text([several], dry_run=False)
 
@@ -73,7 +72,6 @@ def test_a_refusal_says_why():
 
 
 def test_a_reason_of_several_remedies_is_said_once():
-    """With the names of all that it holds for."""
     other = replace(REFUSED, result=replace(REFUSED.result, remedy="reset_mm_cache"))
     shown = reclaim_text([REFUSED, other], dry_run=False)
     assert "release, reset_mm_cache: it sleeps" in shown
@@ -81,7 +79,6 @@ def test_a_reason_of_several_remedies_is_said_once():
 
 
 def test_a_dry_run_tells_no_sizes():
-    """There are none."""
     shown = reclaim_text([ended("observed", "dry run")], dry_run=True)
     assert "would be" in shown
     assert "freed" not in shown
@@ -104,7 +101,6 @@ def test_nothing_to_bring_back_is_said():
 
 @pytest.mark.parametrize(("name", "head"), [("a", "snapshot a is written:"), (None, "would write, now:")])
 def test_a_snapshot_names_its_files(name, head):
-    """With how long each rank stood still."""
     path = name and "/run/a.pickle"
     one = RankSnapshot(rank=0, dp_rank=None, host=None, path=path, bytes=4 * 2**20, segments=9, blocks=9,
                        trace_entries=0, free_bytes=None, elapsed_ms=20.0)  # fmt: skip

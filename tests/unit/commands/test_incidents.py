@@ -35,13 +35,11 @@ def test_the_files_are_listed(folder):
 
 
 def test_the_list_as_json(folder):
-    """As GET /memory/incidents has it."""
     listed = json.loads(invoke("--folder", str(folder), "--json").output)
     assert [headline["id"] for headline in listed["incidents"]] == [ID, numbered(2), numbered(1)]
 
 
 def test_one_of_them_is_shown(folder):
-    """As text, or as the file has it."""
     assert "## The ranks" in invoke(ID, "--folder", str(folder)).output
     assert json.loads(invoke(ID, "--folder", str(folder), "--json").output)["id"] == ID
 
@@ -56,7 +54,6 @@ def test_one_of_them_is_shown(folder):
     ],
 )
 def test_what_is_not_there_is_said(folder, asked, problem):
-    """With exit status 1."""
     result = invoke(asked, "--folder", str(folder))
     assert result.exit_code == 1
     assert problem in result.output
@@ -72,5 +69,4 @@ def test_reading_changes_nothing(folder):
 
 
 def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path):
-    """Said before anything is read."""
     assert invoke("--folder", str(tmp_path / "none")).exit_code == 2

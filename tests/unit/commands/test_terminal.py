@@ -27,7 +27,6 @@ def helped(*arguments: str) -> str:
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.name)
 def test_every_command_has_examples(command):
-    """Each begins with how it is typed."""
     text = helped(command.name)
     examples = text.partition("Examples:\n")[2].splitlines()
     assert len(examples) > 1
@@ -36,7 +35,6 @@ def test_every_command_has_examples(command):
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.name)
 def test_every_command_is_documented(command):
-    """With each of its flags."""
     text = DOCS.read_text(encoding="utf-8")
     assert f"`highwater {command.name}" in text or f"highwater {command.name}" in text
     flags = {flag for option in command.params for flag in option.opts if flag.startswith("--")}
@@ -55,7 +53,6 @@ def test_the_commands_own_variables_are_no_typos_to_the_sidecar():
 
 
 def test_the_help_loads_no_command():
-    """It answers at once."""
     code = (
         "import sys; from highwater.cli import main; main(['--help'], standalone_mode=False); "
         "slow = {'httpx', 'pydantic', 'rich', 'tabulate', 'highwater.commands'}; "

@@ -84,7 +84,6 @@ def invoke(*arguments: str) -> Result:
     ],
 )
 def test_each_asks_once_and_shows_what_comes(sidecar, typed, method, path, body):
-    """As the sidecar has it for people, or with --json for programs."""
     sent = "" if body is None else json.dumps(body, separators=(",", ":"))
     assert invoke(*typed.split()).output == "a table\n"
     sidecar.answer = httpx.Response(200, json={"a": 1}, headers=SAYS)
@@ -140,7 +139,6 @@ def test_what_a_sidecar_says_is_plain(sidecar):
     ],
 )
 def test_what_cannot_be_asked_is_a_usage_error(sidecar, typed):
-    """Said before anybody is asked."""
     assert invoke(*typed.split()).exit_code == 2
     assert sidecar.asked == []
 
@@ -150,7 +148,6 @@ def remedies_of(*names: str, free: int | None = None) -> object:
 
 
 def test_the_remedies_are_those_that_there_are():
-    """For shell completion."""
     shown = known_remedies(click.Context(reclaim), reclaim.params[0], "")
     assert shown == sorted(remedy.name for remedy in REMEDIES)
     assert known_remedies(click.Context(reclaim), reclaim.params[0], "rel") == ["release"]
@@ -163,7 +160,6 @@ def test_remedies_go_out_in_their_order():
 
 
 def test_a_size_is_for_the_trim():
-    """Alone, or among others."""
     trim = {"remedy": "trim_encoder_cache", "free_bytes": GIB}
     assert remedies_of(free=GIB) == [trim]
     assert remedies_of("release", "trim_encoder_cache", free=GIB) == ["release", trim]

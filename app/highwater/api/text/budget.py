@@ -216,7 +216,11 @@ def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, 
     for key in dict.fromkeys((*old, *new)):
         title = (new.get(key) or old[key]).title
         sizes.append((title, old[key].bytes if key in old else None, new[key].bytes if key in new else None))
-    rows = [(name + what, gib_text(one), gib_text(two), _moved(one, two)) for what, one, two in sizes if one != two]
+    rows = []
+    for what, one, two in sizes:
+        if one != two:
+            moved = "" if one is None or two is None else size_text(two - one, signed=True)
+            rows.append((name + what, gib_text(one), gib_text(two), moved))
     if before.formula != after.formula:
         rows.append((name + "formula", before.formula or UNKNOWN, after.formula or UNKNOWN, ""))
     for variable in dict.fromkeys((*before.environment, *after.environment)):
@@ -224,10 +228,6 @@ def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, 
         if one != two:
             rows.append((name + variable, one or UNKNOWN, two or UNKNOWN, ""))
     return rows
-
-
-def _moved(before: int | None, after: int | None) -> str:
-    return "" if before is None or after is None else size_text(after - before, signed=True)
 
 
 def _names(ranks: Sequence[RankBudget]) -> list[str]:
