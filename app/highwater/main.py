@@ -27,9 +27,8 @@ from functools import partial
 import httpx
 from fastapi import FastAPI
 
-from highwater.api.counters import Counters
 from highwater.api.engine_page import EnginePage
-from highwater.api.metrics import Exporter
+from highwater.api.metrics import Counters, Exporter
 from highwater.api.services import Services
 from highwater.api.starts import StartReports
 from highwater.files.tls import TlsWatch, engine_context, listening_context

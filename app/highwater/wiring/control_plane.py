@@ -13,7 +13,6 @@ from highwater import __version__
 from highwater.api import (
     budget,
     control,
-    encoder_cache,
     health,
     history,
     incidents,
@@ -22,8 +21,7 @@ from highwater.api import (
     policy,
     snapshots,
 )
-from highwater.api.access import Access, ControlGuard, DenialReason
-from highwater.api.middleware import HeadAsGet
+from highwater.api.access import Access, ControlGuard, DenialReason, HeadAsGet
 from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
 from highwater.api.services import Services
 from highwater.files.admin_token import AdminToken, default_token_file
@@ -65,7 +63,7 @@ def wire_control_plane(
         lifespan=lifespan,  # type: ignore[arg-type]
     )
     app.state.services = services
-    readers = (memory, budget, encoder_cache, history)
+    readers = (memory, budget, history)
     # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
     for routes in (health, *readers, control, snapshots, policy, incidents, pages):
         app.include_router(routes.router)
