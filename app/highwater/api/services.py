@@ -78,7 +78,8 @@ class _AdminToken(SecurityBase):
 
     async def __call__(self, request: Request) -> Caller:
         """Return the caller; raises HTTPException: 401 without the token or with a wrong one, 403 if none exists."""
-        return request.app.state.services.control.admitted(request)
+        control: Access = request.app.state.services.control
+        return control.admitted(request)
 
 
 NEEDS_TOKEN: Final = Depends(_AdminToken())

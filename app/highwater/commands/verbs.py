@@ -54,26 +54,29 @@ def verb(
     help: str,  # noqa: A002 - click's
     examples: Sequence[str],
     method: str = "GET",
-    needs_token: bool = False,
+    needs_token: bool | None = None,
     seconds: float | None = None,
     options: Sequence[_Decorator] = (),
     asked: Callable[..., Asked] = _as_parameters,
 ) -> click.Command:
     """Return the command that asks for one path, within so many seconds; ``None``: as many as a read may take.
 
+    ``needs_token`` is false for a GET, and true for what changes something, unless it is given.
     ``options`` are click's decorators in the order of the help, between ``--url`` and ``--json``; ``asked`` returns
     what their values ask for, and may raise click.UsageError.
     """
+    is_control = method != "GET" if needs_token is None else needs_token
+    decorators: Sequence[_Decorator] = (json_option, *reversed(options), url_option)
 
     def run(url: str, *, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - the options' values
         wanted = asked(**given)
-        with (control_of if needs_token else sidecar_at)(url, timeout_seconds=seconds) as sidecar:
+        with (control_of if is_control else sidecar_at)(url, timeout_seconds=seconds) as sidecar:
             ask_and_show(
                 sidecar, wanted.path or path, method=method, params=wanted.params, body=wanted.body, as_json=as_json
             )
 
     function: Callable[..., Any] = run
-    for decorate in (json_option, *reversed(options), url_option):
+    for decorate in decorators:
         function = decorate(function)
     return click.command(name, help=help, epilog=examples_text(*examples))(function)
 
@@ -187,7 +190,6 @@ reclaim: Final = verb(
     "reclaim",
     "/memory/reclaim",
     method="POST",
-    needs_token=True,
     seconds=RECLAIM_SECONDS,
     help="""Give memory back, and say what each remedy freed.
 
@@ -226,7 +228,6 @@ restore: Final = verb(
     "restore",
     "/memory/encoder-cache/restore",
     method="POST",
-    needs_token=True,
     seconds=WORKER_SECONDS,
     help="""Bring back to the device what trim_encoder_cache moved to host memory.
 
@@ -239,7 +240,6 @@ mark: Final = verb(
     "mark",
     "/memory/marks",
     method="POST",
-    needs_token=True,
     seconds=MARK_SECONDS,
     help="Name this moment, to compare with later: `highwater status --since NAME`.",
     examples=(
@@ -266,7 +266,6 @@ policy: Final = click.Group(
             "mode",
             "/policy",
             method="PUT",
-            needs_token=True,
             seconds=CHANGE_SECONDS,
             help="Let the policy act, or only observe: decide and record, and do nothing. Its rules stay as they are.",
             examples=("highwater policy mode observe    stop it from acting", "highwater policy mode act"),
@@ -277,7 +276,6 @@ policy: Final = click.Group(
             "set",
             "/policy",
             method="PUT",
-            needs_token=True,
             seconds=CHANGE_SECONDS,
             help="""Replace the mode, the rules or both by those in FILE (- for standard input), in YAML or JSON.
 
@@ -306,7 +304,6 @@ snapshot: Final = click.Group(
             "take",
             "/memory/snapshot",
             method="POST",
-            needs_token=True,
             seconds=WORKER_SECONDS,
             help="""Have every rank write a memory snapshot into recorder_dir. The engine stands still meanwhile.
 

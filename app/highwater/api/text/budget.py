@@ -217,10 +217,10 @@ def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, 
         title = (new.get(key) or old[key]).title
         sizes.append((title, old[key].bytes if key in old else None, new[key].bytes if key in new else None))
     rows = []
-    for what, one, two in sizes:
-        if one != two:
-            moved = "" if one is None or two is None else size_text(two - one, signed=True)
-            rows.append((name + what, gib_text(one), gib_text(two), moved))
+    for what, was, now in sizes:
+        if was != now:
+            moved = "" if was is None or now is None else size_text(now - was, signed=True)
+            rows.append((name + what, gib_text(was), gib_text(now), moved))
     if before.formula != after.formula:
         rows.append((name + "formula", before.formula or UNKNOWN, after.formula or UNKNOWN, ""))
     for variable in dict.fromkeys((*before.environment, *after.environment)):
