@@ -43,8 +43,8 @@ TOKEN = "correct-horse-battery"
 PATIENCE = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
-    ["top"], ["top", "--json"], ["status"], ["check"], ["reclaim"], ["mark", "x"], ["incidents"], ["policy", "get"],
-    ["policy", "mode", "act"], ["events"], ["events", "-f"], ["snapshot", "take"], ["restore"], ["get", "/memory"],
+    ["top"], ["top", "--json"], ["status"], ["check"], ["reclaim"], ["incidents"], ["policy", "get"], ["events"],
+    ["events", "-f"], ["get", "/memory"],
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from highwater.accounting.freed import credit
 from highwater.accounting.growth_since_ready import growth_since_ready
 from highwater.accounting.pace import Track
 from highwater.api import metrics
-from highwater.api.families import MAX_SHOWN
+from highwater.api.families import HELP, MAX_SHOWN
 from highwater.api.metrics import Counters, Exporter
 from highwater.host.outlook import Outlook
 from highwater.host.reading import PressureStall
@@ -42,38 +42,9 @@ GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 # As the kernel would show a sidecar, whose figures differ everywhere else.
 PROC = Path(__file__).parent / "proc"
 
-# As docs and ARCHITECTURE.md promise them, without the prefix.
-_NAMES = (
-    "device_info devices_memory_total_bytes devices_memory_used_bytes device_releasable_bytes host_memory_pinned_bytes "
-    "device_memory_total_bytes device_memory_free_bytes device_memory_used_bytes device_memory_used_ratio "
-    "memory_component_bytes torch_allocated_bytes torch_reserved_bytes torch_peak_allocated_bytes "
-    "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
-    "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes "
-    "growth_bytes_per_second device_memory_seconds_to_full growth_verdict growth_leak_bytes growth_leak_items "
-    "growth_exhausted_timestamp_seconds "
-    "engine_up engine_state ranks_expected ranks_reported report_age_seconds "
-    "poll_duration_seconds poll_failures_total policy_state policy_high_water_bytes policy_low_water_bytes "
-    "resets_total reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
-    "proxy_time_to_first_byte_seconds proxy_client_disconnects_total proxy_upstream_errors_total build_info "
-    "encoder_cache_spills_total encoder_cache_restores_total encoder_cache_restore_seconds_total "
-    "reset_hold_seconds proxy_requests_held proxy_requests_shed_total engine_info engine_requests_running "
-    "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_bytes "
-    "policy_signal_ratio policy_high_water_ratio policy_low_water_ratio policy_level policy_actions_last_hour "
-    "policy_short_bytes policy_actions_total "
-    "host_process_bytes host_process_peak_bytes host_process_threads host_process_open_files host_container_bytes "
-    "host_container_used_bytes host_container_kept_bytes host_container_limit_bytes "
-    "host_container_not_attributed_bytes host_container_events_total host_container_pressure_seconds_total "
-    "host_container_seconds_to_limit host_shm_size_bytes host_shm_free_bytes host_shm_promised_bytes "
-    "host_shm_used_bytes "
-    "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
-    "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
-    "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total "
-    "engine_restarts_total engine_oom_kills_total incidents_total internal_errors_total "
-    "process_resident_memory_bytes process_virtual_memory_bytes process_cpu_seconds_total process_open_fds "
-    "process_max_fds process_start_time_seconds process_memory_limit_bytes host_memory_used_bytes "
-    "host_memory_limit_bytes engine_start_time_seconds engine_loading extension_info"
-)
-PROMISED = tuple(_NAMES.split())
+# The table, and what the client library tells of this process, without the prefix.
+OF_PROCESS = ("resident_memory_bytes", "virtual_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds")
+PROMISED = (*HELP, *(f"process_{name}" for name in (*OF_PROCESS, "start_time_seconds")))
 FILLING = Track([10.0 * number for number in range(7)], [2.0**20 * number for number in range(7)])
 STILL = Track(FILLING.at, [0.0] * 7)
 PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_memory_|growth_bytes", name)}
