@@ -184,15 +184,13 @@ class SidecarClient:
         if error is None:
             raise self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers)
         code, message = error
-        shown = plain(f"{message}{self._advice(status)}", _REFUSAL_LENGTH)
-        raise SidecarRefused(shown, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
-
-    def _advice(self, status: int) -> str:
+        advice = ""
         if status == _UNAUTHORIZED and self._has_token:
-            return f". The token from {self._token_source} is not this sidecar's."
-        if status == _UNAUTHORIZED:
-            return f". This command found no token: {self._token_source}."
-        return ""
+            advice = f". The token from {self._token_source} is not this sidecar's."
+        elif status == _UNAUTHORIZED:
+            advice = f". This command found no token: {self._token_source}."
+        shown = plain(f"{message}{advice}", _REFUSAL_LENGTH)
+        raise SidecarRefused(shown, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:

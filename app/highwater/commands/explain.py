@@ -16,7 +16,7 @@ from highwater.commands.options import examples, json_option, url_option
 from highwater.diagnose.budget import Explained
 from highwater.exit_codes import FAILED
 from highwater.flaws import flaw
-from highwater.plan.beside import Answer, ask_beside, beside, beside_text, card_name, is_command, why_not
+from highwater.plan.beside import ask_beside, beside, beside_text, card_name, is_command, why_not
 from highwater.plan.command_line import read_line
 from highwater.plan.json_file import read_object
 from highwater.plan.roads import VllmRoad, engine_here
@@ -69,34 +69,28 @@ def explain(url: str, against: str | None, engine_python: str | None, *, as_json
 
 
 def _compared(after: Explained, against: str, engine_python: str | None) -> tuple[dict[str, Any], str]:
-    """Return the comparison for programs and as text. Raises PlanError: there is nothing to compare with."""
-    if is_command(against):
-        found = _asked(after, against, engine_python)
-        if (why := why_not(found)) is not None:
-            raise PlanError(why)
-        rows = [asdict(row) for row in beside(after.explanation, found)]
-        return {"command_line": against, "beside": rows, "answer": found}, beside_text(after.explanation, found)
-    file = read_object(Path(against), _MAX_FILE_BYTES, "a file of `highwater explain --json`")
-    before, names = _parsed(file, against), ("what", "before", "after", "by")
-    moved = [dict(zip(names, row, strict=True)) for row in comparison(before, after)]
-    return {"moved": moved}, comparison_text(before, after)
-
-
-def _asked(after: Explained, line: str, engine_python: str | None) -> Answer:
-    """Return vLLM's answer to a command line for this engine's card. Raises PlanError: none can be asked."""
+    """Return the comparison for programs and as text. Raises PlanError: there is nothing to compare with, or to ask."""
+    now = after.explanation
+    if not is_command(against):
+        file = read_object(Path(against), _MAX_FILE_BYTES, "a file of `highwater explain --json`")
+        before, names = _parsed(file, against), ("what", "before", "after", "by")
+        moved = [dict(zip(names, row, strict=True)) for row in comparison(before, after)]
+        return {"moved": moved}, comparison_text(before, after)
 
     def say(words: str) -> None:
         click.echo(words, err=True)
 
-    python, card, read = engine_python or engine_here(), card_name(after.explanation), read_line([line])
+    python, card, line = engine_python or engine_here(), card_name(now), read_line([against])
     if python is None:
         raise PlanError("no vLLM can be imported here; --engine-python PATH names a Python that has one")
     if card is None:
         say("this engine's card is not in the table of cards; what depends on its kind is an H100's")
     with VllmRoad(python, card or "H100", say) as road:
-        return ask_beside(
-            after.explanation, lambda total, measured: road.ask(read, device_bytes=total, measured=measured)
-        )
+        found = ask_beside(now, lambda total, measured: road.ask(line, device_bytes=total, measured=measured))
+    if (why := why_not(found)) is not None:
+        raise PlanError(why)
+    rows = [asdict(row) for row in beside(now, found)]
+    return {"command_line": against, "beside": rows, "answer": found}, beside_text(now, found)
 
 
 def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
