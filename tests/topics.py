@@ -106,8 +106,8 @@ TOPICS: Mapping[str, Topic] = {
         "what `highwater plan` says, held to vLLM's own functions and to real starts",
         ("app/kvplan", "app/highwater/plan", "worker_ext/highwater_worker/plan"),
         alone=(
-            *(f"app/highwater/commands/plan{part}.py" for part in ("", "_live", "_measured", "_text")),
-            "app/highwater/api/plan.py",
+            *(f"app/highwater/commands/plan{part}.py" for part in ("", "_measured", "_text")),
+            "app/highwater/api/budget.py",
         ),
     ),
     "device": Topic(

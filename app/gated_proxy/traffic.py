@@ -1,7 +1,7 @@
 """Counters of the traffic through the proxy: plain numbers, which a request changes in a fraction of a microsecond.
 
 ``prometheus_client``'s own counters take a lock and look up labels each time, a fifth of a request's whole cost here.
-Everything is counted on the event loop's thread; a scrape only reads (``api/proxy_metrics.py``).
+Everything is counted on the event loop's thread; a scrape only reads.
 """
 
 from __future__ import annotations

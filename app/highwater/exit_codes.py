@@ -21,6 +21,9 @@ ATTENTION: Final = 1
 CRITICAL: Final = 2
 DOES_NOT_FIT: Final = 1
 
+# In a response of the sidecar: what a command that shows it ends with.
+EXIT_STATUS_HEADER: Final = "Highwater-Exit-Status"
+
 # As shells report what they cannot start.
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127

@@ -27,10 +27,10 @@ from functools import partial
 import httpx
 from fastapi import FastAPI
 
-from highwater.api.counters import Counters
 from highwater.api.engine_page import EnginePage
-from highwater.api.metrics import Exporter
+from highwater.api.metrics import Counters, Exporter
 from highwater.api.services import Services
+from highwater.api.starts import StartReports
 from highwater.files.tls import TlsWatch, engine_context, listening_context
 from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.snapshots import Snapshots
@@ -142,7 +142,7 @@ class _Parts:
             exporter=exporter,
             engine_page=EnginePage(core.engine),
             entries=EncoderCacheEntries(core.engine, clock=clocks.monotonic),
-            budgets=core.budgets,
+            starts=StartReports(core.budgets),
             growth=self.growth,
             incidents=self.incidents,
             recorders=core.recorders,

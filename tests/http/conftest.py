@@ -2,19 +2,16 @@
 
 import asyncio
 import contextlib
-import functools
 import pickle
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote
 
 import fastapi.applications
-import fastapi.routing
 import pytest
 import uvicorn
-from fastapi.dependencies.models import Dependant
 
 from gated_proxy.client import protocol
 from gated_proxy.failures import Failure
@@ -32,46 +29,26 @@ PATIENT = {"connect_seconds": LIMIT_SECONDS, "keepalive_seconds": 10 * LIMIT_SEC
 
 @pytest.fixture(scope="session", autouse=True)
 def _schemas_generated_once() -> Iterator[None]:
-    """Generate schemas once for the same routes and types: it is most of what a sidecar's start costs a test."""
+    """Generate a schema once for the same routes: it is most of what a sidecar's start costs a test."""
     generate, known = fastapi.applications.get_openapi, dict[object, bytes]()
-    read_signature, of_code = fastapi.routing.get_dependant, dict[object, Dependant]()
 
     def get_openapi(*, routes, **options):
-        key = (*_endpoints(routes), str(options))
+        key = (*_paths(routes), str(options))
         if key not in known:
             known[key] = pickle.dumps(generate(routes=routes, **options))
         return pickle.loads(known[key])  # noqa: S301 - a copy, faster than `deepcopy`
 
-    def get_dependant(*, path, call, **options):
-        key = (path, call.__code__, str(options))
-        if key not in of_code:
-            found = read_signature(path=path, call=call, **options)
-            if found.dependencies:
-                return found  # they are this sidecar's own
-            of_code[key] = found
-        return _copied(of_code[key], call)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fastapi.applications, "get_openapi", get_openapi)
-        patch.setattr(fastapi.routing, "get_dependant", get_dependant)
-        patch.setattr(fastapi.routing, "create_model_field", functools.cache(fastapi.routing.create_model_field))
         yield
 
 
-def _copied(dependant: Dependant, call: object) -> Dependant:
-    """Return what was read of another sidecar's route for this one's: lists of its own, which FastAPI adds to."""
-    values = {each.name: getattr(dependant, each.name) for each in fields(dependant)}
-    lists = {name: [*value] for name, value in values.items() if isinstance(value, list)}
-    return replace(dependant, call=call, **lists)
-
-
-def _endpoints(routes: Iterable[object]) -> Iterator[tuple[str, object]]:
-    """Yield each route's path with its code, which its parameters and models belong to."""
+def _paths(routes: Iterable[object]) -> Iterator[str]:
     for route in routes:
         if included := getattr(route, "original_router", None):
-            yield from _endpoints(included.routes)
+            yield from _paths(included.routes)
         else:
-            yield route.path, route.endpoint.__code__
+            yield route.path
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.cli import main
-from highwater.plan import roads
+from highwater.commands import explain
 from tests.fakes.engine import FakeEngine
 from tests.fakes.started import story, wire
 from tests.http.test_control_plane import both_on_ports, sidecar_before
@@ -39,7 +39,6 @@ async def test_the_budget_is_asked_of_workers_once_in_an_engines_life():
 
 
 async def test_the_pool_of_two_ranks_is_one():
-    """645,120 tokens, planned to the block, and the rank that binds."""
     async with sidecar_before(told()) as running:
         await running.poll()
         (pool,) = (await running.client.get("/memory/budget")).json()["explanation"]["pools"]
@@ -70,7 +69,6 @@ async def test_an_engine_whose_workers_cannot_be_read_is_named_with_what_to_swit
 
 
 async def test_figures_that_make_no_sense_are_left_out():
-    """A worker's answer is checked where it enters."""
     fake = told()
     fake.budget["memory"]["total_bytes"] = -5
     async with sidecar_before(fake) as running:
@@ -80,7 +78,6 @@ async def test_figures_that_make_no_sense_are_left_out():
 
 
 async def test_it_comes_as_text_for_terminals():
-    """With the bar, the budget line, and the paragraph last."""
     async with sidecar_before(told()) as running:
         await running.poll()
         text = (await running.client.get("/memory/budget", headers={"accept": "text/plain"})).text
@@ -92,7 +89,6 @@ async def test_it_comes_as_text_for_terminals():
 
 
 async def test_an_unknown_key_of_the_query_is_refused():
-    """By its name."""
     async with sidecar_before(FakeEngine()) as running:
         answer = await running.client.get("/memory/budget?colour=red")
     assert (answer.status_code, "colour" in answer.text) == (422, True)
@@ -114,7 +110,6 @@ async def url():
 
 
 async def test_the_command_prints_what_the_route_returns(url):
-    """As text, or as JSON for programs."""
     shown = await asyncio.to_thread(ran, url=url)
     assert (shown.exit_code, "requested = total x 0.95" in shown.output) == (0, True)
     parsed = json.loads((await asyncio.to_thread(ran, "--json", url=url)).output)
@@ -139,7 +134,6 @@ async def test_two_starts_are_compared(url, tmp_path):
 
 
 async def test_what_moved_fits_a_terminal(url, tmp_path):
-    """Sentences stand below the table."""
     before = json.loads((await asyncio.to_thread(ran, "--json", url=url)).output)
     before["explanation"]["limits"]["max_num_seqs"] += 1
     before["explanation"]["pools"][0] |= {"tokens": 7, "tokens_meaning": f"blocks times tokens: 7 x 1{'0' * 60}"}
@@ -153,7 +147,6 @@ async def test_what_moved_fits_a_terminal(url, tmp_path):
 
 
 async def test_a_file_that_is_no_explanation_is_refused_by_name(url, tmp_path):
-    """In one line."""
     odd = tmp_path / "odd.json"
     odd.write_text("{}")
     result = await asyncio.to_thread(ran, "--against", str(odd), url=url)
@@ -181,7 +174,7 @@ async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_ab
             asked.append((str(line), question["device_bytes"]))
             return ANSWER
 
-    monkeypatch.setattr(roads, "VllmRoad", Road)
+    monkeypatch.setattr(explain, "VllmRoad", Road)
     line = ("--against", "vllm serve MODEL", "--engine-python", "/opt/vllm/bin/python")
     text = (await asyncio.to_thread(ran, *line, url=url)).output
     assert asked[:2] == [("/opt/vllm/bin/python", "910B"), ("vllm serve MODEL", BUDGET["memory"]["total_bytes"])]
@@ -194,14 +187,13 @@ async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_ab
 
 async def test_without_a_vllm_the_way_to_one_is_named(url, monkeypatch):
     """In one line, and nothing is compared."""
-    monkeypatch.setattr(roads, "engine_here", lambda: None)
+    monkeypatch.setattr(explain, "engine_here", lambda: None)
     result = await asyncio.to_thread(ran, "--against", "vllm serve MODEL", url=url)
     why = "no vLLM can be imported here; --engine-python PATH names a Python that has one"
     assert (result.exit_code, result.output) == (1, f"Error: {why}\n")
 
 
 async def test_a_vllm_that_cannot_be_asked_says_why_and_what_would_help(url, tmp_path):
-    """So does its exit status."""
     python = tmp_path / "python"
     answer = '{"schema": 1, "status": "cannot_be_asked", "error": "no config.json", "help": "copy it there"}'
     python.write_text(f"#!/bin/sh\nread line; echo '{answer}'\n")
@@ -213,7 +205,6 @@ async def test_a_vllm_that_cannot_be_asked_says_why_and_what_would_help(url, tmp
 
 
 async def test_without_any_start_the_command_says_why(tmp_path):
-    """And exits with 1."""
     async with both_on_ports() as running:
         await running.poll()
         result = await asyncio.to_thread(ran, url=f"http://127.0.0.1:{running.port}")
@@ -223,7 +214,6 @@ async def test_without_any_start_the_command_says_why(tmp_path):
 
 @pytest.mark.parametrize("state", ["ready", "paused", "gone"])
 async def test_the_budget_says_the_state_that_the_status_says(state):
-    """Both are of the same report."""
     async with sidecar_before(told()) as running:
         await running.poll()
         running.fake.paused, running.fake.down = state == "paused", state == "gone"

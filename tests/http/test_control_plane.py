@@ -16,7 +16,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from highwater.api.plan import MAX_WAITING
+from highwater.api.services import MAX_WAITING
 from highwater.engine.client import Engine
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
@@ -293,7 +293,6 @@ async def test_without_recorders_there_is_nothing_recorded(shared):
     ],
 )
 async def test_the_report_as_text(shared, query, accept, kind):
-    """For a terminal, by Accept or by ?format, which wins."""
     answer = await shared.client.get(f"/memory{query}", headers={"Accept": accept})
     assert answer.headers["content-type"] == kind
     if kind.startswith("text"):
@@ -301,7 +300,6 @@ async def test_the_report_as_text(shared, query, accept, kind):
 
 
 async def test_what_changed_since_a_mark(running):
-    """Per rank and component."""
     made = await running.client.post("/memory/marks", json={"name": "before bench"})
     assert (made.status_code, made.json()["ranks"]) == (201, [0, 1])
     running.fake.serve_images()
@@ -416,7 +414,6 @@ async def test_entries_of_one_recorder_are_not_hidden_by_old_answers(tmp_path):
 
 
 async def test_entries_of_workers_that_are_gone_are_not_told_as_those_of_new_ones():
-    """They were of the engine before this one."""
     fake = FakeEngine()
     fake.serve_images(3)
     async with sidecar_before(fake, admin_token=TOKEN) as sidecar:
@@ -428,7 +425,6 @@ async def test_entries_of_workers_that_are_gone_are_not_told_as_those_of_new_one
 
 
 async def test_entries_without_the_extension_are_not_available():
-    """503 with what to do about it."""
     async with sidecar_before(FakeEngine(extension=None)) as running:
         status, message = error(await running.client.get("/memory/encoder-cache"))
     assert status == 503
@@ -463,7 +459,6 @@ async def test_the_history_since_a_mark_and_by_step(running):
 
 
 async def test_events_newest_first(running):
-    """As many as asked for."""
     for name in "abc":
         await running.client.post("/memory/marks", json={"name": name})
     events = (await running.client.get("/memory/events?limit=2")).json()["events"]
@@ -499,7 +494,6 @@ async def messages_of(stream: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
 
 
 async def test_a_reader_that_leaves_is_forgotten(running):
-    """No queue is filled once the client has left."""
     async with running.client.stream("GET", "/memory/events", headers={"Accept": "text/event-stream"}) as stream:
         await anext(messages_of(stream))
         assert len(running.app.services.history._watchers) == 1
@@ -529,7 +523,6 @@ async def test_reclaim_gives_back_and_tells(running):
 
 
 async def test_reclaim_in_the_order_asked_for(running):
-    """The list is the order."""
     body = {"remedies": ["reset_prefix_cache", "release"], "mode": "now"}
     results = (await running.client.post("/memory/reclaim", json=body)).json()["results"]
     assert [result["remedy"] for result in results] == ["reset_prefix_cache", "release"]
@@ -581,7 +574,6 @@ async def test_the_finding_of_the_story(running):
 
 
 async def test_the_engines_own_error_passes(running):
-    """Its status, and outcome failed."""
     running.fake.failing["/reset_prefix_cache"] = 500
     answer = await running.client.post("/reset_prefix_cache")
     assert (answer.status_code, answer.json()["outcome"]) == (500, "failed")
@@ -601,7 +593,6 @@ async def test_a_drop_in_is_refused_where_it_hangs_the_engine(version, way):
 
 
 async def test_a_safe_drop_in_tells_its_moment(running):
-    """And for how long new requests were held."""
     safe = (await running.client.post("/reset_mm_cache?mode=safe")).json()
     assert (safe["outcome"], safe["quiesced_by"], safe["held_seconds"] >= 0) == ("done", "gate", True)
 
@@ -651,7 +642,6 @@ async def test_an_engine_that_goes_in_the_middle_of_a_reset_is_503(running):
 
 
 async def test_the_policy_is_shown_with_its_state():
-    """The defaults, as they stand and what they did."""
     async with sidecar_before(FakeEngine(), policy=PolicySettings()) as running:
         policy = (await running.client.get("/policy")).json()
     assert (policy["mode"], [rule["name"] for rule in policy["rules"]]) == ("act", ["device"])
@@ -683,21 +673,11 @@ async def test_a_changed_policy_acts(running):
 
 
 async def test_what_is_left_out_of_a_change_stays(running):
-    """The mode alone, and then the rules alone."""
     await running.client.put("/policy", json={"rules": [RULE], "mode": "observe"})
     policy = (await running.client.put("/policy", json={"mode": "act"})).json()
     assert ([rule["name"] for rule in policy["rules"]], policy["mode"]) == (["cache"], "act")
     policy = (await running.client.put("/policy", json={"rules": []})).json()
     assert (policy["rules"], policy["mode"]) == ([], "act")
-
-
-async def test_a_wrong_change_changes_nothing(running):
-    """Validated whole, before anything is taken."""
-    await running.client.put("/policy", json={"rules": [RULE]})
-    bad = {"mode": "observe", "rules": [RULE | {"name": "good"}, RULE | {"low_water": 2**31}]}
-    assert error(await running.client.put("/policy", json=bad))[0] == 422
-    policy = (await running.client.get("/policy")).json()
-    assert ([rule["name"] for rule in policy["rules"]], policy["mode"]) == (["cache"], "act")
 
 
 # --- metrics, health ---
@@ -859,7 +839,6 @@ async def test_malformed_json_is_a_bad_request(shared, path, body):
 @shares
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_that_no_control_call_needs_is_refused(shared, chunked):
-    """413 before it is read whole, whether counted or not."""
 
     async def pieces():
         for _ in range(CONTROL_BODY_BYTES // 2**16 + 1):
@@ -931,7 +910,6 @@ async def test_what_only_the_sidecar_could_have_is_not_promised_by_a_setting(gua
 
 @shares
 async def test_a_list_is_found_without_its_last_slash(guarded):
-    """Runbooks are linked to by hand."""
     answer = await guarded.client.get("/docs/runbooks", follow_redirects=True)
     assert (answer.status_code, "HighwaterOutOfMemory" in answer.text) == (200, True)
 
@@ -962,9 +940,8 @@ async def test_a_plan_needs_no_token_and_calls_no_worker(guarded):
 
 
 async def test_a_plan_behind_too_many_others_is_refused_with_a_time_to_come_again(monkeypatch):
-    """The others are answered when the first is."""
     ends = threading.Event()
-    monkeypatch.setattr("highwater.api.plan.plan_answer", lambda *_: {"ended": ends.wait(LIMIT_SECONDS)})
+    monkeypatch.setattr("highwater.api.budget.plan_answer", lambda *_: {"ended": ends.wait(LIMIT_SECONDS)})
     async with sidecar_before(FakeEngine()) as running, asyncio.TaskGroup() as callers:
         asked = [callers.create_task(running.client.post("/memory/plan", json={})) for _ in range(MAX_WAITING + 2)]
         refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -977,14 +954,12 @@ async def test_a_plan_behind_too_many_others_is_refused_with_a_time_to_come_agai
 
 @shares
 async def test_a_plan_of_no_body_shows_what_one_looks_like(guarded):
-    """Flags, a wish, or an empty object."""
     status, message = error(await guarded.client.post("/memory/plan"))
     assert (status, '{"max_model_len": 163000}' in message, '{"wish": "' in message) == (422, True, True)
 
 
 @shares
 async def test_a_plan_of_too_long_a_wish_is_refused_before_it_is_read(guarded):
-    """The grammar sees no more than a line."""
     status, message = error(await guarded.client.post("/memory/plan", json={"wish": "9" * 1_000}))
     assert (status, "at most 200 characters" in message) == (422, True)
 
@@ -1007,13 +982,11 @@ async def test_control_needs_the_token_that_is_set(guarded, method, path, body):
 @shares
 @pytest.mark.parametrize("path", READ)
 async def test_reading_is_open(guarded, path):
-    """Dashboards and scrapers need no token."""
     assert (await guarded.client.get(path)).status_code == 200
 
 
 @shares
 async def test_a_clients_own_key_passes_on_the_data_plane(guarded):
-    """Authorization on /v1 is between client and engine."""
     await guarded.client.get("/v1/models", headers={"Authorization": "Bearer sk-mine"})
     (call,) = guarded.fake.asked("/v1/models")
     assert call.headers["authorization"] == "Bearer sk-mine"
@@ -1058,7 +1031,6 @@ async def test_the_engines_own_configuration_is_for_operators(guarded, query):
 
 
 async def test_the_engines_configuration_where_it_has_none_or_is_gone():
-    """Its own 404, and 503."""
     fake = FakeEngine(dev_mode=False)
     async with sidecar_before(fake) as sidecar:
         assert (await sidecar.client.get("/server_info")).status_code == 404
@@ -1104,7 +1076,6 @@ async def test_no_trick_reaches_the_workers(shared, target):
     "path", ["/pause", "/sleep", "/resume", "/reset_mm_cache/", "/memory/", "/metrics/", "/server_info/"]
 )
 async def test_the_engines_control_paths_are_not_proxied(shared, path):
-    """Nor ours with a slash at the end, which lead to the path without."""
     assert await shared.raw("POST", path) in {307, 403, 404}
     assert not any(call.method == "POST" and call.path == path for call in shared.fake.calls)
 

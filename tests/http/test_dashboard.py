@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from highwater.api.dashboard import FOLDER, TYPES
+from highwater.api.pages import DASHBOARD, TYPES
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import TOKEN, both_on_ports, sidecar_before
 
-ASSETS = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in TYPES)
+ASSETS = sorted(path.relative_to(DASHBOARD).as_posix() for path in DASHBOARD.rglob("*") if path.suffix in TYPES)
 
 
 class References(HTMLParser):
@@ -33,12 +33,11 @@ class References(HTMLParser):
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_the_page_is_there_for_everyone(method):
-    """Reading needs no token, and HEAD tells the same as GET."""
     async with sidecar_before(FakeEngine(), admin_token=TOKEN) as sidecar:
         answer = await sidecar.client.request(method, "/dashboard")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert int(answer.headers["content-length"]) == (FOLDER / "index.html").stat().st_size
+    assert int(answer.headers["content-length"]) == (DASHBOARD / "index.html").stat().st_size
     assert bool(answer.content) == (method == "GET")
 
 
@@ -62,7 +61,7 @@ async def test_every_file_is_served_as_what_it_is():
     for name, answer in answers.items():
         assert answer.status_code == 200
         assert answer.headers["content-type"].split(";")[0] == TYPES[f".{name.rpartition('.')[2]}"]
-        assert answer.content == (FOLDER / name).read_bytes()
+        assert answer.content == (DASHBOARD / name).read_bytes()
         assert {"content-security-policy", "x-content-type-options", "etag"} <= set(answer.headers)
 
 
@@ -111,7 +110,7 @@ async def test_it_is_ours_and_never_the_engines():
 def test_the_page_loads_what_there_is_and_nothing_inline():
     """Every reference is a file of ours; every module is preloaded, so that none waits for another."""
     page = References()
-    page.feed((FOLDER / "index.html").read_text(encoding="utf-8"))
+    page.feed((DASHBOARD / "index.html").read_text(encoding="utf-8"))
     assert page.inline == []
     assert {name.removeprefix("dashboard/") for name in page.loaded} <= set(ASSETS)
     modules = {name for name in ASSETS if name.endswith(".js") and "/" not in name}
@@ -121,15 +120,14 @@ def test_the_page_loads_what_there_is_and_nothing_inline():
 @pytest.mark.parametrize("name", [name for name in ASSETS if not name.startswith("vendor/") and name.endswith(".js")])
 def test_foreign_text_is_never_markup(name):
     """No module parses HTML, or makes code of text; what it imports is there."""
-    text = (FOLDER / name).read_text(encoding="utf-8")
+    text = (DASHBOARD / name).read_text(encoding="utf-8")
     assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text) == []
     assert set(re.findall(r'from "\./([^"]+)"', text)) <= set(ASSETS)
 
 
 def test_what_is_vendored_is_told_with_its_licence():
-    """Name, version and licence stand beside it."""
-    note = (FOLDER / "vendor" / "README.md").read_text(encoding="utf-8")
-    for folder in (path for path in (FOLDER / "vendor").iterdir() if path.is_dir()):
+    note = (DASHBOARD / "vendor" / "README.md").read_text(encoding="utf-8")
+    for folder in (path for path in (DASHBOARD / "vendor").iterdir() if path.is_dir()):
         version = folder.name.rpartition("-")[2]
         assert f"| {version} |" in note
         assert "Permission is hereby granted" in (folder / "LICENSE").read_text(encoding="utf-8")

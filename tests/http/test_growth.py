@@ -40,7 +40,6 @@ def leaking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_before_the_first_floor_there_is_no_verdict():
-    """And that is said."""
     async with sidecar_before(FakeEngine()) as running:
         answer = (await running.client.get("/memory/growth")).json()
         text = (await running.client.get("/memory/growth?format=text")).text
@@ -51,7 +50,6 @@ async def test_before_the_first_floor_there_is_no_verdict():
 
 @pytest.mark.parametrize(("conf", "is_on", "level"), [(None, False, "warn"), ("expandable_segments:True", True, "ok")])
 async def test_what_the_engine_was_started_with_is_known_and_checked(conf, is_on, level):
-    """By the variables of the workers' processes, as they report them."""
     fake = FakeEngine()
     fake.serve_images()
     environment = {} if conf is None else {"PYTORCH_NPU_ALLOC_CONF": conf}

@@ -116,7 +116,6 @@ async def test_as_text_and_at_the_command_line(ring):
 
 
 async def test_the_metrics_have_it_after_the_first_reading(ring):
-    """By role and process."""
     async with sidecar_before(FakeEngine(), recorder_dir=ring) as running:
         await running.client.get("/memory/host")
         page = (await running.client.get("/metrics?engine=0")).text
@@ -126,7 +125,6 @@ async def test_the_metrics_have_it_after_the_first_reading(ring):
 
 
 async def test_without_a_folder_it_says_what_is_missing():
-    """And is no error."""
     async with sidecar_before(FakeEngine()) as running:
         answer = (await running.client.get("/memory/host")).json()
     assert answer["reading"]["processes"] == []

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from highwater.api.incidents import incidents_router
+from highwater.api.incidents import router
 from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
@@ -46,7 +47,8 @@ async def serving_incidents(folder: Path) -> AsyncIterator[Running]:
     (folder / "incidents").mkdir()
     incidents = Incidents(IncidentStore(folder / "incidents"), engine_log=log, clock=lambda: AT)
     app = FastAPI(responses=PROBLEM_RESPONSES)
-    app.include_router(incidents_router(incidents))
+    app.state.services = SimpleNamespace(incidents=incidents)
+    app.include_router(router)
     answer_problems(app)
     async with (
         serving(app) as port,
@@ -97,7 +99,6 @@ async def test_without_incidents_the_list_is_empty(running):
 
 
 async def test_the_list_tells_what_and_when(one):
-    """Newest first, with how often and until when."""
     await one.incidents.open_incident(evidence("died", at=AT + 5))
     await one.incidents.open_incident(evidence("hung", at=AT + 6))
     listed = (await one.get()).json()["incidents"]

@@ -59,7 +59,6 @@ async def test_the_report_says_so():
 
 
 async def test_an_engine_of_its_own_is_none():
-    """Its connections have no client addresses."""
     fake = FakeEngine()
     async with serving(fake) as port, sidecar_before(fake, engine_port=port) as running:
         for _ in range(3):
@@ -97,5 +96,4 @@ def test_what_is_known_at_start_is_refused_there(flags, key):
     ],
 )
 def test_another_machine_may_have_the_same_port(flags):
-    """No guess."""
     assert load(flags, environ={}).engine_url == flags["engine_url"]

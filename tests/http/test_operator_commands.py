@@ -99,7 +99,6 @@ async def test_what_get_printed_can_be_set_again(run, sidecar, tmp_path):
     ],
 )
 async def test_a_policy_that_is_wrong_is_refused_whole(run, sidecar, text, status, words):
-    """The file's faults by this command, the rules' by the sidecar."""
     before = (await sidecar.client.get("/policy")).json()
     result = await run("policy", "set", "-", text=text)
     assert (result.exit_code, result.stdout) == (status, "")
@@ -108,19 +107,7 @@ async def test_a_policy_that_is_wrong_is_refused_whole(run, sidecar, text, statu
     assert (after["mode"], after["rules"]) == (before["mode"], before["rules"])
 
 
-@pytest.mark.parametrize(
-    "command", [["policy", "mode", "act"], ["snapshot", "take"], ["restore"], ["get", "/server_info"]]
-)
-async def test_without_the_token_each_is_one_line(run, command):
-    """That says what was not found."""
-    result = await run(*command, HIGHWATER_ADMIN_TOKEN="")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "This command found no token" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-
-
 async def test_the_token_comes_from_a_file_too(run, tmp_path):
-    """As a mounted Secret has it."""
     (tmp_path / "token").write_text(TOKEN + "\n")
     (tmp_path / "token").chmod(0o600)
     file = {"HIGHWATER_ADMIN_TOKEN": "", "HIGHWATER_ADMIN_TOKEN_FILE": str(tmp_path / "token")}
@@ -163,7 +150,6 @@ async def test_events_are_followed_as_they_happen(run, sidecar):
 
 
 async def test_a_snapshot_is_taken_listed_and_fetched(run, tmp_path):
-    """By names that are printed."""
     assert "977 KiB" in (await run("snapshot", "take", "--dry-run")).stdout
     assert "there are no snapshots" in (await run("snapshot", "list")).stdout
     taken = await run("snapshot", "take")
@@ -174,14 +160,12 @@ async def test_a_snapshot_is_taken_listed_and_fetched(run, tmp_path):
 
 
 async def test_a_worker_that_takes_no_snapshot_is_one_line(run, sidecar):
-    """On CPU, and exit status 1."""
     sidecar.fake.snapshot = lambda _: [NO_SNAPSHOT] * 2
     result = await run("snapshot", "take")
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (1, "", 1)
 
 
 async def test_restore_says_what_each_rank_brought_back(run, sidecar):
-    """After a trim, from the host."""
     sidecar.fake.serve_images()
     await sidecar.poll()
     assert (await run("reclaim", "trim_encoder_cache")).exit_code == 0
@@ -203,13 +187,11 @@ async def test_get_prints_json(run, path):
 
 
 async def test_get_prints_text(run):
-    """As the sidecar has it."""
     assert "highwater_engine_up" in (await run("get", "/metrics")).stdout
     assert "policy: " in (await run("get", "/memory?format=text")).stdout
 
 
 async def test_get_of_what_is_not_there_is_one_line(run):
-    """With the sidecar's own hint."""
     result = await run("get", "/memory/nonsense")
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (1, "", 1)
     assert "/memory" in result.stderr
@@ -222,13 +204,12 @@ class Odd(http.server.BaseHTTPRequestHandler):
     """Answers /memory as a sidecar does, and all else with what `bodies` says."""
 
     bodies: Mapping[str, bytes] = MappingProxyType({})
-    kind = "application/json"
 
     def do_GET(self):
         path = self.path.partition("?")[0]
         body = json.dumps(as_json(report())).encode() if path == "/memory" else self.bodies.get(path, b"{}")
         self.send_response(200)
-        self.send_header("Content-Type", "application/json" if path == "/memory" else self.kind)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -240,8 +221,8 @@ class Odd(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def odd(kind: str = "application/json", **bodies: bytes) -> Iterator[str]:
-    handler = type("One", (Odd,), {"kind": kind, "bodies": {f"/{name}": body for name, body in bodies.items()}})
+def odd(**bodies: bytes) -> Iterator[str]:
+    handler = type("One", (Odd,), {"bodies": {f"/{name}": body for name, body in bodies.items()}})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -250,20 +231,11 @@ def odd(kind: str = "application/json", **bodies: bytes) -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(["policy", "get"], ["policy", "mode", "act"], ["events"], ["snapshot", "take"], ["snapshot", "list"]),
-        *(["snapshot", "take", "--record-stacks", "1"], ["restore"]),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("command", [["policy", "get"], ["policy", "mode", "act"], ["events"]], ids=" ".join)
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b"null", b'{"status": 5, "ranks": 7, "events": {}, "snapshots": 1}'])
 def test_an_answer_of_another_version_is_one_line(command, answer):
     """Never a traceback."""
-    names = ("policy", "memory/events", "memory/snapshots", "memory/encoder-cache/restore")
-    names += ("memory/snapshot", "memory/snapshot/stacks")
-    with odd(**dict.fromkeys(names, answer)) as url:
+    with odd(**dict.fromkeys(("policy", "memory/events"), answer)) as url:
         result = ran(*command, url=url)
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (3, "", 1), result.output
 
@@ -275,14 +247,9 @@ def test_no_escape_reaches_the_terminal():
         shown = ran("events", url=url).stdout
         assert "red" in shown
         assert "\x1b" not in shown + ran("events", "--json", url=url).stdout
-    with odd("text/plain", page=b"\x1b]0;title\x07 \x9b2J text\n") as url:
-        result = ran("get", "/page", url=url)
-    assert result.stdout.rstrip().endswith("text")
-    assert result.stdout.rstrip("\n").isprintable()
 
 
 def test_what_is_no_json_though_it_says_so_is_one_line():
-    """Exit status 1."""
     with odd(page=b"{") as url:
         result = ran("get", "/page", url=url)
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (1, "", 1)

@@ -46,7 +46,6 @@ async def test_a_browser_at_the_root_is_sent_to_the_page(running):
 
 
 async def test_curl_at_the_root_learns_what_is_where(running):
-    """Every path that is named there is one."""
     answer = await running.client.get("/")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     named = [word for word in answer.text.split() if word.startswith("/")]
@@ -74,7 +73,6 @@ async def test_what_the_engine_is_known_to_have_wins_over_a_folder_of_ours():
 
 
 async def test_the_engines_root_path_has_no_page_of_ours():
-    """Below it everything is the engine's."""
     assert Front(SidecarPaths(frozenset({"/"})), AllowList((), "/llm"))(b"GET", b"/llm/", False).to != "sidecar"
 
 
@@ -104,7 +102,6 @@ async def test_head_of_a_stream_ends(running):
 
 
 async def test_head_of_what_only_takes_a_post_acts_on_nothing(running):
-    """405, as GET is answered."""
     assert await running.raw("HEAD", "/reset_mm_cache") == 405
     assert running.fake.resets() == []
 
@@ -119,14 +116,12 @@ async def test_an_answer_of_ours_has_a_date(running, path):
 
 
 async def test_a_proxied_answer_has_the_engines_date_alone():
-    """None is added."""
     async with both_on_ports() as running, connected(running) as wire:
         await wire.request("GET", "/version")
         assert len((await wire.answer()).header("date")) == 1
 
 
 async def test_what_the_engine_cannot_do_now_is_worth_another_try(running):
-    """503 says when."""
     running.fake.down = True
     await running.poll()
     answer = await running.client.get("/memory/encoder-cache")
@@ -177,7 +172,6 @@ async def test_an_upgrade_makes_no_get_of_another_method():
 
 
 async def test_a_target_in_absolute_form_goes_where_its_path_goes():
-    """To us, to the engine or nowhere, if its authority is the Host."""
     async with both_on_ports() as running:
         assert await running.raw("GET", "http://sidecar/livez") == 200
         assert await running.raw("GET", "http://sidecar/version?x=1") == 200
@@ -188,7 +182,6 @@ async def test_a_target_in_absolute_form_goes_where_its_path_goes():
 
 @pytest.mark.parametrize("method", ["MKCOL", "PROPFIND", "TRACE"])
 async def test_a_method_that_no_api_has_is_not_implemented(running, method):
-    """501, and the engine does not hear of it."""
     assert await running.raw(method, "/v1/models") == 501
 
 
@@ -212,7 +205,6 @@ async def test_a_root_path_that_is_not_set_is_said_once(caplog):
 
 
 async def test_a_root_path_that_is_set_is_no_news():
-    """And the list judges without it."""
     fake = FakeEngine()
     fake.root_path = "/llm"
     async with sidecar_before(fake, engine_root_path="/llm") as running:
@@ -222,7 +214,6 @@ async def test_a_root_path_that_is_set_is_no_news():
 
 
 def test_another_engine_may_have_another_root_path():
-    """It is judged by what the last one said."""
     front = Front(SidecarPaths(frozenset()), AllowList())
     asked = (b"POST", b"/v1/new_control", False)
     assert front.learn_root_path(None) is None
@@ -247,7 +238,6 @@ def test_a_pause_of_something_else_passes_while_the_root_path_is_known():
 
 @pytest.mark.parametrize("said", ["", "/llm"])
 def test_a_root_path_that_is_set_wrong_is_not_known(said):
-    """Nor does it become known while the engine is away."""
     front = Front(SidecarPaths(frozenset()), AllowList(root_path="/other"))
     assert front(*PAUSE).to == "engine"
     assert "/other" in str(front.learn_root_path(said))
@@ -257,7 +247,6 @@ def test_a_root_path_that_is_set_wrong_is_not_known(said):
 
 
 async def test_an_engine_that_reports_nothing_may_be_said_to_have_no_root_path():
-    """The advice of the refusal works."""
     for options, is_open in (({}, False), ({"engine_root_path": "/"}, True)):
         async with sidecar_before(FakeEngine(openapi=False), **options) as running:
             assert (await running.raw("POST", PAUSE[1].decode()) != 403) is is_open
@@ -282,6 +271,5 @@ def test_a_setting_that_is_not_the_engines_is_told(said, told):
 
 
 def test_requests_below_the_root_path_are_counted_with_the_others():
-    """By the same class."""
     front = Front(SidecarPaths(frozenset()), AllowList(root_path="/llm"))
     assert front(b"POST", b"/llm/v1/chat/completions", False).path_class == "chat_completions"

@@ -238,7 +238,6 @@ NAMED_IN = {
 
 
 def test_no_source_names_what_would_hold_the_engine():
-    """Neither the sidecar nor the workers' part can ask for it, on any path."""
     word = re.compile(r"/(?:pause|resume|sleep|wake_up|abort_requests)\b")
     every = [path for folder in ("app", "worker_ext") for path in (ROOT / folder).rglob("*")]
     files = [path for path in every if path.suffix in {".py", ".js"}]

@@ -284,7 +284,6 @@ async def works(place: Place, command: str) -> None:
 @shares
 @pytest.mark.parametrize("command", commands(in_kubernetes=True))
 async def test_a_line_works_in_the_charts_pod(pod: Place, command: str):
-    """With the container's environment alone, and the token that is in it."""
     await works(pod, command)
 
 
@@ -305,7 +304,6 @@ def test_every_kind_of_line_is_there():
 
 
 def test_the_first_lines_are_the_same_everywhere():
-    """What is learned once is right on every page."""
     assert {line for line in LINES if line.startswith("SIDECAR=")} == {SIDECAR_LINE}
     assert {line for line in LINES if line.startswith("TOKEN=")} == {TOKEN_LINE}
 

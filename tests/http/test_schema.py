@@ -93,7 +93,6 @@ TAKES_NOTHING = {
 
 
 def test_every_operation_is_tried(page):
-    """A new path is tried with the others."""
     assert set(page) == set(OPERATIONS)
 
 

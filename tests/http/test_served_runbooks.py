@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from highwater.api.runbooks import FOLDER, page, runbooks_router
+from highwater.api import pages
+from highwater.api.pages import runbook_page, runbooks
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import TOKEN, sidecar_before
 
@@ -16,7 +17,6 @@ NAMES = sorted(path.stem for path in RUNBOOKS.glob("*.md"))
 
 
 async def test_every_runbook_is_a_page_for_everyone():
-    """With its headings and commands, and no token asked for."""
     async with sidecar_before(FakeEngine(), admin_token=TOKEN) as sidecar:
         pages = {name: await sidecar.client.get(f"/docs/runbooks/{name}.html") for name in NAMES}
     assert {answer.status_code for answer in pages.values()} == {200}
@@ -42,7 +42,6 @@ async def test_the_list_links_every_runbook():
 
 
 async def test_every_link_of_a_page_leads_to_one_that_is_served():
-    """What the sidecar does not have is named, not linked."""
     async with sidecar_before(FakeEngine()) as sidecar:
         texts = [(await sidecar.client.get(f"/docs/runbooks/{name}.html")).text for name in NAMES]
     targets = {target for text in texts for target in re.findall(r'href="([^"]*)"', text)}
@@ -56,7 +55,6 @@ async def test_every_link_of_a_page_leads_to_one_that_is_served():
     "path", ["nothing.html", "HighwaterOutOfMemory", "HighwaterOutOfMemory.txt", "..%2fpolicy.md", "%2e%2e/policy.html"]
 )
 async def test_nothing_else_is_served(path: str):
-    """No other file of the folder or of the machine."""
     async with sidecar_before(FakeEngine()) as sidecar:
         assert await sidecar.raw("GET", f"/docs/runbooks/{path}") in {400, 404}
 
@@ -72,9 +70,8 @@ async def test_nothing_runs_in_a_page():
 
 
 def test_markup_in_a_runbook_is_text():
-    """No text of a runbook can break the page."""
-    assert "<script>" not in page("<script>", "# a\n\n<script>alert(1)</script>\n\n[x](javascript:alert)")
-    assert "javascript:" not in re.findall(r'href="([^"]*)"', page("a", "[x](javascript:alert)"))
+    assert "<script>" not in runbook_page("<script>", "# a\n\n<script>alert(1)</script>\n\n[x](javascript:alert)")
+    assert "javascript:" not in re.findall(r'href="([^"]*)"', runbook_page("a", "[x](javascript:alert)"))
 
 
 async def test_the_engines_own_documentation_is_still_the_engines():
@@ -86,6 +83,6 @@ async def test_the_engines_own_documentation_is_still_the_engines():
 
 def test_an_installation_without_runbooks_serves_the_rest(tmp_path: Path):
     """Nothing depends on them."""
-    assert runbooks_router(None).routes
-    assert runbooks_router(tmp_path).routes
-    assert FOLDER == RUNBOOKS
+    assert runbooks(None) == {}
+    assert runbooks(tmp_path) == {}
+    assert pages.RUNBOOKS == RUNBOOKS

@@ -59,19 +59,16 @@ async def test_stacks_are_recorded_for_a_bounded_time(running, fake):
 
 @pytest.mark.parametrize("body", [{"minutes": 61}, {"entries": 0}, {"hours": 1}])
 async def test_stacks_are_bounded(running, fake, body):
-    """What is out of bounds reaches no worker."""
     assert (await running.client.post("/memory/snapshot/stacks", json=body)).status_code == 422
     assert "record_stacks" not in fake.ops()
 
 
 async def test_devices_without_a_history_answer_501(running):
-    """With the worker's reason."""
     answer = await running.client.post("/memory/snapshot/stacks")
     assert (answer.status_code, error(answer)[1]) == (501, NO_HISTORY)
 
 
 async def test_a_snapshot_is_taken_listed_and_downloaded(running, tmp_path):
-    """The file is handed out as it lies there."""
     answer = (await running.client.post("/memory/snapshot")).json()
     assert (answer["schema"], answer["dry_run"], len(answer["ranks"])) == (1, False, 2)
     rank = answer["ranks"][1]
@@ -108,7 +105,6 @@ async def test_a_dry_run_tells_the_size(running, tmp_path):
 
 
 async def test_a_file_on_another_machine_has_no_url(running, fake, tmp_path):
-    """The worker wrote into its own folder of that name."""
     take = fake.snapshot
 
     def elsewhere(worker, payload):
@@ -151,7 +147,6 @@ async def test_problems_have_their_status(running, fake):
 
 
 async def test_without_a_folder_the_setting_is_named(fake):
-    """409, and an empty list."""
     async with sidecar_before(fake) as sidecar:
         status, message = error(await sidecar.client.post("/memory/snapshot"))
         assert (status, message.startswith("recorder_dir is not set")) == (409, True)
@@ -160,7 +155,6 @@ async def test_without_a_folder_the_setting_is_named(fake):
 
 
 async def test_what_there_is_none_of_is_not_found(fake, tmp_path):
-    """No name leads out of the folder."""
     (tmp_path / NAME).write_text("secret")
     names = ("x", "..", NAME, f"..%2f{NAME}", f"../{NAME}", f"%2e%2e%2f{NAME}", "%2Fetc%2Fpasswd", f"{NAME}%00")
     async with sidecar_before(fake, recorder_dir=tmp_path / "below", admin_token=TOKEN) as sidecar:
@@ -172,7 +166,6 @@ async def test_what_there_is_none_of_is_not_found(fake, tmp_path):
 
 
 async def test_a_body_that_is_none_is_refused(running, fake):
-    """The message names the key, and no worker is called."""
     for body in ({"dry_run": "maybe"}, {"dryrun": True}, []):
         assert error(await running.client.post("/memory/snapshot", json=body))[0] == 422
     assert "snapshot" not in fake.ops()

@@ -81,7 +81,6 @@ async def serial(port: int, client: ssl.SSLContext) -> str:
 
 
 async def test_a_new_certificate_is_for_new_connections(certificates):
-    """One that is open lives on, in the middle of its stream."""
     go_on = asyncio.Event()
 
     async def app(scope, receive, send):
@@ -132,7 +131,6 @@ async def test_an_engine_is_believed_by_the_authority_of_the_settings(certificat
 
 
 async def test_an_engine_that_asks_for_a_certificate_gets_ours(certificates, upstream):
-    """Without one, the error tells what to set."""
     ours = certificates.believing(certificates.issue("sidecar"))
     async with tls_engine(upstream, certificates.engine(asks=True)) as url:
         async with Engine(url, ssl_context=engine_context(url, ours), request_seconds=LIMIT_SECONDS) as engine:
@@ -163,7 +161,6 @@ async def test_an_engine_without_tls_is_told_as_such(certificates):
 
 
 async def test_an_https_engine_is_not_believed_without_a_context(certificates, upstream):
-    """A caller that forgets to hand one on is not let through unverified."""
     async with (
         tls_engine(upstream, certificates.engine(asks=False)) as url,
         Engine(url, request_seconds=LIMIT_SECONDS) as engine,

@@ -120,7 +120,6 @@ async def test_the_data_port_answers_as_the_engine_does(both, path):
 
 @shares
 async def test_the_engines_metrics_can_only_be_read(both):
-    """And by that very name."""
     assert (await both.data.post("/metrics")).status_code == 403
     assert [await both.raw(both.data, path) for path in ("/metrics/", "/%6detrics")] == [403, 403]
 
@@ -144,7 +143,6 @@ async def test_no_setting_opens_a_reset_on_the_data_port():
 @shares
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/health", "/version", "/tokenize", "/nope"])
 async def test_nothing_is_proxied_on_the_control_port(both, path):
-    """404, and the message names the port to ask."""
     asked = len(both.fake.calls)
     for answer in (await both.control.get(path), await both.control.post(path, json={})):
         assert answer.status_code == 404
@@ -154,7 +152,6 @@ async def test_nothing_is_proxied_on_the_control_port(both, path):
 
 @shares
 async def test_no_websocket_is_opened_on_the_control_port(both):
-    """Neither to the engine nor to a path of ours."""
     assert [await both.raw(both.control, path, *UPGRADE) for path in ("/v1/realtime", "/memory")] == [404, 404]
 
 
@@ -167,7 +164,6 @@ async def test_a_malformed_path_is_400_on_the_control_port_too(both):
 @shares
 @pytest.mark.parametrize("path", ["/memory", "/metrics", "/livez", "/readyz", "/health/deep", "/policy", "/dashboard"])
 async def test_the_control_plane_is_on_the_control_port(both, path):
-    """Our own metrics among it."""
     answer = await both.control.get(path)
     assert answer.status_code == 200
     assert "highwater_" in answer.text or path != "/metrics"
@@ -175,7 +171,6 @@ async def test_the_control_plane_is_on_the_control_port(both, path):
 
 @shares
 async def test_control_calls_need_the_token_there(both):
-    """And the message names a command for that port."""
     answer = await both.control.post("/memory/marks", json={"name": "a"})
     assert (answer.status_code, "http://127.0.0.1:8002/memory/marks" in answer.text) == (401, True)
     token = {"Authorization": f"Bearer {TOKEN}"}
@@ -184,7 +179,6 @@ async def test_control_calls_need_the_token_there(both):
 
 @shares
 async def test_who_takes_every_connection_of_the_data_port_takes_none_of_the_control_port(both):
-    """Each port has its own limit."""
     proxy = both.app.protocol.args[0]
     limit, proxy.clients.limit = proxy.clients.limit, 1
     wires = [Wire(*await asyncio.open_connection("127.0.0.1", both.data.base_url.port)) for _ in range(40)]
@@ -200,7 +194,6 @@ async def test_who_takes_every_connection_of_the_data_port_takes_none_of_the_con
 
 
 async def test_the_tokens_file_has_the_control_ports_number(tmp_path, monkeypatch):
-    """Commands look for it by the port that they ask."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     async with two_ports(control_port=8002, admin_token=None) as both:
         (file,) = (tmp_path / "highwater").iterdir()
@@ -222,7 +215,6 @@ async def watching():
 
 
 async def test_without_a_data_plane_one_port_serves_the_control_plane_alone(watching):
-    """Requests for the engine get 404 and the setting."""
     assert [(port.setting, port.number) for port in watching.app.ports] == [("port", 8001)]
     assert (await watching.data.get("/memory")).status_code == 200
     asked = len(watching.fake.calls)
@@ -251,7 +243,6 @@ async def test_without_a_data_plane_what_needs_the_gate_is_refused_with_the_reas
 
 
 async def test_without_a_data_plane_the_policy_passes_over_what_needs_the_gate(watching):
-    """It says so, and goes on with what is left."""
     (rule,) = (await watching.data.get("/policy")).json()["status"]["rules"]
     unavailable = {remedy["name"]: remedy["unavailable"] for remedy in rule["remedies"]}
     assert "requests cannot be held here" in unavailable["reset_prefix_cache"]

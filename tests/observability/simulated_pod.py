@@ -7,8 +7,7 @@ import time
 
 from highwater.accounting.attribution import account
 from highwater.accounting.encoder_cache import encoder_totals
-from highwater.api.counters import Counters
-from highwater.api.metrics import Exporter
+from highwater.api.metrics import Counters, Exporter
 from highwater.readings.engine import EngineStatus
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus

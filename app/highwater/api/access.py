@@ -1,7 +1,8 @@
-"""Access to the control paths: for callers with the admin token, and for no others unless ``trust_loopback`` is set.
+"""The doors of the control plane: who may act, HEAD as GET, and a cap on request bodies.
 
-A path needs the token if its route depends on ``Access``. That is part of the OpenAPI page, where ``ControlGuard``
-reads it: it refuses a call before the body of the request is read.
+Control paths are for callers with the admin token, and for no others unless ``trust_loopback`` is set.
+A path needs the token if its route takes an ``Admin``. That is part of the OpenAPI page, where ``ControlGuard`` reads
+it: it refuses a call before the body of the request is read.
 """
 
 from __future__ import annotations
@@ -14,21 +15,17 @@ from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.openapi.models import HTTPBearer
+from fastapi import FastAPI, HTTPException
 from fastapi.responses import JSONResponse
-from fastapi.security.base import SecurityBase
 from starlette.requests import HTTPConnection
 from starlette.routing import Match, compile_path
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gated_proxy.allowlist import SAFE_METHODS
 from gated_proxy.logs import LimitedLog, printable
-from highwater.api.middleware import BodyLimit
 from highwater.files.admin_token import AdminToken
 from highwater.readings.event import Caller, Credential
 
@@ -63,8 +60,8 @@ class Denial:
         return {} if self.reason == "closed" else {"WWW-Authenticate": "Bearer"}
 
 
-class Access(SecurityBase):
-    """A FastAPI dependency: the caller of a control path, or the reason why the call is not let in.
+class Access:
+    """Judges callers: who calls a control path, or the reason why the call is not let in.
 
     A request through a reverse proxy, or from a web page in the operator's own browser, does not count as a loopback
     peer, as far as that can be seen: a proxy on the same machine need not add a header. Hence the token. ``port`` is
@@ -79,15 +76,13 @@ class Access(SecurityBase):
         trust_loopback: bool = False,
         denied: Callable[[DenialReason], None] = lambda _: None,
     ) -> None:
-        self.model = HTTPBearer(description="the admin token; `highwater token` prints it")
-        self.scheme_name = "AdminToken"
         self._token = token
         self._trust_loopback = trust_loopback
         self._denied = denied
         self._log = LimitedLog(log)
         self._port = port
 
-    async def __call__(self, request: Request) -> Caller:
+    def admitted(self, request: HTTPConnection) -> Caller:
         """Return the caller; raises HTTPException: 401 without the token or with a wrong one, 403 if none exists."""
         caller = self.judge(request)
         if isinstance(caller, Denial):
@@ -159,12 +154,12 @@ class Access(SecurityBase):
         self._log.warning(
             "misplaced_token", "a client sends the admin token with requests to the engine; it is not passed on"
         )
-        without = _CREDENTIALS.sub(partial(_unless_it_holds, token), head)
+
+        def unless_it_holds(line: re.Match[bytes]) -> bytes:
+            return b"" if token.encode() in line[0] or _is_basic_credential(token, line[0]) else line[0]
+
+        without = _CREDENTIALS.sub(unless_it_holds, head)
         return without.replace(token.encode(), b"")  # in a query, a cookie or any other header
-
-
-def _unless_it_holds(token: str, line: re.Match[bytes]) -> bytes:
-    return b"" if token.encode() in line[0] or _is_basic_credential(token, line[0]) else line[0]
 
 
 def _is_basic_credential(token: str, head: bytes) -> bool:
@@ -174,6 +169,61 @@ def _is_basic_credential(token: str, head: bytes) -> bool:
     with suppress(ValueError):  # not base64
         return any(token.encode() in b64decode(line[1]) for line in _BASIC.finditer(head))
     return False
+
+
+class HeadAsGet:
+    """Passes each HEAD on as a GET, and ends the response after its headers (RFC 9110 9.1)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        has_ended = False
+
+        async def send_head(message: Message) -> None:
+            nonlocal has_ended
+            if message["type"] != "http.response.body":
+                await send(message)
+            elif not has_ended:
+                # A stream of events would not end by itself: after this the application sees a disconnect.
+                has_ended = True
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
+class BodyLimit:
+    """Responds with 413 once a body has grown over ``max_bytes``; nothing is parsed before it has been counted."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in {"GET", "HEAD"}:
+            await self._app(scope, receive, send)
+            return
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self._max_bytes:
+                text = f"the body is over {self._max_bytes} bytes, which no control call needs"
+                await JSONResponse({"error": {"code": "too_large", "message": text}}, 413)(scope, receive, send)
+                return
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, replay, send)
 
 
 class ControlGuard:
@@ -218,7 +268,10 @@ def peer_of(request: HTTPConnection) -> str:
 
 
 def _is_local(request: HTTPConnection) -> bool:
-    if not _is_loopback(peer_of(request)) or any(map(_FORWARDED.fullmatch, request.headers)):
+    peer = _address(peer_of(request))
+    # An IPv4 peer on an IPv6 socket shows as ::ffff:127.0.0.1.
+    peer = getattr(peer, "ipv4_mapped", None) or peer
+    if peer is None or not peer.is_loopback or peer == _MESH or any(map(_FORWARDED.fullmatch, request.headers)):
         return False
     # A page on another site can make a browser on this machine send a POST here, or point its own name at 127.0.0.1.
     # Browsers then send an Origin, and a Host that is neither localhost nor an address.
@@ -231,13 +284,6 @@ def _is_local(request: HTTPConnection) -> bool:
     except ValueError:  # brackets that do not match, or hold no address
         return False
     return name == "localhost" or _address(name) is not None
-
-
-def _is_loopback(host: str) -> bool:
-    address = _address(host)
-    # An IPv4 peer on an IPv6 socket shows as ::ffff:127.0.0.1.
-    address = getattr(address, "ipv4_mapped", None) or address
-    return address is not None and address.is_loopback and address != _MESH
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

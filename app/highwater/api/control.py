@@ -5,25 +5,28 @@ Also the engine's ``/server_info``, behind the token: it has the whole configura
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from fastapi import APIRouter, Body, Depends, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Body, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, TypeAdapter, model_validator
 
-from highwater.api.requests import NO_STORE, StrictModel
-from highwater.api.services import Services
+from highwater.api.services import NEEDS_TOKEN, NO_STORE, Admin, Parts, StrictModel, ending, wants_text
+from highwater.api.text.control import reclaim_text, restored_text
 from highwater.errors import EngineError, NotAvailable, Refused
-from highwater.readings.event import Caller
+from highwater.exit_codes import FAILED, OK
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import Mode, RemedyResult, Target
 from highwater.readings.schema import SCHEMA
 from highwater.relief.relief import RemedyOutcome, RemedyRequest
+from highwater.relief.remedies import REMEDIES
 
-_RANKS = TypeAdapter(tuple[RankReading, ...])
-_RESULT = TypeAdapter(RemedyResult)
+_RANKS: Final = TypeAdapter(tuple[RankReading, ...])
+_RESULT: Final = TypeAdapter(RemedyResult)
 # Taken off the query string of the drop-in paths; everything else goes to vLLM unchanged.
-_OWN_PARAMETERS = ("mode", "force")
+_OWN_PARAMETERS: Final = ("mode", "force")
+
+router = APIRouter(tags=["control"])
 
 
 class TrimRequest(StrictModel):
@@ -66,71 +69,73 @@ class ReclaimRequest(StrictModel):
         return [RemedyRequest(entry) if isinstance(entry, str) else entry.request() for entry in self.remedies or ()]
 
 
-def control_router(services: Services) -> APIRouter:
-    router = APIRouter(tags=["control"])
-    control = Depends(services.control)
-
-    @router.post(
-        "/memory/reclaim",
-        responses={409: {"description": "Every remedy was refused; the body is as with 200"}},
-    )
-    async def reclaim(body: Annotated[ReclaimRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
-        """Run remedies in order and return what each gave back, per rank."""
-        wanted = body or ReclaimRequest()
-        results = await services.relief.reclaim(
-            wanted.requests(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller
-        )
-        outcomes = {each.result.outcome for each in results}
-        answer = {
-            "schema": SCHEMA,
-            "mode": wanted.mode,
-            "dry_run": wanted.dry_run,
-            "results": [_shown(each) for each in results],
-        }
-        return JSONResponse(answer, 409 if outcomes == {"refused"} and not wanted.dry_run else 200)
-
-    @router.post("/memory/encoder-cache/restore")
-    async def restore(caller: Caller = control) -> JSONResponse:
-        """Bring every encoder output that a trim moved to host memory back to the device."""
-        return JSONResponse({"schema": SCHEMA, "ranks": await services.relief.restore(caller=caller)})
-
-    @router.get("/server_info", dependencies=[control], responses={200: {"content": {"application/json": {}}}})
-    async def server_info(request: Request) -> Response:
-        """Return the engine's configuration as vLLM's development mode does, tokens included."""
-        try:
-            answer = await services.server_info(request.scope["query_string"].decode("latin-1"))
-        except EngineError as exc:
-            raise NotAvailable(str(exc)) from exc
-        return Response(answer.body, answer.status, media_type=answer.content_type or None, headers=NO_STORE)
-
-    for remedy in services.relief.remedies.values():
-        if remedy.path is not None:
-            _add_drop_in(router, services, remedy.name, remedy.path)
-    return router
+@router.post(
+    "/memory/reclaim",
+    responses={409: {"description": "Every remedy was refused; the body is as with 200"}},
+)
+async def reclaim(
+    request: Request, parts: Parts, caller: Admin, body: Annotated[ReclaimRequest | None, Body()] = None
+) -> Response:
+    """Run remedies in order and return what each gave back, per rank."""
+    wanted = body or ReclaimRequest()
+    results = await parts.relief.reclaim(wanted.requests(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller)
+    outcomes = {each.result.outcome for each in results}
+    status = 409 if outcomes == {"refused"} and not wanted.dry_run else 200
+    headers = ending(FAILED if not results or outcomes & {"refused", "failed"} else OK)
+    if wants_text(request):
+        return PlainTextResponse(reclaim_text(results, dry_run=wanted.dry_run), status, headers)
+    answer = {
+        "schema": SCHEMA,
+        "mode": wanted.mode,
+        "dry_run": wanted.dry_run,
+        "results": [_shown(each) for each in results],
+    }
+    return JSONResponse(answer, status, headers)
 
 
-def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) -> None:
-    control = Depends(services.control)
+@router.post("/memory/encoder-cache/restore")
+async def restore(request: Request, parts: Parts, caller: Admin) -> Response:
+    """Bring every encoder output that a trim moved to host memory back to the device."""
+    ranks = await parts.relief.restore(caller=caller)
+    if wants_text(request):
+        return PlainTextResponse(restored_text(ranks), headers=ending(OK))
+    return JSONResponse({"schema": SCHEMA, "ranks": ranks}, headers=ending(OK))
 
-    @router.post(
-        path,
-        name=name,
-        responses={503: {"description": "The engine is not reachable, or stopped during the reset"}},
-    )
-    async def drop_in(
-        request: Request, mode: Mode = "now", force: bool = False, caller: Caller = control
-    ) -> JSONResponse:
-        """Call vLLM's own reset, query string included; the response is vLLM's and what the reset gave back."""
-        if mode == "safe" and "reset_running_requests" in request.query_params:
-            # It preempts running requests, and up to 0.21 each may lose a token by it.
-            raise Refused("mode=safe never preempts running requests: leave reset_running_requests out")
-        pairs = request.scope["query_string"].decode("latin-1").split("&")
-        query = "&".join(pair for pair in pairs if pair and pair.partition("=")[0] not in _OWN_PARAMETERS)
-        outcome = await services.relief.drop_in(name, query=query, mode=mode, force=force, caller=caller)
-        if outcome.answer is None:  # the engine stopped before it responded
-            return JSONResponse({"schema": SCHEMA, **_shown(outcome)}, 503)
-        body = outcome.answer.json_object() | {"schema": SCHEMA} | _shown(outcome)
-        return JSONResponse(body, outcome.answer.status)
+
+@router.get("/server_info", dependencies=[NEEDS_TOKEN], responses={200: {"content": {"application/json": {}}}})
+async def server_info(request: Request, parts: Parts) -> Response:
+    """Return the engine's configuration as vLLM's development mode does, tokens included."""
+    try:
+        answer = await parts.server_info(request.scope["query_string"].decode("latin-1"))
+    except EngineError as exc:
+        raise NotAvailable(str(exc)) from exc
+    return Response(answer.body, answer.status, media_type=answer.content_type or None, headers=NO_STORE)
+
+
+async def drop_in(
+    request: Request, parts: Parts, caller: Admin, mode: Mode = "now", force: bool = False
+) -> JSONResponse:
+    """Call vLLM's own reset, query string included; the response is vLLM's and what the reset gave back."""
+    if mode == "safe" and "reset_running_requests" in request.query_params:
+        # It preempts running requests, and up to 0.21 each may lose a token by it.
+        raise Refused("mode=safe never preempts running requests: leave reset_running_requests out")
+    pairs = request.scope["query_string"].decode("latin-1").split("&")
+    query = "&".join(pair for pair in pairs if pair and pair.partition("=")[0] not in _OWN_PARAMETERS)
+    name = request.scope["route"].name
+    outcome = await parts.relief.drop_in(name, query=query, mode=mode, force=force, caller=caller)
+    if outcome.answer is None:  # the engine stopped before it responded
+        return JSONResponse({"schema": SCHEMA, **_shown(outcome)}, 503)
+    body = outcome.answer.json_object() | {"schema": SCHEMA} | _shown(outcome)
+    return JSONResponse(body, outcome.answer.status)
+
+
+for remedy in REMEDIES:
+    if remedy.path is not None:
+        router.post(
+            remedy.path,
+            name=remedy.name,
+            responses={503: {"description": "The engine is not reachable, or stopped during the reset"}},
+        )(drop_in)
 
 
 def _shown(outcome: RemedyOutcome) -> dict[str, Any]:

@@ -84,7 +84,11 @@ class _Families:
 
     def take(self, piece: bytes) -> bytes:
         """Return the part of some whole lines that is passed on. Raises EngineGarbled for no exposition."""
-        if not _LINES.fullmatch(piece) or not _is_utf8(piece):
+        try:
+            piece.decode()
+        except UnicodeDecodeError as exc:
+            raise EngineGarbled("GET /metrics is no Prometheus exposition") from exc
+        if not _LINES.fullmatch(piece):
             raise EngineGarbled("GET /metrics is no Prometheus exposition")
         lines, parts, at = b"\n" + piece, list[bytes](), 1
         for declaration in _DECLARATION.finditer(lines):
@@ -107,11 +111,3 @@ class _Families:
         if not self._is_kept:
             return b""
         return _OURS.sub(b"", lines) if b"highwater_" in lines else lines
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Final
 
 from fastapi import APIRouter, Response
 from pydantic import TypeAdapter
 
-from highwater.api.budget import StartReports
-from highwater.api.requests import NO_STORE
-from highwater.api.services import Services
+from highwater.api.services import NO_STORE, Parts, Services
 from highwater.diagnose.case import Setup, Where, of_report
 from highwater.diagnose.finding import WEIGHTS, Finding
 from highwater.diagnose.incident import Headline
@@ -19,10 +18,9 @@ from highwater.diagnose.rules.book import judged
 from highwater.diagnose.rules.setup import SetupCheck, checked
 from highwater.host.past import GrownPart
 from highwater.host.report import HostReport
+from highwater.plan.explanation import Explanation
 from highwater.readings.report import Report
 from highwater.readings.schema import SCHEMA
-
-FRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,42 +39,36 @@ class FindingsAnswer:
     checks: tuple[SetupCheck, ...]
 
 
-_ANSWER = TypeAdapter(FindingsAnswer)
+_ANSWER: Final = TypeAdapter(FindingsAnswer)
+
+router = APIRouter(tags=["memory"])
 
 
-def findings_router(services: Services) -> APIRouter:
-    router = APIRouter(tags=["memory"])
-    starts = StartReports(services)
-    turn = asyncio.Lock()
-    last: tuple[float, bytes] | None = None
+@router.get("/memory/findings", response_model=FindingsAnswer)
+async def findings(parts: Parts) -> Response:
+    """Return every finding by its name, with weight, figures and advice, and the checks of the set-up.
 
-    @router.get("/memory/findings", response_model=FindingsAnswer)
-    async def findings() -> Response:
-        """Return every finding by its name, with weight, figures and advice, and the checks of the set-up.
+    No worker is called.
+    """
 
-        No worker is called.
-        """
-        nonlocal last
-        # Any caller may send it: judged once a second, off the loop that proxies.
-        async with turn:
-            now = asyncio.get_running_loop().time()
-            if last is None or now - last[0] >= FRESH_SECONDS:
-                host, headlines = await services.host.report(), await services.incidents.headlines()
-                last = now, await asyncio.to_thread(_judged, services, starts, host, headlines)
-        # An incident's summary may quote the log.
-        return Response(last[1], media_type="application/json", headers=NO_STORE)
+    async def judge() -> bytes:
+        host, headlines = await parts.host.report(), await parts.incidents.headlines()
+        report = parts.report()
+        explanation = (await parts.starts.explained(report)).explanation
+        return await asyncio.to_thread(_judged, parts, report, explanation, host, headlines)
 
-    return router
+    # An incident's summary may quote the log.
+    return Response(await parts.findings.of(judge), media_type="application/json", headers=NO_STORE)
 
 
-def _judged(services: Services, starts: StartReports, host: HostReport, headlines: list[Headline]) -> bytes:
-    report, baseline = services.report(), services.poller.life.baseline
+def _judged(
+    services: Services, report: Report, explanation: Explanation, host: HostReport, headlines: list[Headline]
+) -> bytes:
     grown: tuple[GrownPart, ...] = () if services.host.now is None else services.host.now.parts
-    explanation = starts.explained(report).explanation
     start = of_report("start", report, explanation=explanation)
     at_host = of_report("host", report, host=host, host_grown=grown)
     setup = of_report("set-up", report, explanation=explanation, host=host, setup=_setup(services, report, headlines))
-    running = of_report("running", report, baseline=baseline, series=services.growth.verdicts())
+    running = of_report("running", report, baseline=services.poller.life.baseline, series=services.growth.verdicts())
     found: dict[Where, Iterable[Finding]] = {"incident": services.incidents.open_findings}
     found |= {case.where: judged(case) for case in (running, start, at_host, setup)}
     return _ANSWER.dump_json(FindingsAnswer(findings=_placed(found), checks=checked(setup)))

@@ -15,8 +15,7 @@ from pydantic import Field, TypeAdapter
 from starlette.types import Receive, Scope, Send
 
 from highwater.api.access import peer_of
-from highwater.api.requests import StrictModel
-from highwater.api.services import Services
+from highwater.api.services import Parts, Services, StrictModel
 from highwater.errors import NotAvailable, UnknownName
 from highwater.memory.history import Mark, Update
 from highwater.readings.event import Event
@@ -29,6 +28,8 @@ _REPORT = TypeAdapter(Report)
 _EVENT = TypeAdapter(Event)
 _EVENTS = TypeAdapter(list[Event])
 
+router = APIRouter(tags=["memory"])
+
 
 class HistoryQuery(StrictModel):
     since: str | None = Field(None, max_length=128, description="Unix seconds, or a mark; default: all")
@@ -40,46 +41,41 @@ class EventsQuery(StrictModel):
     limit: int = Field(100, ge=1, le=1000)
 
 
-def history_router(services: Services) -> APIRouter:
-    router = APIRouter(tags=["memory"])
-    history = services.history
-    history_lock = asyncio.Lock()
+@router.get("/memory/history")
+async def readings(parts: Parts, query: Annotated[HistoryQuery, Query()]) -> Response:
+    """Readings from the ring, oldest first, and the events of that span."""
+    history = parts.history
+    since = _moment(history.marks, query.since)
+    step = max(query.step, MIN_STEP_SECONDS) if query.step else 0.0
+    body = {
+        "schema": SCHEMA,
+        "now": history.now(),
+        "events": _EVENTS.dump_python(history.events(since=since), mode="json"),
+        "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
+    }
+    if query.recorded:
+        if parts.recorders is None:
+            raise NotAvailable("the workers have no recorders: recorder_dir is not set")
+        body["recorded"] = await parts.recorders.samples(since)
+    # Open to all, and an hour of many ranks is megabytes: not on the loop that proxies, and one at a time.
+    async with parts.history_turn:
+        content = await asyncio.to_thread(lambda: _history_json(body, *history.readings(since, step)))
+    return Response(content, media_type="application/json")
 
-    @router.get("/memory/history")
-    async def readings(query: Annotated[HistoryQuery, Query()]) -> Response:
-        """Readings from the ring, oldest first, and the events of that span."""
-        since = _moment(history.marks, query.since)
-        step = max(query.step, MIN_STEP_SECONDS) if query.step else 0.0
-        body = {
-            "schema": SCHEMA,
-            "now": history.now(),
-            "events": _EVENTS.dump_python(history.events(since=since), mode="json"),
-            "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
-        }
-        if query.recorded:
-            if services.recorders is None:
-                raise NotAvailable("the workers have no recorders: recorder_dir is not set")
-            body["recorded"] = await services.recorders.samples(since)
-        # Open to all, and an hour of many ranks is megabytes: not on the loop that proxies, and one at a time.
-        async with history_lock:
-            content = await asyncio.to_thread(lambda: _history_json(body, *history.readings(since, step)))
-        return Response(content, media_type="application/json")
 
-    @router.get("/memory/events", responses={200: {"content": {"text/event-stream": {}}}})
-    async def events(request: Request, query: Annotated[EventsQuery, Query()]) -> Response:
-        """Return what happened, newest first; with ``Accept: text/event-stream`` reports and events as they come."""
-        if "text/event-stream" in request.headers.get("accept", ""):
-            peer = None if services.control.caller(request) is not None else peer_of(request)
-            if not history.can_watch(peer):
-                raise NotAvailable(
-                    "too many readers follow the events, in all or from your address; close one, poll, or send the "
-                    "admin token, for which places are reserved"
-                )
-            return _Live(services, peer)
-        listed = _EVENTS.dump_python(history.events(limit=query.limit), mode="json")
-        return JSONResponse({"schema": SCHEMA, "events": listed})
-
-    return router
+@router.get("/memory/events", responses={200: {"content": {"text/event-stream": {}}}})
+async def events(request: Request, parts: Parts, query: Annotated[EventsQuery, Query()]) -> Response:
+    """Return what happened, newest first; with ``Accept: text/event-stream`` reports and events as they come."""
+    if "text/event-stream" in request.headers.get("accept", ""):
+        peer = None if parts.control.caller(request) is not None else peer_of(request)
+        if not parts.history.can_watch(peer):
+            raise NotAvailable(
+                "too many readers follow the events, in all or from your address; close one, poll, or send the "
+                "admin token, for which places are reserved"
+            )
+        return _Live(parts, peer)
+    listed = _EVENTS.dump_python(parts.history.events(limit=query.limit), mode="json")
+    return JSONResponse({"schema": SCHEMA, "events": listed})
 
 
 def _moment(marks: Mapping[str, Mark], since: str | None) -> float:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
-from highwater.api.requests import NO_STORE, OR_TEXT, FormatQuery, StrictModel, wants_text
+from highwater.api.services import NO_STORE, OR_TEXT, FormatQuery, Parts, StrictModel, ending, wants_text
 from highwater.diagnose import markdown
 from highwater.diagnose.incident import Incident
-from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import UnreadableIncident, listing, to_bytes
 from highwater.diagnose.incidents.text import headlines_text, incident_markdown
+from highwater.exit_codes import OK
 
 # A response may hold lines of a log: no cache keeps it, nothing guesses at its type, no other site learns its address.
-_HEADERS = NO_STORE | {"Referrer-Policy": "no-referrer"}
-_PAGE_POLICY = f"{markdown.CONTENT_SECURITY_POLICY}; frame-ancestors 'none'; sandbox"
-_PAGE_HEADERS = _HEADERS | {"Content-Security-Policy": _PAGE_POLICY}
+_HEADERS: Final = NO_STORE | ending(OK) | {"Referrer-Policy": "no-referrer"}
+_PAGE_POLICY: Final = f"{markdown.CONTENT_SECURITY_POLICY}; frame-ancestors 'none'; sandbox"
+_PAGE_HEADERS: Final = _HEADERS | {"Content-Security-Policy": _PAGE_POLICY}
 
 _Form: TypeAlias = Literal["json", "text", "html"]
 
@@ -27,36 +27,40 @@ class IncidentQuery(StrictModel):
     format: _Form | None = None
 
 
-def incidents_router(incidents: Incidents) -> APIRouter:
-    router = APIRouter(tags=["memory"])
+router = APIRouter(tags=["memory"])
 
-    @router.get("/memory/incidents", responses=OR_TEXT)
-    async def listed(request: Request, query: Annotated[FormatQuery, Query()]) -> Response:
-        """Return the incidents, newest first: the engine died, hung, had no memory left, or did not start."""
-        headlines = await incidents.headlines()
-        if wants_text(request, query.format):
-            return PlainTextResponse(headlines_text(headlines, problem=incidents.problem), headers=_HEADERS)
-        content = listing(headlines, incidents.folder, incidents.problem) | {"has_engine_log": incidents.has_log}
-        return JSONResponse(content, headers=_HEADERS)
 
-    @router.get("/memory/incidents/{incident_id}", responses={200: {"content": {"text/plain": {}, "text/html": {}}}})
-    async def one(
-        request: Request,
-        incident_id: Annotated[str, Path(description="as in the list")],
-        query: Annotated[IncidentQuery, Query()],
-    ) -> Response:
-        """Return one incident: what was known, what it means, what to change; as a page for a browser."""
-        try:
-            incident = await incidents.read(incident_id)
-        except UnreadableIncident as exc:
-            raise HTTPException(409, f"the incident is there and cannot be read: {exc}") from exc
-        if incident is None:
-            lists = "`highwater incidents` and GET /memory/incidents list them"
-            raise HTTPException(404, f"id: there is no incident {incident_id[:64]!r}; {lists}")
-        # In a thread: it may be megabytes, and the data plane shares this loop.
-        return await asyncio.to_thread(_rendered, incident, _form(request, query.format))
+@router.get("/memory/incidents", responses=OR_TEXT)
+async def listed(request: Request, parts: Parts, query: Annotated[FormatQuery, Query()]) -> Response:
+    """Return the incidents, newest first: the engine died, hung, had no memory left, or did not start."""
+    incidents = parts.incidents
+    headlines = await incidents.headlines()
+    if wants_text(request, query.format):
+        return PlainTextResponse(headlines_text(headlines, problem=incidents.problem), headers=_HEADERS)
+    content = listing(headlines, incidents.folder, incidents.problem) | {"has_engine_log": incidents.has_log}
+    return JSONResponse(content, headers=_HEADERS)
 
-    return router
+
+@router.get("/memory/incidents/{incident_id}", responses={200: {"content": {"text/plain": {}, "text/html": {}}}})
+async def one(
+    request: Request,
+    parts: Parts,
+    incident_id: Annotated[str, Path(description="as in the list")],
+    query: Annotated[IncidentQuery, Query()],
+) -> Response:
+    """Return one incident: what was known, what it means, what to change; as a page for a browser."""
+    try:
+        incident = await parts.incidents.read(incident_id)
+    except UnreadableIncident as exc:
+        raise HTTPException(409, f"the incident is there and cannot be read: {exc}") from exc
+    if incident is None:
+        lists = "`highwater incidents` and GET /memory/incidents list them"
+        raise HTTPException(404, f"id: there is no incident {incident_id[:64]!r}; {lists}")
+    form = query.format
+    if form is None and "text/html" in request.headers.get("accept", ""):
+        form = "html"
+    # In a thread: it may be megabytes, and the data plane shares this loop.
+    return await asyncio.to_thread(_rendered, incident, form or ("text" if wants_text(request) else "json"))
 
 
 def _rendered(incident: Incident, form: _Form) -> Response:
@@ -68,9 +72,3 @@ def _rendered(incident: Incident, form: _Form) -> Response:
     if form == "text":
         return PlainTextResponse(incident_markdown(incident), headers=_HEADERS)
     return Response(to_bytes(incident), media_type="application/json", headers=_HEADERS)
-
-
-def _form(request: Request, chosen: _Form | None) -> _Form:
-    if chosen is None and "text/html" in request.headers.get("accept", ""):
-        return "html"
-    return chosen or ("text" if wants_text(request, None) else "json")

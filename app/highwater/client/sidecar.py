@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import httpx
 import httpx_sse
 
-from highwater.errors import SidecarRefused, SidecarUnreachable
+from highwater.errors import SidecarError, SidecarRefused, SidecarUnreachable
+from highwater.exit_codes import EXIT_STATUS_HEADER
 from highwater.flaws import without_credentials
 from highwater.text.printable import plain
+from highwater.text.table import reasons_of
 from highwater.units import MIB
 
 CONNECT_SECONDS = 5.0
@@ -31,11 +33,21 @@ _SHOWN_LENGTH = 400
 _REFUSAL_LENGTH = 8000
 _UNAUTHORIZED = 401
 _NOT_FOUND = 404
-# A sidecar's answer to an unknown path below its own paths contains this (proxy/front.py).
+# A sidecar's answer to an unknown path below its own paths contains this (api/problems.py).
 _NO_OWN_PATH = "The sidecar's own"
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, by default on port 8001"
-# What a port that serves the engine's API alone says of a path of the sidecar's (proxy/front.py).
+# What a port that serves the engine's API alone says of a path of the sidecar's (gated_proxy/routes.py).
 _DATA_PORT = "own paths are on its control port"
+
+
+FIRST_PAUSE_SECONDS: Final = 0.5
+_OWN_NAMES: Final = frozenset({"past", "lost"})
+
+
+class Answer(NamedTuple):
+    media_type: str
+    content: bytes
+    exit_status: int | None  # what a command that shows it ends with; None where the sidecar does not say it
 
 
 class SidecarClient:
@@ -77,23 +89,23 @@ class SidecarClient:
     def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
         return self._json("GET", path, params=params)
 
-    def get_text(self, path: str, params: Mapping[str, str] | None = None) -> str:
-        """Return the text of a GET; raises as every call, and SidecarUnreachable for a web page."""
-        headers, content = self._call("GET", path, params=params)
-        if "html" in headers.get("content-type", ""):
-            raise self._no_sidecar("a web page", headers)
-        return content.decode(errors="replace")
-
     def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401 - JSON
         return self._json("POST", path, body=body)
 
-    def put(self, path: str, body: Any) -> Any:  # noqa: ANN401 - JSON
-        return self._json("PUT", path, body=body)
-
-    def get_content(self, path: str) -> tuple[str, bytes]:
-        """Return media type and body of a GET of any path, also of another server's web page."""
-        headers, content = self._call("GET", path)
-        return headers.get("content-type", "").partition(";")[0].strip().lower(), content
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,  # noqa: ANN401 - JSON
+        accept: str = "*/*",
+    ) -> Answer:
+        """Return the answer of any path as it is, also another server's web page."""
+        headers, content = self._call(method, path, params=params, body=body, accept=accept, is_shown=True)
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        status = headers.get(EXIT_STATUS_HEADER, "")
+        return Answer(media_type, content, int(status) if len(status) == 1 and status.isdecimal() else None)
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """Return event names and parsed data of ``GET /memory/events``, live, the present report first.
@@ -131,11 +143,14 @@ class SidecarClient:
         *,
         params: Mapping[str, str] | None = None,
         body: Any = None,  # noqa: ANN401 - JSON
+        accept: str = "*/*",
+        is_shown: bool = False,
     ) -> tuple[httpx.Headers, bytes]:
-        given: dict[str, Any] = {} if body is None else {"json": body}
+        given: dict[str, Any] = {"headers": {"Accept": accept}} | ({} if body is None else {"json": body})
         with self._mapped(), self._client.stream(method, f"{self.url}{path}", params=params, **given) as response:
             content = self._read(response)
-            if not response.is_success:
+            # A reclaim of which all was refused is no success, and its text says why of each remedy.
+            if not response.is_success and not (is_shown and EXIT_STATUS_HEADER in response.headers):
                 self._refuse(response, content)
             return response.headers, content
 
@@ -169,15 +184,13 @@ class SidecarClient:
         if error is None:
             raise self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers)
         code, message = error
-        shown = plain(f"{message}{self._advice(status)}", _REFUSAL_LENGTH)
-        raise SidecarRefused(shown, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
-
-    def _advice(self, status: int) -> str:
+        advice = ""
         if status == _UNAUTHORIZED and self._has_token:
-            return f". The token from {self._token_source} is not this sidecar's."
-        if status == _UNAUTHORIZED:
-            return f". This command found no token: {self._token_source}."
-        return ""
+            advice = f". The token from {self._token_source} is not this sidecar's."
+        elif status == _UNAUTHORIZED:
+            advice = f". This command found no token: {self._token_source}."
+        shown = plain(f"{message}{advice}", _REFUSAL_LENGTH)
+        raise SidecarRefused(shown, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
@@ -211,6 +224,45 @@ class SidecarClient:
         )
 
 
+class StreamEnded(SidecarUnreachable):
+    """The sidecar ended a stream that had opened; it may be restarting."""
+
+
+def follow(
+    connect: Callable[[], SidecarClient],
+    past: Callable[[SidecarClient], Any],
+    pause: Callable[[float], bool | None],
+    *,
+    max_pause_seconds: float,
+) -> Iterator[tuple[str, Any]]:
+    """Yield ``past`` with what came before, then each message of the stream, as `SidecarClient.events` does.
+
+    Where the stream ends, or cannot be opened, it yields ``lost`` with the ``SidecarError``, and tries again: after
+    half a second, and after twice as long each time until a stream opens. (tenacity's attempts end with a success, and
+    a stream that opened can still end.) ``past`` is called once the stream is open, so that no message is missed
+    between both; where ``pause`` returns true it ends.
+    """
+    seconds = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            with connect() as sidecar:
+                is_open = False
+                for name, data in sidecar.events():
+                    if not is_open:
+                        is_open = True
+                        yield "past", past(sidecar)
+                    seconds = FIRST_PAUSE_SECONDS
+                    if name not in _OWN_NAMES:
+                        yield name, data
+            problem: SidecarError = StreamEnded("the sidecar has ended the stream")
+        except SidecarError as exc:
+            problem = exc
+        yield "lost", problem
+        if pause(seconds):
+            return
+        seconds = min(seconds * 2, max_pause_seconds)
+
+
 def _base(url: str) -> str:
     full = url.strip() if "://" in url else f"http://{url.strip()}"
     try:
@@ -242,14 +294,6 @@ def _error_of(body: object) -> tuple[str, str] | None:
     if "reason" in body or "remedy" in body:
         return "", str(body.get("reason"))
     return None
-
-
-def reasons_of(results: Iterable[tuple[str, str]]) -> list[str]:
-    """Return each reason once, behind the remedies that have it, from pairs of remedy and reason."""
-    remedies: dict[str, list[str]] = {}
-    for remedy, reason in results:
-        remedies.setdefault(reason, []).append(remedy)
-    return [f"{', '.join(names)}: {reason}" for reason, names in remedies.items()]
 
 
 def _unreachable(text: str) -> SidecarUnreachable:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -13,11 +16,13 @@ from pydantic import TypeAdapter
 from highwater import __version__
 from highwater.client.answers import understood
 from highwater.client.sidecar import SidecarClient
+from highwater.commands.asking import ASK_SECONDS, ending_well
+from highwater.commands.options import examples, json_option, url_option
 from highwater.diagnose.finding import finding
 from highwater.diagnose.rules.setup import Answer, NotKnown, SetupCheck, shown
 from highwater.errors import SidecarRefused
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
-from highwater.files.admin_token import FoundToken, is_loopback
+from highwater.files.admin_token import FoundToken, find_token, is_loopback
 from highwater.readings.schema import SCHEMA
 from highwater.text.printable import cleaned
 
@@ -27,6 +32,31 @@ ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token
 _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 _OPTIONAL_COUNTS = {"note": "could be better", "skip": "could not be checked"}
 _CHECKS = TypeAdapter(tuple[SetupCheck, ...])
+
+
+@click.command(
+    epilog=examples(
+        "highwater check",
+        "highwater check --url https://vllm-7:8001 || exit 1",
+        "highwater check --json | jq -r '.findings[] | select(.level == \"fail\") | .change'",
+    )
+)
+@url_option
+@json_option
+def check(url: str, *, as_json: bool) -> None:
+    """Check that engine and sidecar are set up correctly; say what to change.
+
+    Changes nothing. Exits with 0 if all is as it should be, 1 if there is something to look at, 2 if
+    something is wrong, 3 if no sidecar answers.
+    """
+    with ending_well():
+        found = gather(
+            lambda held: SidecarClient(url, token=held, timeout_seconds=ASK_SECONDS), find_token(url, os.environ)
+        )
+    # https://no-color.org
+    colour = False if os.environ.get("NO_COLOR") else None
+    click.echo(json.dumps(check_json(found), indent=1) if as_json else check_text(found), color=colour)
+    sys.exit(exit_code(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,12 @@ from contextlib import suppress
 
 import click
 
+from highwater.demo import story
+from highwater.demo.commands import commands_to_try, own_command, usual_port
+from highwater.demo.engine import EngineOptions
+from highwater.demo.environment import ensure_environment
+from highwater.demo.errors import DemoError
+
 WATCHED_IMAGES = 40
 """Images of the demonstration's first half: enough to see the encoder cache grow."""
 
@@ -29,12 +35,6 @@ WATCHED_IMAGES = 40
 )
 def demo(*, prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None, wait: float) -> None:
     """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
-    from highwater.demo import story
-    from highwater.demo.commands import commands_to_try, own_command, usual_port
-    from highwater.demo.engine import EngineOptions
-    from highwater.demo.environment import ensure_environment
-    from highwater.demo.errors import DemoError
-
     # SIGTERM ends the children in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = EngineOptions(tensor_parallel=tensor_parallel, start_seconds=wait)

@@ -7,37 +7,24 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from highwater.client.following import StreamEnded, follow
-from highwater.client.options import ASK_SECONDS, ending_well, examples, sidecar_at, url_option
+from highwater.api.text.control import event_text
+from highwater.client.answers import event_of, not_a_sidecar
+from highwater.client.sidecar import SidecarClient, StreamEnded, follow
+from highwater.commands.asking import ASK_SECONDS, ending_well, sidecar_at
+from highwater.commands.options import examples, url_option
 from highwater.exit_codes import INTERRUPTED
-from highwater.text.printable import plain
-
-if TYPE_CHECKING:
-    from highwater.client.sidecar import SidecarClient
-    from highwater.readings.event import Event
 
 MAX_PAUSE_SECONDS: Final = 5.0
 # The most that the sidecar keeps and returns at once.
 MAX_EVENTS: Final = 1000
-_KIND_WIDTH: Final = 9
-
-
-def event_text(event: Event) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-    by = f" (by the policy, rule {event.rule})" if event.trigger == "policy" and event.rule else ""
-    if event.caller is not None:
-        by = f" (by {event.caller.by} from {event.caller.address or 'an unknown peer'})"
-    return plain(f"{at} {event.kind:<{_KIND_WIDTH}} {event.summary}{by}")
 
 
 def listed(answer: Any, last: int) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
     """Return the newest ``last`` events, oldest first. Raises SidecarUnreachable where it is no list of events."""
-    from highwater.client.answers import not_a_sidecar
-
     events = answer.get("events") if isinstance(answer, dict) else None
     if not isinstance(events, list):
         raise not_a_sidecar("/memory/events")
@@ -54,7 +41,11 @@ def follow_events(
     """
     seen: deque[tuple[object, object]] = deque(maxlen=2 * MAX_EVENTS)
     is_first = True
-    for name, data in follow(connect, _kept_events, pause, max_pause_seconds=MAX_PAUSE_SECONDS):
+
+    def past(sidecar: SidecarClient) -> list[dict[str, Any]]:
+        return listed(sidecar.get("/memory/events", {"limit": str(MAX_EVENTS)}), MAX_EVENTS)
+
+    for name, data in follow(connect, past, pause, max_pause_seconds=MAX_PAUSE_SECONDS):
         if name == "lost":
             if is_first and not isinstance(data, StreamEnded):
                 raise data
@@ -65,10 +56,6 @@ def follow_events(
             seen.extend((event.get("at"), event.get("id")) for event in new)
             yield from new[len(new) - min(last, len(new)) :] if is_first else new
             is_first = False
-
-
-def _kept_events(sidecar: SidecarClient) -> list[dict[str, Any]]:
-    return listed(sidecar.get("/memory/events", {"limit": str(MAX_EVENTS)}), MAX_EVENTS)
 
 
 @click.command(
@@ -94,8 +81,6 @@ def events(url: str, *, last: int, follows: bool, as_json: bool) -> None:
     Exits with 0, with 3 if no sidecar answers, and with 130 when Ctrl-C ends --follow. A sidecar that goes away while
     it is followed is looked for again, and events that were missed are fetched.
     """
-    from highwater.client.sidecar import SidecarClient
-
     if not follows:
         with sidecar_at(url) as sidecar:
             _show(listed(sidecar.get("/memory/events", {"limit": str(max(last, 1))}), last), as_json)
@@ -114,8 +99,6 @@ def events(url: str, *, last: int, follows: bool, as_json: bool) -> None:
 
 
 def _show(events: Iterable[dict[str, Any]], as_json: bool) -> None:
-    from highwater.client.answers import event_of
-
     for data in events:
         if as_json:
             click.echo(json.dumps(data))

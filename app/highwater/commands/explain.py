@@ -5,23 +5,30 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
-from highwater.client.options import examples, json_option, sidecar_at, url_option
+from highwater.api.text.budget import comparison, comparison_text
+from highwater.commands.asking import ask_and_show, sidecar_at
+from highwater.commands.options import examples, json_option, url_option
+from highwater.diagnose.rules.book import Explained
 from highwater.exit_codes import FAILED
+from highwater.flaws import flaw
+from highwater.plan.beside import ask_beside, beside, beside_text, card_name, is_command, why_not
+from highwater.plan.command_line import read_line
+from highwater.plan.json_file import read_object
+from highwater.plan.roads import VllmRoad, engine_here
 from highwater.readings.schema import SCHEMA
+from highwater.text.printable import cleaned
 from kvplan.errors import PlanError
-
-if TYPE_CHECKING:
-    from highwater.diagnose.rules.book import Explained
-    from highwater.plan.beside import Answer
 
 PATH: Final = "/memory/budget"
 # Characters of one text: the paragraph to paste has some thousands.
 _MAX_TEXT: Final = 20_000
 _MAX_FILE_BYTES: Final = 20_000_000
+_EXPLAINED: Final = TypeAdapter(Explained)
 
 
 @click.command(
@@ -48,81 +55,47 @@ def explain(url: str, against: str | None, engine_python: str | None, *, as_json
     nowhere, and a paragraph to paste. Exits with 1 where no rank's start is known.
     """
     with sidecar_at(url) as sidecar:
-        answer = sidecar.get(PATH)
-    after = _parsed(answer, url)
+        if against is None:
+            ask_and_show(sidecar, PATH, as_json=as_json)
+            return
+        after = _parsed(sidecar.get(PATH), url)
     try:
-        if against is not None:
-            _compare(after, against, engine_python, as_json=as_json)
-        elif as_json:
-            click.echo(json.dumps(answer, indent=2))
-        else:
-            _show(after)
+        shown, text = _compared(after, against, engine_python)
     except PlanError as exc:
         raise click.ClickException(str(exc)) from exc
+    click.echo(json.dumps({"schema": SCHEMA, **shown}, indent=2) if as_json else text, nl=as_json)
     if not after.explanation.ranks:
         raise click.exceptions.Exit(FAILED)
 
 
-def _compare(after: Explained, against: str, engine_python: str | None, *, as_json: bool) -> None:
-    from highwater.api.budget_text import comparison, comparison_text
-    from highwater.plan.beside import beside, beside_text, is_command, why_not
-    from highwater.plan.json_file import read_object
-
-    if is_command(against):
-        found = _asked(after, against, engine_python)
-        if (why := why_not(found)) is not None:
-            raise PlanError(why)
-        rows = [asdict(row) for row in beside(after.explanation, found)]
-        shown, text = {"command_line": against, "beside": rows, "answer": found}, beside_text(after.explanation, found)
-    else:
-        before = _parsed(read_object(Path(against), _MAX_FILE_BYTES, "a file of `highwater explain --json`"), against)
-        names = ("what", "before", "after", "by")
+def _compared(after: Explained, against: str, engine_python: str | None) -> tuple[dict[str, Any], str]:
+    """Return the comparison for programs and as text. Raises PlanError: there is nothing to compare with, or to ask."""
+    now = after.explanation
+    if not is_command(against):
+        file = read_object(Path(against), _MAX_FILE_BYTES, "a file of `highwater explain --json`")
+        before, names = _parsed(file, against), ("what", "before", "after", "by")
         moved = [dict(zip(names, row, strict=True)) for row in comparison(before, after)]
-        shown, text = {"moved": moved}, comparison_text(before, after)
-    click.echo(json.dumps({"schema": SCHEMA, **shown}, indent=2) if as_json else text, nl=as_json)
-
-
-def _asked(after: Explained, line: str, engine_python: str | None) -> Answer:
-    """Return vLLM's answer to a command line for this engine's card. Raises PlanError: none can be asked."""
-    from highwater.plan.beside import ask_beside, card_name
-    from highwater.plan.command_line import read_line
-    from highwater.plan.roads import VllmRoad, engine_here
+        return {"moved": moved}, comparison_text(before, after)
 
     def say(words: str) -> None:
         click.echo(words, err=True)
 
-    python, card, read = engine_python or engine_here(), card_name(after.explanation), read_line([line])
+    python, card, line = engine_python or engine_here(), card_name(now), read_line([against])
     if python is None:
         raise PlanError("no vLLM can be imported here; --engine-python PATH names a Python that has one")
     if card is None:
         say("this engine's card is not in the table of cards; what depends on its kind is an H100's")
     with VllmRoad(python, card or "H100", say) as road:
-        return ask_beside(
-            after.explanation, lambda total, measured: road.ask(read, device_bytes=total, measured=measured)
-        )
+        found = ask_beside(now, lambda total, measured: road.ask(line, device_bytes=total, measured=measured))
+    if (why := why_not(found)) is not None:
+        raise PlanError(why)
+    rows = [asdict(row) for row in beside(now, found)]
+    return {"command_line": against, "beside": rows, "answer": found}, beside_text(now, found)
 
 
 def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
-    from pydantic import TypeAdapter, ValidationError
-
-    from highwater.diagnose.rules.book import Explained
-    from highwater.flaws import flaw
-    from highwater.text.printable import cleaned
-
     try:
-        return TypeAdapter(Explained).validate_python(cleaned(answer, most=_MAX_TEXT))
+        return _EXPLAINED.validate_python(cleaned(answer, most=_MAX_TEXT))
     except ValidationError as exc:
         flaws = flaw(exc.errors(include_url=False, include_input=False))
         raise click.ClickException(f"{where}: no explanation that this version understands: {flaws}") from exc
-
-
-def _show(answer: Explained) -> None:
-    from rich.console import Console
-
-    from highwater.api.budget_text import bar_of, budget_text
-    from highwater.commands.budget_bar import draw
-    from highwater.plan.explanation import tightest
-
-    rank = tightest(answer.explanation.ranks)
-    drawn = rank is not None and draw(Console(highlight=False), bar_of(rank))
-    click.echo(budget_text(answer, with_bar=not drawn), nl=False)

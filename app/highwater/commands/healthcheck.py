@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from highwater.client.options import examples, own_url, url_option_of
+from highwater.commands.options import examples, own_url, url_option_of
 from highwater.exit_codes import FAILED
 from highwater.flaws import without_credentials
 from highwater.text.printable import plain

@@ -9,7 +9,10 @@ from urllib.parse import quote
 
 import click
 
-from highwater.client.options import NoSidecar, examples, json_option, sidecar_at, url_option
+from highwater.commands.asking import NoSidecar, ask_and_show, sidecar_at
+from highwater.commands.options import examples, json_option, url_option
+from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident, listing, to_bytes
+from highwater.diagnose.incidents.text import headlines_text, incident_markdown
 from highwater.text.printable import printable
 
 
@@ -29,7 +32,7 @@ from highwater.text.printable import printable
     help="read the files of incidents.folder, when no sidecar is running",
 )
 @json_option
-def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: bool) -> None:
+def incidents(incident_id: str | None, url: str, folder: Path | None, *, as_json: bool) -> None:
     """List the incidents, newest first, or show the one with this ID: what the engine died of.
 
     An ID keeps the kind that the incident began with: a hang that ended in the engine's death is listed as died.
@@ -37,25 +40,24 @@ def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: b
     sidecar answers.
     """
     if folder is not None:
-        shown = _from_folder(folder, incident_id, as_json=as_json)
-    else:
-        shown = _from_sidecar(url, incident_id, as_json=as_json)
-    # A terminal obeys control characters, whoever sent them.
-    click.echo(printable(shown, keep="\n").rstrip("\n"))
+        # A terminal obeys control characters, whoever sent them.
+        click.echo(printable(_from_folder(folder, incident_id, as_json=as_json), keep="\n").rstrip("\n"))
+        return
+    path = "/memory/incidents" if incident_id is None else f"/memory/incidents/{quote(incident_id, safe='')}"
+    try:
+        with sidecar_at(url) as sidecar:
+            ask_and_show(sidecar, path, as_json=as_json)
+    except NoSidecar as exc:
+        raise NoSidecar(f"{exc.message}; --folder reads the files without one") from exc
 
 
 def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str:
-    from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident, listing, to_bytes
-    from highwater.diagnose.incidents.text import headlines_text, incident_markdown
-
     store = IncidentStore(folder)
     if incident_id is None:
         headlines, command = store.headlines(), f"highwater incidents --folder {shlex.quote(str(folder))}"
-        return (
-            json.dumps(listing(headlines, folder, None), indent=1)
-            if as_json
-            else headlines_text(headlines, command=command)
-        )
+        if as_json:
+            return json.dumps(listing(headlines, folder, None), indent=1)
+        return headlines_text(headlines, command=command)
     try:
         incident = store.read(incident_id)
     except UnreadableIncident as exc:
@@ -65,12 +67,3 @@ def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str
             f"there is no incident {incident_id} in {folder}; `highwater incidents --folder {folder}` lists them"
         )
     return to_bytes(incident).decode() if as_json else incident_markdown(incident)
-
-
-def _from_sidecar(url: str, incident_id: str | None, *, as_json: bool) -> str:
-    path = "/memory/incidents" if incident_id is None else f"/memory/incidents/{quote(incident_id, safe='')}"
-    try:
-        with sidecar_at(url) as sidecar:
-            return sidecar.get_text(path, {"format": "json" if as_json else "text"})
-    except NoSidecar as exc:
-        raise NoSidecar(f"{exc.message}; --folder reads the files without one") from exc

@@ -7,17 +7,22 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from highwater.client.options import examples, sidecar_at, url_option
+from highwater.commands.asking import sidecar_at
+from highwater.commands.options import examples, url_option
+from highwater.diagnose.case import of_load
+from highwater.diagnose.experiment import Experiment
+from highwater.diagnose.markdown import page
+from highwater.diagnose.rules.book import judged
 from highwater.exit_codes import FAILED, INTERRUPTED, OK
+from highwater.measure.load import Interrupts, LoadNotStarted, find
+from highwater.measure.recording import Measurement
+from highwater.measure.report import CannotWriteReport, ReportFiles, report
+from highwater.relief.remedies import REMEDIES
 from highwater.text.printable import printable
-
-if TYPE_CHECKING:
-    from highwater.diagnose.experiment import Experiment
-    from highwater.measure.report import ReportFiles
 
 # A mark makes the sidecar read the workers; a remedy may have to wait until no request runs.
 CALL_SECONDS = 600.0
@@ -30,8 +35,6 @@ STORY: Final = ("reset_mm_cache", "release", "trim_encoder_cache", "reset_encode
 
 
 def _remedies(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    from highwater.relief.remedies import REMEDIES
-
     if value in (NONE, ALL):
         return STORY if value == ALL else ()
     names = tuple(name.strip() for name in value.split(",") if name.strip())
@@ -109,10 +112,6 @@ def measure(
     could not be written, or no engine is there to measure; 2 for an invalid command line; 126 or 127 if COMMAND cannot
     be run; 3 if no sidecar answers.
     """
-    from highwater.measure.load import Interrupts, LoadNotStarted, find
-    from highwater.measure.recording import Measurement
-    from highwater.measure.report import CannotWriteReport, ReportFiles
-
     with Interrupts() as interrupts:
         try:
             files = ReportFiles(out, force=force, now=time.time())
@@ -147,11 +146,6 @@ def measure(
 
 
 def _write(experiment: Experiment, files: ReportFiles) -> None:
-    from highwater.diagnose.case import of_load
-    from highwater.diagnose.markdown import page
-    from highwater.diagnose.rules.book import judged
-    from highwater.measure.report import report
-
     markdown = report(experiment, written_at=time.time())
     written = files.write({".html": page(markdown, title=experiment.name), ".md": markdown})
     titles = [finding.title for finding in judged(of_load(experiment)) if finding.weight != "note"]

@@ -6,22 +6,39 @@ import json
 import shlex
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from highwater.commands.plan_live import ask_sidecar
+from highwater.commands.plan_measured import read_measured
+from highwater.commands.plan_text import show
+from highwater.errors import SidecarRefused
 from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK
+from highwater.plan.card import judge_given
+from highwater.plan.command_line import Line, parse, read_line, size_of
+from highwater.plan.device import Device, read_device
+from highwater.plan.json_file import read_object
+from highwater.plan.model_files import NoModelError, folder_of, hub_cache, placed
+from highwater.plan.roads import (
+    MODULE,
+    Answer,
+    BuiltInRoad,
+    CannotBeAskedError,
+    Road,
+    VllmRoad,
+    engine_here,
+    worker_package,
+)
+from highwater.plan.ways_out import Asking, grant_asked, image_tokens, is_tight, table, ways_out
+from highwater.plan.wish import parse_wish, wish_json
 from highwater.readings.schema import SCHEMA
 from highwater.units import MIB
+from highwater_worker.plan.cards import CARDS
 from kvplan.errors import PlanError
-
-if TYPE_CHECKING:
-    from highwater.plan.command_line import Line
-    from highwater.plan.device import Device
-    from highwater.plan.roads import Answer, Road
 
 _STATUS: Final = (
     "Exit status: 0 it fits, or there is nothing to compare with; 1 it does not or may not; 2 the input is refused;"
@@ -30,6 +47,9 @@ _STATUS: Final = (
 _EXIT: Final = {"fits": OK, "not_known": OK, "invalid": INVALID}
 _FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
 _MAX_ANSWER_BYTES: Final = 20_000_000
+# Options that plan no running engine, and the status of a sidecar that refuses a plan.
+_NOT_LIVE: Final = ("device", "others", "image", "pod", "measured", "table")
+_REFUSED: Final = 422
 
 
 @click.command(epilog=_STATUS, context_settings={"ignore_unknown_options": True})
@@ -51,15 +71,12 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
     vLLM's own code answers, without a card or weights, where a vLLM can be imported; else rules for the commonest
     models. MODEL is a folder, a config.json, - for standard input, or a Hugging Face id in the local cache.
     """
-    from highwater.plan.command_line import Line, read_line
-    from highwater.plan.roads import CannotBeAskedError
-
     try:
         if live_url is not None:
             if wish is not None and words:
                 _refuse_lengths(Line(words, {}))
                 wish, words = _in_tokens(wish, words, own), ()
-            answer: Answer = ask_sidecar(live_url, words, wish, own)
+            answer: Answer = _ask_sidecar(live_url, words, wish, own)
         elif own["image"] or own["pod"]:
             click.echo(_container_command(read_line(words), own))
             return
@@ -79,8 +96,6 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
     if as_json:
         _print_json(answer)
     else:
-        from highwater.commands.plan_text import show
-
         show(answer)
     wished = answer.get("wish")
     is_granted = wished is None or bool(wished["fits"] and wished["chosen"])
@@ -91,14 +106,33 @@ def _print_json(answer: Answer) -> None:
     click.echo(json.dumps(answer, indent=2))
 
 
+def _ask_sidecar(url: str, words: tuple[str, ...], wish: str | None, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a sidecar's plan of its running engine with the flags in ``words``, or for a wish.
+
+    ``own`` are the options that plan no running engine. Raises PlanError where the sidecar refuses.
+    """
+    if given := [name for name in _NOT_LIVE if own[name]]:
+        raise PlanError(f"--live: the running engine has its own; leave --{given[0].replace('_', '-')} out")
+    if before := " ".join(takewhile(lambda word: not word.startswith("-"), words)):
+        raise PlanError(f"--live plans the running engine with other flags: leave {before} out, or --live")
+    parsed = parse(Line(words, {}))
+    if parsed.model is not None:
+        raise PlanError(f"--live plans the running engine: leave {parsed.model} out, or --live")
+    body = {"wish": wish, **parsed.given} if wish is not None else dict(parsed.given)
+    from highwater.commands.asking import sidecar_at  # a plan of a command line needs no HTTP client
+
+    with sidecar_at(url) as sidecar:
+        try:
+            answer: dict[str, Any] = sidecar.post("/memory/plan", body)
+        except SidecarRefused as exc:
+            if exc.status == _REFUSED:
+                raise PlanError(exc.message) from exc
+            raise
+    return answer
+
+
 def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a line, with what the options add. Raises PlanError: there is none."""
-    from highwater.plan.card import judge_given
-    from highwater.plan.device import read_device
-    from highwater.plan.model_files import placed
-    from highwater.plan.ways_out import Asking, grant_asked, is_tight, table, ways_out
-    from highwater.plan.wish import parse_wish, wish_json
-
     device, wished = read_device(own["device"]), None if wish is None else parse_wish(wish)
     total, notes = device.total_bytes, [] if device.note is None else [device.note]
     if wished is not None:
@@ -138,8 +172,6 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
 
 def _question(line: Line, own: dict[str, Any], total: int | None, notes: list[str]) -> dict[str, Any]:
     """Return what goes with every command line, in the words of docs/plan-by-vllm.md."""
-    from highwater.commands.plan_measured import read_measured
-
     question: dict[str, Any] = {"activation": False} if total is None else {"device_bytes": total}
     if (others := _size("--others", own["others"])) is not None:
         question["in_use_bytes"] = others
@@ -157,11 +189,6 @@ def _refuse_lengths(line: Line) -> None:
 
 def _in_tokens(text: str, words: tuple[str, ...], own: dict[str, Any]) -> str:
     """Return a wish with its images in tokens, as the model on the command line takes them."""
-    from highwater.plan.command_line import read_line
-    from highwater.plan.device import read_device
-    from highwater.plan.ways_out import Asking, image_tokens
-    from highwater.plan.wish import parse_wish
-
     wish = parse_wish(text)
     if wish.images is None or wish.images.width is None:
         return text
@@ -173,21 +200,15 @@ def _in_tokens(text: str, words: tuple[str, ...], own: dict[str, Any]) -> str:
 
 
 def _road(line: Line, own: dict[str, Any], device: Device, opened: ExitStack, notes: list[str]) -> Road:
-    from highwater.plan.roads import BuiltInRoad, VllmRoad, engine_here
-
     python = None if own["built_in"] else own["engine_python"] or engine_here()
     if python is not None:
         return opened.enter_context(VllmRoad(python, device.pretended, lambda text: click.echo(text, err=True)))
     notes += [] if own["built_in"] else ["no vLLM can be imported here; --engine-python PATH asks one"]
-    from highwater_worker.plan.cards import CARDS
-
     return BuiltInRoad(CARDS[device.pretended] if device.is_named else None, line)
 
 
 def _is_there(model: str | None) -> bool:
     """Return whether the built-in finds a model's config.json; one in a file of flags (None) is not looked for."""
-    from highwater.plan.model_files import NoModelError, folder_of
-
     if model is None or model == "-" or Path(model).is_file():
         return True
     try:
@@ -198,8 +219,6 @@ def _is_there(model: str | None) -> bool:
 
 
 def _size(option: str, text: str | None) -> int | None:
-    from highwater.plan.command_line import size_of
-
     try:
         size = None if text is None else size_of(text)
     except ValueError as exc:
@@ -211,8 +230,6 @@ def _size(option: str, text: str | None) -> int | None:
 
 def _recorded(words: tuple[str, ...]) -> Answer | None:
     """Return an answer that another machine gave, from a file; None: it is something else."""
-    from highwater.plan.json_file import read_object
-
     is_file = len(words) == 1 and words[0].endswith(".json") and (Path(words[0]).exists() or " " not in words[0])
     if not is_file:
         return None
@@ -222,8 +239,6 @@ def _recorded(words: tuple[str, ...]) -> Answer | None:
 
 def _mounted(line: Line) -> tuple[Line, list[str]]:
     """Return a line and docker's options under which an image without a network finds the line's files."""
-    from highwater.plan.model_files import folder_of, hub_cache
-
     options: list[str] = []
     if (config := line.value("config")) is not None and Path(config).is_file():
         line = line.changed({"config": (file := Path(config).absolute())})
@@ -246,9 +261,6 @@ def _mounted(line: Line) -> tuple[Line, list[str]]:
 
 def _container_command(line: Line, own: dict[str, Any]) -> str:
     """Return the command that asks the vLLM of an image or a pod; nothing is run."""
-    from highwater.plan.device import read_device
-    from highwater.plan.roads import MODULE, worker_package
-
     device, others, package = read_device(own["device"]), _size("--others", own["others"]), worker_package()
     asked = ["python3", "-m", MODULE, "--card", device.pretended]
     asked += [] if device.total_bytes is None else ["--device-bytes", str(device.total_bytes)]

@@ -7,8 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import click
+from rich.console import Console
+from rich.text import Text
 
-from highwater.text.budget_bar import BudgetBar
+from highwater.api.text.budget_bar import LOOKS, OUTSIDE, BudgetBar
+from highwater.plan.command_line import Line
+from highwater.text.table import table as text_table
 from highwater.units import UNKNOWN, gib_text, size_text
 
 WIDTH, LINES = 100, 24  # one screen
@@ -126,10 +130,6 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
 
 def _bar(answer: Mapping[str, Any]) -> list[str]:
     """Draw the rank that binds, as `highwater explain` draws a running one."""
-    from rich.console import Console
-
-    from highwater.commands.budget_bar import draw
-
     budget = answer.get("budget")
     if budget is None:
         return []
@@ -149,9 +149,24 @@ def _bar(answer: Mapping[str, Any]) -> list[str]:
         outside_bytes=total - requested,
     )
     console = Console(highlight=False, width=WIDTH)
+    return ["", *(in_colours(bar, console) or bar.text(with_sizes=True)).split("\n"), ""]
+
+
+def in_colours(bar: BudgetBar, console: Console) -> str:
+    """Return it for a terminal; empty where that has no colours, or there is nothing to draw."""
+    segments = bar.segments(console.width - 2)
+    if console.color_system is None or console.no_color or not segments:
+        return ""
+    cells, legend = Text(), Text()
+    for (key, count), (_, title, size) in zip(segments, bar.drawn, strict=True):
+        cells.append(("░" if key == OUTSIDE else "█") * count, LOOKS[key][1])
+        legend.append("■ ", LOOKS[key][1]).append(f"{title} {gib_text(size)}   ")
     with console.capture() as drawn:
-        is_drawn = draw(console, bar)
-    return ["", *(drawn.get().rstrip("\n") if is_drawn else bar.text(with_sizes=True)).split("\n"), ""]
+        if line := bar.line(segments, f"budget {gib_text(bar.requested_bytes)} ", "▼"):
+            console.print(Text(line))
+        console.print(cells, no_wrap=True, overflow="crop")
+        console.print(legend)
+    return drawn.get().rstrip("\n")
 
 
 def _figure(part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON: an object, or a row of its values
@@ -184,8 +199,6 @@ def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
 
 
 def _table(table: Mapping[str, Any]) -> Iterator[str]:
-    from highwater.text.table import table as text_table
-
     def cell(value: float | str | None) -> str:
         return UNKNOWN if value is None else value if isinstance(value, str) else f"{value:,.1f}"
 
@@ -206,8 +219,6 @@ def _notes(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _words(flags: Mapping[str, Any]) -> str:
-    from highwater.plan.command_line import Line
-
     return " ".join(Line((), {}).changed(flags).words)
 
 

@@ -6,21 +6,24 @@ import errno
 import logging
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import click
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
 from highwater.commands.healthcheck import PATHS, ask
 from highwater.errors import SettingsError, os_reason
 from highwater.exit_codes import CANNOT_LISTEN, FAILED, INVALID
 from highwater.flaws import masked
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from highwater.settings.settings import Settings
+from highwater.process.descriptors import raise_limit
+from highwater.process.log_format import configure_log
+from highwater.process.malloc import retain_freed_memory
+from highwater.settings.keys import is_list, keys, variable
+from highwater.settings.settings import Settings
+from highwater.settings.sources import CONFIG_VARIABLE, load
 
 _PROBE_SECONDS: Final = 0.3
 _NOT_HERE: Final = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
@@ -53,9 +56,7 @@ SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _serve(config: str | None, **flags: str | None) -> None:
-    from highwater.settings.sources import load
-
-    given = {_key(name): value for name, value in flags.items() if value is not None}
+    given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     try:
         settings = load(given, config=config)
     except SettingsError as exc:
@@ -67,10 +68,6 @@ def _serve(config: str | None, **flags: str | None) -> None:
 
 def run(settings: Settings) -> None:
     """Serve until the process is asked to stop; exits with FAILED where the sidecar cannot start."""
-    from highwater.process.descriptors import raise_limit
-    from highwater.process.log_format import configure_log
-    from highwater.process.malloc import retain_freed_memory
-
     retain_freed_memory()
     raise_limit()
     configure_log(settings.log_level, settings.log_format)
@@ -146,19 +143,11 @@ def _listener(host: str, port: int) -> str:
     return ""
 
 
-def _key(parameter: str) -> str:
-    return parameter.replace("__", ".")
-
-
 def is_among(key: str, keys: tuple[str, ...]) -> bool:
     return key in keys or key.startswith(tuple(own for own in keys if own.endswith(".")))
 
 
-def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
-    from pydantic import SecretStr
-
-    from highwater.settings.keys import is_list, variable
-
+def _option(key: str, field: FieldInfo) -> click.Option:
     default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     shown = "see docs/policy.md" if key == "policy.rules" else "none" if default in (None, ()) else str(default)
     text = f"{field.description} [{variable(key)}; default: {shown}]"
@@ -167,34 +156,25 @@ def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's 
 
 
 class _Serve(click.Command):
-    """``serve``, which creates its options on first use: loading the settings takes longer than other commands."""
-
-    @cached_property
-    def params(self) -> list[click.Parameter]:  # type: ignore[override]
-        from highwater.settings.keys import keys
-        from highwater.settings.sources import CONFIG_VARIABLE
-
-        text = f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"
-        file = click.Option(["--config"], metavar="FILE", help=text)
-        return [file, *(_option(key, field) for key, field in keys())]
+    """``serve``, with its options in the groups of ``SETTINGS``."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
-        for title, keys in SETTINGS.items():
-            names = [name for name in rows if is_among(_key(name or ""), keys)]
+        rows = {str(option.name).replace("__", "."): option.get_help_record(ctx) for option in self.get_params(ctx)}
+        for title, group in SETTINGS.items():
+            names = [name for name in rows if is_among(name, group)]
             with formatter.section(title):
                 formatter.write_dl([row for name in names if (row := rows.pop(name)) is not None])
         with formatter.section("Other"):
             formatter.write_dl([row for row in rows.values() if row is not None])
 
-    def __init__(self, name: str, **attributes: Any) -> None:  # noqa: ANN401 - click's
-        super().__init__(name, **attributes)
-        del self.params  # click has just set an empty list
-
 
 serve: Final = _Serve(
     "serve",
     callback=_serve,
+    params=[
+        click.Option(["--config"], metavar="FILE", help=f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"),
+        *(_option(key, field) for key, field in keys()),
+    ],
     help="Run the sidecar beside a vLLM server. A flag beats the --config file, that the environment, and that the "
     "file that HIGHWATER_CONFIG names.",
 )

@@ -1,11 +1,19 @@
-"""The verdict on a report, and both as text for ``highwater status``. Pure."""
+"""``highwater status``: the verdict on a report, and both on one screen."""
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import click
+
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.client.answers import events_of, report_of
+from highwater.commands.asking import sidecar_at
+from highwater.commands.options import examples, json_option, url_option
 from highwater.engine.hints import stopped_text
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.readings.event import Event
@@ -13,6 +21,7 @@ from highwater.readings.policy import PolicyLevel, RuleStatus
 from highwater.readings.report import Report
 from highwater.readings.schema import SCHEMA
 from highwater.text.growth import leak_line, leaks
+from highwater.text.printable import cleaned
 from highwater.text.report import report_text
 from highwater.text.table import component_title, rank_title, table
 from highwater.units import UNKNOWN, size_text, span_text
@@ -79,27 +88,24 @@ def status_text(
 ) -> str:
     count = f"{report.ranks_reported} rank{'' if report.ranks_reported == 1 else 's'}"
     ready = f"the engine is ready, {count}, policy {report.policy.level if report.policy else UNKNOWN}"
+
+    def ago(event: Event) -> str:
+        return f"{span_text(max(now - event.at, 0.0))} ago"
+
+    reset, incident = "none that the sidecar remembers", ""
+    if last_reset is not None:
+        by = f"rule {last_reset.rule}" if last_reset.rule else last_reset.trigger or "?"
+        if last_reset.caller is not None:
+            by += f" from {last_reset.caller.address or 'an unknown address'}"
+        reset = f"{ago(last_reset)} by {by}: {last_reset.summary}"
+    if last_incident is not None:
+        which = last_incident.summary.removeprefix("incident ").partition(" ")[0].rstrip(":,")
+        change = f"what to change: highwater incidents {which}"
+        incident = f"\nlast incident: {ago(last_incident)}: {last_incident.summary} ({change})"
     return (
-        f"{WORDS[verdict.code]}: {'; '.join(verdict.reasons) or ready}\n"
-        f"{report_text(report)}last reset: {_last_reset(last_reset, now)}{_last_incident(last_incident, now)}"
+        f"{WORDS[verdict.code]}: {'; '.join(verdict.reasons) or ready}\n{report_text(report)}"
+        f"last reset: {reset}{incident}"
     )
-
-
-def _last_reset(event: Event | None, now: float) -> str:
-    if event is None:
-        return "none that the sidecar remembers"
-    by = f"rule {event.rule}" if event.rule else event.trigger or "?"
-    if event.caller is not None:
-        by += f" from {event.caller.address or 'an unknown address'}"
-    return f"{span_text(max(now - event.at, 0.0))} ago by {by}: {event.summary}"
-
-
-def _last_incident(event: Event | None, now: float) -> str:
-    if event is None:
-        return ""
-    which = event.summary.removeprefix("incident ").partition(" ")[0].rstrip(":,")
-    ago = f"{span_text(max(now - event.at, 0.0))} ago"
-    return f"\nlast incident: {ago}: {event.summary} (what to change: highwater incidents {which})"
 
 
 def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned
@@ -112,3 +118,37 @@ def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned
         sizes = (rank.get("components", {}).get(name) for rank in ranks)
         rows.append([f"- {component_title(name)}", *(size_text(size, signed=True) for size in sizes)])
     return table(headers, rows)
+
+
+@click.command(
+    epilog=examples(
+        "highwater status",
+        "highwater status >/dev/null || echo 'look at it'",
+        "highwater status --since 'before bench'   what changed since that mark",
+        "highwater status --json | jq -r '.reasons[]'",
+    )
+)
+@url_option
+@click.option("--since", metavar="MARK", help="adds what changed since that mark")
+@json_option
+def status(url: str, since: str | None, *, as_json: bool) -> None:
+    """Show where the memory is, on one screen, and whether all is well.
+
+    Exits with 0 if it is, 1 if something needs attention, 2 if the engine is unreachable or hung, 3 if no sidecar
+    answers.
+    """
+    with sidecar_at(url) as sidecar:
+        answer = sidecar.get("/memory", {} if since is None else {"since": since})
+        report = report_of(answer)
+        listed = sidecar.get("/memory/events", {"limit": "1000"})
+    events = events_of(listed.get("events") if isinstance(listed, dict) else [])
+    last_reset = next((event for event in events if event.kind == "reset" and event.result is not None), None)
+    last_incident = next((event for event in events if event.kind == "incident"), None)
+    verdict = judged(report)
+    if as_json:
+        click.echo(json.dumps(status_json(verdict, answer, last_reset), indent=1))
+    else:
+        click.echo(status_text(report, verdict, last_reset, now=time.time(), last_incident=last_incident))
+        if since is not None:
+            click.echo("\n" + since_text(since, cleaned(answer.get("since"))))
+    sys.exit(verdict.code)

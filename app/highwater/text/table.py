@@ -1,8 +1,8 @@
-"""Plain tables for a terminal, and the titles of components, devices, ranks and signals."""
+"""Plain tables for a terminal, and the words for components, devices, ranks, signals and remedies' reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
@@ -51,3 +51,11 @@ def waters_text(rule: RuleStatus) -> str:
     acts = "acts below" if rule.high_water < rule.low_water else "acts at"
     high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
     return f"{acts} {high}, stops at {low}"
+
+
+def reasons_of(results: Iterable[tuple[str, str]]) -> list[str]:
+    """Return each reason once, behind the remedies that have it, from pairs of remedy and reason."""
+    remedies: dict[str, list[str]] = {}
+    for remedy, reason in results:
+        remedies.setdefault(reason, []).append(remedy)
+    return [f"{', '.join(names)}: {reason}" for reason, names in remedies.items()]

@@ -11,26 +11,21 @@ from starlette.types import ASGIApp
 
 from gated_proxy.routes import SidecarPaths
 from highwater import __version__
-from highwater.api.access import Access, ControlGuard, DenialReason
-from highwater.api.budget import budget_router
-from highwater.api.control import control_router
-from highwater.api.dashboard import dashboard_router
-from highwater.api.encoder_cache import encoder_cache_router
-from highwater.api.findings import findings_router
-from highwater.api.growth import growth_router
-from highwater.api.health import health_router
-from highwater.api.history import history_router
-from highwater.api.host import host_router
-from highwater.api.incidents import incidents_router
-from highwater.api.memory import memory_router
-from highwater.api.middleware import HeadAsGet
-from highwater.api.plan import plan_router
-from highwater.api.policy import policy_router
+from highwater.api import (
+    budget,
+    control,
+    findings,
+    health,
+    history,
+    incidents,
+    memory,
+    pages,
+    policy,
+    snapshots,
+)
+from highwater.api.access import Access, ControlGuard, DenialReason, HeadAsGet
 from highwater.api.problems import PROBLEM_RESPONSES, SIDECAR_PATHS_HINT, answer_problems
-from highwater.api.runbooks import PREFIX as RUNBOOKS_PREFIX
-from highwater.api.runbooks import runbooks_router
 from highwater.api.services import Services
-from highwater.api.snapshots import snapshots_router
 from highwater.files.admin_token import AdminToken, default_token_file
 from highwater.settings.settings import Settings
 from highwater.units import MIB
@@ -38,7 +33,7 @@ from highwater.units import MIB
 CONTROL_BODY_BYTES = MIB
 _LIVE_PATHS = frozenset({"/memory/events"})
 _SIDECAR_FOLDERS = ("/dashboard/", "/docs/", "/memory/", "/policy/")
-_SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/", RUNBOOKS_PREFIX)
+_SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/", pages.RUNBOOKS_PREFIX)
 
 log = logging.getLogger("highwater")
 
@@ -69,22 +64,11 @@ def wire_control_plane(
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
-    readers = (
-        memory_router,
-        growth_router,
-        findings_router,
-        budget_router,
-        plan_router,
-        encoder_cache_router,
-        host_router,
-        history_router,
-    )
+    app.state.services = services
+    readers = (memory, findings, budget, history)
     # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
-    for router in (health_router, *readers, control_router, snapshots_router, policy_router):
-        app.include_router(router(services))
-    app.include_router(incidents_router(services.incidents))
-    app.include_router(dashboard_router())
-    app.include_router(runbooks_router())
+    for routes in (health, *readers, control, snapshots, policy, incidents, pages):
+        app.include_router(routes.router)
     answer_problems(app, internal_error)
     exact = frozenset(app.openapi()["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}
     paths = SidecarPaths(exact, _SIDECAR_PREFIXES, _LIVE_PATHS, _SIDECAR_FOLDERS, SIDECAR_PATHS_HINT)

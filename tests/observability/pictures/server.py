@@ -17,8 +17,7 @@ from prometheus_client.registry import Collector
 from gated_proxy.traffic import Connections
 from highwater.accounting.attribution import account
 from highwater.accounting.encoder_cache import encoder_totals
-from highwater.api.counters import Counters
-from highwater.api.metrics import Exporter
+from highwater.api.metrics import Counters, Exporter
 from highwater.host.watch import HostNow
 from highwater.readings.engine import EngineState, EngineStatus
 from highwater.readings.growth import Growth, RankGrowth

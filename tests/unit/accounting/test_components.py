@@ -60,7 +60,7 @@ def test_one_more_component_touches_five_files_at_most():
         if re.search(r"\bweights_bytes\b|\"weights\"|--c-weights\b", path.read_text(encoding="utf-8"))
     }
     of_the_start = re.compile(
-        r"app/kvplan/|app/highwater/(plan/|commands/(explain|plan)|\w+/(engine_)?budget)|worker_ext/.*/(plan/\w+|engine_budget|start_phases)\.py"
+        r"app/kvplan/|app/highwater/(plan/|commands/(explain|plan)|[\w/]+/(engine_)?budget)|worker_ext/.*/(plan/\w+|engine_budget|start_phases)\.py"
     )
     own = {
         "worker_ext/highwater_worker/memory/storages.py",

@@ -153,7 +153,6 @@ def test_the_token_opens_from_anywhere(scheme, peer):
     ],
 )
 def test_anything_else_is_401_also_from_loopback(authorization):
-    """The token is needed by everyone."""
     assert status(access(), asked(authorization=authorization)) == 401
 
 
@@ -166,7 +165,7 @@ async def test_the_refusal_names_the_scheme_and_the_command_that_works(given, re
     assert denial.message.endswith("curl -X POST --oauth2-bearer ADMIN_TOKEN http://127.0.0.1:8001/memory/marks")
     assert TOKEN not in denial.message
     with pytest.raises(HTTPException) as caught:
-        await access()(asked(authorization=given))
+        access().admitted(asked(authorization=given))
     assert (caught.value.status_code, caught.value.detail, caught.value.headers) == (
         401,
         denial.message,

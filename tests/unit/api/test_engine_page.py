@@ -60,7 +60,6 @@ async def test_a_page_of_vllm_is_passed_on_as_it_is():
 
 
 async def test_it_is_asked_for_uncompressed_in_the_classic_format():
-    """The engine spends no time on compressing it for its neighbour."""
     asked: list[httpx.Request] = []
     await before(lambda request: asked.append(request) or given()).read()
     (request,) = asked
@@ -99,7 +98,6 @@ async def test_another_format_is_left_out():
 
 
 async def test_families_with_our_names_are_ours():
-    """As those of a sidecar in front of another one."""
     foreign = (
         b"# HELP highwater_engine_up Whether another engine is up.\n# TYPE highwater_engine_up gauge\n"
         b"highwater_engine_up 0.0\nhighwater_resets_created 1.0\n"
@@ -141,7 +139,6 @@ async def test_a_page_that_is_too_large_is_not_read_to_its_end():
 
 @pytest.mark.parametrize("failure", [httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, httpx.ReadTimeout])
 async def test_an_engine_that_is_gone_has_no_figures(failure):
-    """Nor those of a moment ago."""
     answers: list[httpx.Response | Exception] = [given(), failure("gone")]
 
     def answer(_: httpx.Request) -> httpx.Response:
@@ -169,7 +166,6 @@ class Hanging(httpx.AsyncBaseTransport):
 
 
 async def test_an_engine_that_hangs_is_waited_for_only_so_long():
-    """And is asked again by the next scrape."""
     engine = Hanging()
     page = EnginePage(Engine("http://engine:8000", transport=engine), seconds=0.01)
     assert await page.read() == b""
@@ -179,7 +175,6 @@ async def test_an_engine_that_hangs_is_waited_for_only_so_long():
 
 
 async def test_scrapes_at_the_same_time_share_one_question():
-    """One that leaves does not take it from the others."""
     engine = Hanging()
     page = EnginePage(Engine("http://engine:8000", transport=engine), seconds=60.0)
     first, *others = [asyncio.create_task(page.read()) for _ in range(20)]

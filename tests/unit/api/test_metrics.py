@@ -24,9 +24,8 @@ from highwater.accounting.freed import credit
 from highwater.accounting.growth_since_ready import growth_since_ready
 from highwater.accounting.pace import Track
 from highwater.api import metrics
-from highwater.api.counters import Counters
-from highwater.api.growth_metrics import MAX_SHOWN
-from highwater.api.metrics import Exporter
+from highwater.api.families import HELP, MAX_SHOWN
+from highwater.api.metrics import Counters, Exporter
 from highwater.host.past import Outlook
 from highwater.host.reading import PressureStall
 from highwater.host.watch import HostNow
@@ -43,38 +42,9 @@ GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 # As the kernel would show a sidecar, whose figures differ everywhere else.
 PROC = Path(__file__).parent / "proc"
 
-# As docs and ARCHITECTURE.md promise them, without the prefix.
-_NAMES = (
-    "device_info devices_memory_total_bytes devices_memory_used_bytes device_releasable_bytes host_memory_pinned_bytes "
-    "device_memory_total_bytes device_memory_free_bytes device_memory_used_bytes device_memory_used_ratio "
-    "memory_component_bytes torch_allocated_bytes torch_reserved_bytes torch_peak_allocated_bytes "
-    "torch_alloc_retries_total torch_ooms_total encoder_cache_bytes encoder_cache_entries "
-    "encoder_cache_oldest_age_seconds host_memory_rss_bytes host_memory_used_ratio growth_bytes "
-    "growth_bytes_per_second device_memory_seconds_to_full growth_verdict growth_leak_bytes growth_leak_items "
-    "growth_exhausted_timestamp_seconds "
-    "engine_up engine_state ranks_expected ranks_reported report_age_seconds "
-    "poll_duration_seconds poll_failures_total policy_state policy_high_water_bytes policy_low_water_bytes "
-    "resets_total reset_freed_bytes_total reset_duration_seconds proxy_requests_total proxy_requests_in_flight "
-    "proxy_time_to_first_byte_seconds proxy_client_disconnects_total proxy_upstream_errors_total build_info "
-    "encoder_cache_spills_total encoder_cache_restores_total encoder_cache_restore_seconds_total "
-    "reset_hold_seconds proxy_requests_held proxy_requests_shed_total engine_info engine_requests_running "
-    "engine_requests_waiting engine_kv_cache_usage_ratio policy_mode policy_rule_info policy_signal_bytes "
-    "policy_signal_ratio policy_high_water_ratio policy_low_water_ratio policy_level policy_actions_last_hour "
-    "policy_short_bytes policy_actions_total "
-    "host_process_bytes host_process_peak_bytes host_process_threads host_process_open_files host_container_bytes "
-    "host_container_used_bytes host_container_kept_bytes host_container_limit_bytes "
-    "host_container_not_attributed_bytes host_container_events_total host_container_pressure_seconds_total "
-    "host_container_seconds_to_limit host_shm_size_bytes host_shm_free_bytes host_shm_promised_bytes "
-    "host_shm_used_bytes "
-    "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
-    "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
-    "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total "
-    "engine_restarts_total engine_oom_kills_total incidents_total internal_errors_total "
-    "process_resident_memory_bytes process_virtual_memory_bytes process_cpu_seconds_total process_open_fds "
-    "process_max_fds process_start_time_seconds process_memory_limit_bytes host_memory_used_bytes "
-    "host_memory_limit_bytes engine_start_time_seconds engine_loading extension_info"
-)
-PROMISED = tuple(_NAMES.split())
+# The table, and what the client library tells of this process, without the prefix.
+OF_PROCESS = ("resident_memory_bytes", "virtual_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds")
+PROMISED = (*HELP, *(f"process_{name}" for name in (*OF_PROCESS, "start_time_seconds")))
 FILLING = Track([10.0 * number for number in range(7)], [2.0**20 * number for number in range(7)])
 STILL = Track(FILLING.at, [0.0] * 7)
 PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_memory_|growth_bytes", name)}
@@ -281,7 +251,6 @@ def test_the_page_is_the_golden_one():
 
 
 def test_every_promised_family_is_there_and_no_other():
-    """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
     assert len(PROMISED) == 111
 
@@ -386,7 +355,6 @@ def test_no_family_of_the_policy_mixes_units():
 
 
 def test_the_policy_tells_what_is_missing_and_what_it_did():
-    """By rank, by level, by outcome, and of the last hour."""
     exporter = exporter_of(*story())
     exporter.counters.policy_acted("device", "release", "ineffective")
     text = classic(exporter)
@@ -464,7 +432,6 @@ def test_probes_are_in_no_latency():
 
 
 def test_what_was_shed_at_the_gate_is_among_the_refused():
-    """One count, shown twice."""
     text = classic(exporter_of(*story()))
     assert samples(text, "proxy_refused_total", "reason") == {("gate_full",): 1.0, ("not_admitted",): 1.0}
     shed = {("gate_full",): 1.0, ("held_too_long",): 0.0, ("shutting_down",): 0.0}
@@ -472,7 +439,6 @@ def test_what_was_shed_at_the_gate_is_among_the_refused():
 
 
 def test_an_answer_of_ten_minutes_has_a_bucket():
-    """Long generations are no overflow."""
     text = classic(exporter_of(*story()))
     counted = samples(text, "proxy_request_duration_seconds_bucket", "path_class", "le")
     assert counted["chat_completions", "600.0"] == 3.0
@@ -480,7 +446,6 @@ def test_an_answer_of_ten_minutes_has_a_bucket():
 
 
 def test_a_host_name_cannot_break_the_page():
-    """Label values are escaped."""
     report, _ = story()
     name = 'a"b\\c\nd'
     text = classic(exporter_of(replace(report, ranks=(replace(report.ranks[0], host=name),))))
@@ -537,7 +502,6 @@ def test_the_process_of_this_sidecar_is_the_one_that_is_shown():
 
 
 def test_the_age_of_the_report_goes_on_by_itself(monkeypatch):
-    """It is the one number that differs at every scrape."""
     reports = [story()[0]]
     exporter = Exporter(Counters(), lambda: reports[-1], lambda: POLICY, clock=lambda: 0.0)
     assert samples(classic(exporter), "report_age_seconds") == {(): 0.5}
@@ -571,7 +535,6 @@ CHANGES: dict[str, tuple[Callable[[Counters], object], str]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_is_counted_is_on_the_next_page(change):
-    """No part stays as it was rendered before."""
     happens, name = CHANGES[change]
     exporter = exporter_of(*story())
     lines = {line for line in classic(exporter).splitlines() if line.startswith(f"highwater_{name}")}
@@ -580,7 +543,6 @@ def test_whatever_is_counted_is_on_the_next_page(change):
 
 
 def test_a_new_report_is_on_the_next_page():
-    """And the policy with it, which is judged by the report."""
     reports, policies = [story()[0]], [POLICY]
     exporter = Exporter(Counters(), lambda: reports[-1], lambda: policies[-1])
     classic(exporter)
@@ -591,7 +553,6 @@ def test_a_new_report_is_on_the_next_page():
 
 
 def test_a_policy_that_an_operator_replaced_is_on_the_next_page():
-    """Before the next report, too."""
     policies = [POLICY]
     exporter = Exporter(Counters(), lambda: story()[0], lambda: policies[-1])
     classic(exporter)
@@ -615,7 +576,6 @@ def test_a_device_with_two_ranks_counts_once_in_the_sums():
 
 
 def test_growth_of_an_engine_that_has_ended_is_not_shown():
-    """And of no more series than fit, the leaks first."""
     many = tuple(verdict(f"worker rank {number}", "threads", unit="count") for number in range(400))
     text = classic(Exporter(Counters(), lambda: story()[0], lambda: POLICY, growth=lambda: (*VERDICTS, *many)))
     shown = samples(text, "growth_verdict", "process", "series", "verdict")

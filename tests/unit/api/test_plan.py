@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from highwater.api.plan import PlanRequest, Turns, plan_answer
+from highwater.api.budget import PlanRequest, plan_answer
+from highwater.api.starts import Turns
 from highwater.errors import CannotPlan, TooManyWaiting
 from highwater.plan.kv_view import LiveEngine
 from highwater.readings.rank import EncoderCache
@@ -41,7 +42,6 @@ def answer(body: dict[str, Any], starts: Starts | None = None, *, report: Report
 
 
 def test_an_empty_body_is_the_engine_as_it_runs() -> None:
-    """Its own blocks and tokens."""
     plan = answer({})
     assert (plan["kv_cache"]["blocks"], plan["kv_cache"]["tokens"], plan["changed"]) == (5_040, 645_120, {})
 
@@ -61,7 +61,6 @@ def test_other_flags_are_planned() -> None:
 
 
 def test_a_wish_is_answered_with_its_flags_and_their_plan() -> None:
-    """The plan beside it is that of the flags that were found."""
     plan = answer({"wish": "16 x 40k"})
     assert plan["wish"]["chosen"]["flags"] == plan["changed"] | {"max_model_len": 40_960}
     assert plan["kv_cache"]["max_concurrency"] >= 16
@@ -96,14 +95,12 @@ def test_what_cannot_be_planned_is_an_error_of_the_request(body: dict[str, Any],
 
 
 def test_the_keys_that_are_named_are_all_that_there_are() -> None:
-    """A wish and the limit of images among them."""
     with pytest.raises(CannotPlan) as raised:
         answer({"max_model_lenght": 5})
     assert set(str(raised.value).split("known: ")[1].split(", ")) == set(PlanRequest.model_fields)
 
 
 def test_an_engine_whose_start_is_not_known_is_reported() -> None:
-    """The reason is that of the budget."""
     with pytest.raises(CannotPlan, match="no worker has reported its start yet"):
         answer({}, Starts("no worker has reported its start yet"))
 
@@ -115,7 +112,6 @@ def test_an_engine_of_which_a_worker_is_missing_is_not_planned() -> None:
 
 
 def test_an_image_without_a_size_is_the_average_of_the_encoder_cache() -> None:
-    """Rounded up, of the rank that holds most."""
     cached = replace(reading(), encoder_cache=EncoderCache(entries=3, device_bytes=1, embeds=100))
     plan = answer({"wish": "2 x 1k + 2 images"}, report=report_of(cached, reading(1)))
     assert plan["wish"]["image"]["embeddings"] == 34
@@ -144,7 +140,6 @@ async def test_a_few_wait_for_a_plan_and_the_next_is_refused_at_once() -> None:
 
 
 async def test_a_caller_that_gives_up_leaves_its_place() -> None:
-    """Whether it had its turn or waited for it."""
     turns = Turns(0)
 
     async def plan() -> None:

@@ -14,8 +14,8 @@ import pytest
 from fastapi import FastAPI
 
 from highwater.api.access import Access
-from highwater.api.counters import Counters
-from highwater.api.policy import policy_router
+from highwater.api.metrics import Counters
+from highwater.api.policy import router
 from highwater.api.problems import answer_problems
 from highwater.files.admin_token import AdminToken
 from highwater.files.state_file import StateFile
@@ -43,8 +43,8 @@ async def sidecar(path: Path | None, configured: PolicySettings = CONFIGURED, to
     control = Access(AdminToken(token or "none-is-asked-for", None), port=8001, trust_loopback=token is None)
     exporter = SimpleNamespace(counters=Counters())  # tests/http/test_scrapers.py has its part
     parts = {"governor": core.governor, "history": core.history, "policy": store, "control": control}
-    services = SimpleNamespace(**parts, exporter=exporter)
-    app.include_router(policy_router(services))
+    app.state.services = SimpleNamespace(**parts, exporter=exporter)
+    app.include_router(router)
     answer_problems(app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -58,7 +58,6 @@ def told(answer: httpx.Response) -> tuple:
 
 
 async def test_the_configured_policy_is_shown_as_such(path):
-    """With where it comes from, and how memory stands."""
     async with sidecar(path) as (client, _):
         answer = await client.get("/policy")
     assert told(answer) == (200, "act", "settings", False, None, [])
@@ -87,7 +86,6 @@ async def test_a_change_is_kept_and_survives_a_restart(path):
 
 
 async def test_without_a_state_file_the_answer_says_that_it_is_not_kept():
-    """In force all the same."""
     async with sidecar(None) as (client, core):
         put = await client.put("/policy", json={"mode": "observe"})
         assert told(put) == (200, "observe", "put", False, None, [])
@@ -135,7 +133,6 @@ async def test_what_cannot_be_kept_is_not_done(path, monkeypatch):
     ],
 )
 async def test_a_wrong_change_changes_nothing(path, change, words):
-    """Validated whole, before anything is written or taken."""
     async with sidecar(path) as (client, core):
         answer = await client.put("/policy", json=change)
         assert told(await client.get("/policy")) == (200, "act", "settings", False, None, [])
@@ -162,7 +159,6 @@ async def test_a_rule_that_the_engine_cannot_reach_at_rest_is_refused(path, wate
 
 @pytest.mark.parametrize("remedy", ["reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"])
 async def test_the_three_resets_may_stand_in_an_operator_s_rule(path, remedy):
-    """Three lines are enough."""
     rule = {"name": "mine", "signal": "device_used_ratio", "high_water": 0.93, "low_water": 0.9, "remedies": [remedy]}
     async with sidecar(path) as (client, _):
         assert (await client.put("/policy", json={"rules": [rule]})).json()["rules"][0]["remedies"] == [remedy]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from highwater.client.following import FIRST_PAUSE_SECONDS, follow
+from highwater.client.sidecar import FIRST_PAUSE_SECONDS, follow
 from highwater.errors import SidecarUnreachable
 
 MAX_PAUSE_SECONDS = 5.0
@@ -70,7 +70,6 @@ def test_without_a_sidecar_the_pauses_double_up_to_the_longest():
 
 
 def test_a_stream_that_opened_lets_the_pauses_begin_anew():
-    """The next restart is another one."""
     followed = Followed(broken(), broken(), Connection(("report", 1)), broken())
     assert followed.pauses == [0.5, 1.0, FIRST_PAUSE_SECONDS, 1.0]
 

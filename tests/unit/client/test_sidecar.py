@@ -81,13 +81,11 @@ def test_a_url_is_taken_as_people_type_it(url, base):
 
 @pytest.mark.parametrize("url", ["", "http://", "ftp://h", "http://[::1", "http://h:0", "http://h:99999", "unix:///x"])
 def test_a_url_that_is_none_is_said(url):
-    """With one that is."""
     with pytest.raises(SidecarUnreachable, match=r"http://127\.0\.0\.1:8001"):
         SidecarClient(url)
 
 
 def test_a_url_with_a_secret_in_it_is_refused_and_not_shown():
-    """The token has a place of its own."""
     with pytest.raises(SidecarUnreachable, match="HIGHWATER_ADMIN_TOKEN") as caught:
         SidecarClient(f"http://me:{TOKEN}@h:1")
     assert TOKEN not in str(caught.value)
@@ -95,7 +93,6 @@ def test_a_url_with_a_secret_in_it_is_refused_and_not_shown():
 
 @pytest.mark.parametrize("url", [f"http://me:{TOKEN}@h:99999", f"ftp://me:{TOKEN}@h", f"http://h:0/?token={TOKEN}"])
 def test_a_secret_in_a_url_that_is_none_is_not_shown(url):
-    """The rest of the URL is."""
     with pytest.raises(SidecarUnreachable, match="is not the URL of a sidecar") as caught:
         SidecarClient(url)
     assert TOKEN not in str(caught.value)
@@ -109,7 +106,6 @@ def test_a_token_that_no_header_can_carry_is_not_shown():
 
 
 def test_a_refusal_is_the_sidecars_own_word(answering):
-    """With status, code, message and body."""
     exc = refused(answering, httpx.Response(409, json=OURS))
     assert (exc.status, exc.code, exc.message, exc.body, str(exc)) == (409, "refused", "it is busy", OURS, "it is busy")
 
@@ -132,7 +128,6 @@ def test_other_errors_of_a_sidecar_are_its_own_too(answering, body, message):
 
 
 def test_a_list_of_names_is_not_cut(answering):
-    """One of them is what the option wants."""
     names = ", ".join(f"'EngineCore anonymous_bytes {number}'" for number in range(60))
     body = {"error": {"code": "unknown_name", "message": f"series: 'x' is not known; allowed: {names}"}}
     assert str(refused(answering, httpx.Response(422, json=body))).endswith("anonymous_bytes 59'")
@@ -167,7 +162,6 @@ def test_who_may_not_is_told_of_the_token(answering):
     ],
 )
 def test_what_is_no_sidecar_is_said(answering, answer, words):
-    """In one line, with what to do."""
     text = unreachable(answering, answer)
     assert words in text
     assert "http://s:1" in text
@@ -181,7 +175,6 @@ def test_what_is_no_sidecar_is_said(answering, answer, words):
     ],
 )
 def test_a_handshake_that_fails_says_what_to_change(answering, reason, words):
-    """The authority, or the scheme."""
     assert words in unreachable(answering, httpx.ConnectError(reason), url="https://s:1")
 
 
@@ -207,20 +200,28 @@ def test_below_a_prefix_a_missing_thing_is_the_sidecars_word(answering):
 
 
 def test_what_answers_cannot_command_the_terminal(answering):
-    """Nor fill it."""
     text = unreachable(answering, httpx.Response(500, headers={"server": "a\x1b[2Jb" + "x" * 9000}))
     assert text.isprintable()
     assert len(text) < 1000
 
 
-def test_a_text_is_no_web_page(answering):
-    """Who answers every path with one is no sidecar."""
-    answering(httpx.Response(200, text="a table"))
+@pytest.mark.parametrize(("said", "status"), [("1", 1), (None, None), ("", None), ("1" * 5000, None), ("x", None)])
+def test_an_answer_says_what_to_end_with(answering, said, status):
+    """Where the sidecar names no exit status that a command has, none is made up."""
+    headers = {} if said is None else {"Highwater-Exit-Status": said}
+    answering(httpx.Response(200, text="a table", headers=headers))
     with SidecarClient("http://s:1") as sidecar:
-        assert sidecar.get_text("/memory", {"format": "text"}) == "a table"
-    answering(httpx.Response(200, html="<p>"))
-    with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarUnreachable, match="a web page"):
-        sidecar.get_text("/memory")
+        assert sidecar.ask("GET", "/memory/host") == ("text/plain", b"a table", status)
+
+
+def test_a_refusal_that_says_what_to_end_with_is_shown(answering):
+    """A reclaim of which all was refused; without that word it is an error."""
+    answering(httpx.Response(409, text="release: it sleeps", headers={"Highwater-Exit-Status": "1"}))
+    with SidecarClient("http://s:1") as sidecar:
+        assert sidecar.ask("POST", "/memory/reclaim").exit_status == 1
+    answering(httpx.Response(409, json=OURS))
+    with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarRefused, match="it is busy"):
+        sidecar.ask("POST", "/memory/reclaim")
 
 
 def stream(*parts: str, kind: str = "text/event-stream") -> httpx.Response:
@@ -248,14 +249,12 @@ def test_events_come_one_by_one(answering):
     ],
 )
 def test_a_stream_that_is_none_is_said(answering, answer):
-    """As with every other call."""
     answering(answer)
     with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarUnreachable):
         list(sidecar.events())
 
 
 def test_too_many_readers_are_refused(answering):
-    """The sidecar's own word."""
     answering(httpx.Response(503, json={"error": {"code": "engine_not_available", "message": "64 readers"}}))
     with SidecarClient("http://s:1") as sidecar, pytest.raises(SidecarRefused, match="64 readers"):
         list(sidecar.events())
@@ -267,8 +266,9 @@ def test_an_answer_nested_without_end_is_no_sidecars(answering, status):
     assert "no Highwater sidecar" in unreachable(answering, httpx.Response(status, content=b"[" * 100_000))
 
 
-@pytest.mark.parametrize("at", [1e300, -1e300, float("nan")])
+@pytest.mark.parametrize("at", [1e300, -1e300, float("nan"), 253402300800.0, -1.0])
 def test_an_event_at_no_time_is_not_known(at):
-    """No calendar can show it; the others are shown all the same."""
+    """No calendar of Python's names a year beyond 9999 or before 1970; the others are shown all the same."""
     event = {"id": 1, "kind": "state", "summary": "it is up"}
-    assert [one.at for one in events_of([event | {"at": at}, event | {"at": 1.0}])] == [1.0]
+    known = [0.0, 1.0, 253402300799.0]
+    assert [one.at for one in events_of([event | {"at": when} for when in (at, *known)])] == known

@@ -12,7 +12,6 @@ def copy_to(folder: object) -> Result:
 
 
 def test_it_says_what_to_start_an_engine_with(tmp_path):
-    """Two variables, and the sidecar beside it."""
     result = copy_to(tmp_path / "copy")
     assert result.exit_code == 0, result.output
     assert f"vllm-highwater-worker {__version__} is in {tmp_path}/copy" in result.output
@@ -28,7 +27,6 @@ def test_again_is_as_good(tmp_path):
 
 
 def test_what_is_refused_fails_in_one_sentence(tmp_path):
-    """With what is in the way, and what to do."""
     (tmp_path / "theirs").mkdir()
     result = copy_to(tmp_path)
     assert result.exit_code == 1
@@ -36,6 +34,5 @@ def test_what_is_refused_fails_in_one_sentence(tmp_path):
 
 
 def test_the_folder_must_be_named():
-    """There is no place that is right everywhere."""
     result = CliRunner().invoke(cli.main, ["extension"])
     assert (result.exit_code, "--copy-to" in result.stderr) == (2, True)

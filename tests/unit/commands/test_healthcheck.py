@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.cli import main
-from highwater.client.options import own_url
+from highwater.commands.options import own_url
 
 STATUSES = {"/livez": 200, "/readyz": 503, "/health/deep": 200}
 
@@ -49,7 +49,6 @@ def test_a_sidecar_that_is_well_is_0(url):
 
 
 def test_one_that_is_not_is_1_and_a_line(url):
-    """What it said, in letters that a terminal does not obey."""
     told = check("ready", "--url", url)
     assert (told.exit_code, told.output.count("\n")) == (1, 1)
     assert "/readyz answered 503" in told.output

@@ -33,7 +33,6 @@ def test_the_rule_that_acts_first_on_a_rank_sets_its_mark():
 
 
 def test_ranks_of_several_engines_are_told_apart():
-    """Data-parallel engines number their ranks from 0 each."""
     other = replace(ranks()[0], dp_rank=1)
     rule = replace(DEVICE, ranks=(pressure(0), pressure(0, dp_rank=1, high_free_bytes=7)))
     assert pressure_of(report(policy=policy(rule)), other).high_free_bytes == 7
@@ -49,7 +48,6 @@ def test_what_remedies_could_give_is_summed_over_the_ranks_that_are_short():
 
 
 def test_high_water_comes_first_on_the_rank_that_fills_fastest():
-    """By each rank's own pace, as the sidecar reckons it."""
     rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=90.0), pressure(1, seconds_to_high_water=None)))
     assert seconds_to_high_water(report(policy=policy(rule))) == 90.0
     assert seconds_to_high_water(report(policy=policy(rule), stale=True)) is None

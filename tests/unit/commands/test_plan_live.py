@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater.api.plan import PlanRequest, plan_answer
+from highwater.api.budget import PlanRequest, plan_answer
 from highwater.commands.plan import plan as plan_command
 from highwater.errors import CannotPlan, SidecarRefused
 from tests.fakes import started
@@ -48,7 +48,7 @@ def _sidecar(monkeypatch: pytest.MonkeyPatch) -> FakeSidecar:
         assert url == "http://sidecar:8001"
         yield fake
 
-    monkeypatch.setattr("highwater.client.options.sidecar_at", at)
+    monkeypatch.setattr("highwater.commands.asking.sidecar_at", at)
     return fake
 
 
@@ -63,7 +63,6 @@ def live(*words: str) -> tuple[str, ...]:
 
 
 def test_flags_go_out_as_they_were_given(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
-    """Defaults of the command's own are how the engine runs."""
     result = plan(*live("--max-model-len", "64k", "--kv-cache-dtype", "fp8"))
     assert sidecar.bodies == [{"max_model_len": 64_000, "kv_cache_dtype": "fp8"}]
     lines = result.output.splitlines()
@@ -75,7 +74,6 @@ def test_flags_go_out_as_they_were_given(sidecar: FakeSidecar, plan: Callable[..
 def test_what_does_not_fit_has_an_exit_status_and_the_longest(
     sidecar: FakeSidecar, plan: Callable[..., Result]
 ) -> None:
-    """As without --live."""
     result = plan(*live("--max-model-len", "700000"))
     said = " ".join(result.output.split())
     assert (result.exit_code, "It does not fit: " in said) == (1, True)
@@ -83,20 +81,17 @@ def test_what_does_not_fit_has_an_exit_status_and_the_longest(
 
 
 def test_json_is_the_sidecars_answer(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
-    """Unchanged."""
     answer = json.loads(plan(*live("--json")).output)
     assert (answer["schema"], answer["kv_cache"]["blocks"]) == (1, 5_040)
 
 
 def test_an_estimate_is_shown_between_its_bounds(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
-    """With the reason as a note."""
     output = plan(*live("--max-num-batched-tokens", "64K")).output
     assert "KV cache of a rank  40.44 GiB (40.44 GiB to 44.30 GiB), estimated" in output
     assert "note: The peak of activation was measured with 32768 batched tokens" in output
 
 
 def test_a_refusal_has_the_sidecars_reason(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
-    """Exit status 2, as for any input that is refused."""
     result = plan(*live("--block-size", "64"))
     assert result.exit_code == 2
     assert "highwater: block_size: 64 is not how the engine runs" in result.output
@@ -105,7 +100,6 @@ def test_a_refusal_has_the_sidecars_reason(sidecar: FakeSidecar, plan: Callable[
 def test_a_wish_prints_the_command_line_its_reasons_and_the_proof(
     sidecar: FakeSidecar, plan: Callable[..., Result]
 ) -> None:
-    """16 x 40k are too many for 645,120 tokens as they are."""
     result = plan(*live("--wish", "16 x 40k"))
     assert sidecar.bodies == [{"wish": "16 x 40k"}]
     assert result.exit_code == 1  # not as the engine runs
@@ -117,7 +111,6 @@ def test_a_wish_prints_the_command_line_its_reasons_and_the_proof(
 def test_images_in_pixels_are_counted_by_the_model_that_is_named(
     sidecar: FakeSidecar, plan: Callable[..., Result], tmp_path: Path
 ) -> None:
-    """The sidecar is asked in tokens."""
     answer = '{"schema": 1, "status": "fits", "images": [{"prompt_tokens": 2042, "embeddings": 2040}]}'
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nread line; echo '{answer}'\n")

@@ -116,7 +116,6 @@ def test_a_host_without_any_address_that_the_kernel_has_ends_the_start(monkeypat
 
 @pytest.mark.whole("`highwater serve` as a process")
 def test_an_address_that_is_none_ends_the_start():
-    """In JSON where that was asked for, and with an exit status of its own."""
     command = [sys.executable, "-m", "highwater", "serve", "--host", "256.1.1.1", "--log-format", "json"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("HIGHWATER_")}
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)

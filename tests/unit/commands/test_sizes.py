@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.commands.sizes import size_given
+from highwater.commands.verbs import size_given
 from highwater.plan.command_line import size_of
 from highwater.policy.rules import RATIO_SIGNALS, SIGNAL_REMEDIES
 from highwater.readings.policy import RuleStatus
@@ -34,7 +34,6 @@ def test_a_size_is_in_the_unit_that_fits(size, text):
 
 
 def test_a_change_has_its_sign():
-    """Both ways."""
     assert [size_text(size, signed=True) for size in (GIB, -GIB, 0)] == ["+1.00 GiB", "-1.00 GiB", "0 B"]
 
 
@@ -47,18 +46,15 @@ def test_a_change_has_its_sign():
     ],
 )  # fmt: skip
 def test_a_span_has_its_two_largest_units(seconds, text):
-    """And not more."""
     assert span_text(seconds) == text
 
 
 def test_a_share_is_in_percent():
-    """With a unit like every other number."""
     assert [share_text(0.939), share_text(None)] == ["93.9 %", "-"]
 
 
 @pytest.mark.parametrize("signal", SIGNAL_REMEDIES)
 def test_a_signal_is_told_in_its_unit(signal):
-    """Ratios in percent, all others as sizes."""
     assert signal_text(signal, 0.5).endswith("%") == (signal in RATIO_SIGNALS)
 
 
@@ -75,7 +71,6 @@ def test_waters_are_told_in_the_direction_in_which_the_signal_is_worse():
 
 @pytest.mark.parametrize(("text", "size"), [("1GiB", GIB), ("512 MiB", 512 * MIB), ("1.5GB", 1_500_000_000), ("7", 7)])
 def test_a_size_is_typed_as_people_type_it(text, size):
-    """With a unit or without."""
     assert size_given(text) == size
 
 
@@ -101,12 +96,10 @@ def test_what_is_no_size_is_said(text):
     ],
 )
 def test_sizes_are_read_as_vllm_reads_them(text: str, size: int):
-    """Capital letters count in 1024, small ones in thousands."""
     assert size_of(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "1iB", "-1", "1e9", "1 2", "nan", "0"])
 def test_what_is_no_size_is_refused(text: str):
-    """With an example of what is."""
     with pytest.raises(ValueError, match=r"is not a size; write it as 64GiB|is zero"):
         size_of(text)

@@ -114,7 +114,6 @@ def test_an_engine_that_stopped_in_order_is_calm():
 
 
 def test_the_verdict_stands_above_the_sidecars_own_text():
-    """A word first, then the report, then the last reset."""
     last = replace(event("release done, gave back 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
     told = report(progress=Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end"))
     screen = status_text(told, judged(told), last, now=NOW)
@@ -124,7 +123,6 @@ def test_the_verdict_stands_above_the_sidecars_own_text():
 
 
 def test_the_last_incident_stands_below_the_last_reset():
-    """With the command that shows it."""
     told = report(state="gone")
     last = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
     screen = status_text(told, judged(told), None, now=NOW, last_incident=last)
@@ -135,7 +133,6 @@ def test_the_last_incident_stands_below_the_last_reset():
 
 
 def test_a_screen_without_anything_to_tell():
-    """The hint says what to do."""
     told = report(state="starting", hint="is vLLM running there?", version=None, ranks=(), policy=None, stale=True,
                   taken_at=None, age_seconds=None, encoder_cache=None)  # fmt: skip
     screen = status_text(told, judged(told), None, now=NOW)
@@ -146,7 +143,6 @@ def test_a_screen_without_anything_to_tell():
 
 
 def test_for_programs_the_report_is_as_it_was_told():
-    """With the verdict, and the last reset."""
     told = report(state="gone")
     last = replace(event(), result=RemedyResult(remedy="release", outcome="done"))
     body = json.loads(json.dumps(status_json(judged(told), as_json(told), last)))
@@ -156,7 +152,6 @@ def test_for_programs_the_report_is_as_it_was_told():
 
 
 def test_what_changed_since_a_mark_is_a_table():
-    """A line for each component, a column for each rank."""
     ranks = [{"rank": 0, "used_bytes": 2**30, "components": {"encoder_cache_bytes": 2**30, "kv_cache_bytes": None}}]
     shown = since_text("before bench", {"ranks": ranks}).splitlines()
     assert shown[0].split() == ["since", "'before", "bench'", "rank", "0"]

@@ -10,11 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from highwater.cli import main
-from highwater.client.options import DEFAULT_URL, URL_VARIABLE
-from highwater.commands.terminal import ALL
+from highwater.commands.options import DEFAULT_URL, URL_VARIABLE
 from highwater.files.admin_token import TOKEN_VARIABLE
 from highwater.settings.sources import load
 
+# Those that the page describes with each of their options; others have pages of their own.
+ALL = [main.commands[name] for name in ("top", "status", "reclaim", "mark", "check", "token", "completion")]
 DOCS = Path(__file__).parents[3] / "docs" / "terminal.md"
 
 
@@ -26,7 +27,6 @@ def helped(*arguments: str) -> str:
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.name)
 def test_every_command_has_examples(command):
-    """Each begins with how it is typed."""
     text = helped(command.name)
     examples = text.partition("Examples:\n")[2].splitlines()
     assert len(examples) > 1
@@ -35,7 +35,6 @@ def test_every_command_has_examples(command):
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.name)
 def test_every_command_is_documented(command):
-    """With each of its flags."""
     text = DOCS.read_text(encoding="utf-8")
     assert f"`highwater {command.name}" in text or f"highwater {command.name}" in text
     flags = {flag for option in command.params for flag in option.opts if flag.startswith("--")}
@@ -53,19 +52,11 @@ def test_the_commands_own_variables_are_no_typos_to_the_sidecar():
     assert DEFAULT_URL.endswith(":8001")
 
 
-def test_a_size_for_no_trim_is_a_usage_error():
-    """Said before anybody is asked."""
-    result = CliRunner().invoke(main, ["reclaim", "release", "--free", "1GiB", "--url", "http://127.0.0.1:9"])
-    assert result.exit_code == 2
-    assert "trim_encoder_cache is not among the remedies" in result.stderr
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["top", "--help"]], ids=" ".join)
-def test_the_help_loads_nothing_that_it_does_not_need(arguments):
-    """It answers at once."""
+def test_the_help_loads_no_command():
     code = (
-        f"import sys; from highwater.cli import main; main({arguments!r}, standalone_mode=False); "
-        "sys.exit(' '.join({'httpx', 'httpx_sse', 'rich', 'tabulate'} & set(sys.modules)) or 0)"
+        "import sys; from highwater.cli import main; main(['--help'], standalone_mode=False); "
+        "slow = {'httpx', 'pydantic', 'rich', 'tabulate', 'highwater.commands'}; "
+        "sys.exit(' '.join(slow & set(sys.modules)) or 0)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr) == (0, "")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
-from highwater.api.budget_text import comparison
+from highwater.api.text.budget import comparison
 from highwater.diagnose.case import of_report
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.rules.book import explained, judged

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from highwater.accounting.attribution import account
+from highwater.api.text.host import host_text
 from highwater.host import reader as reader_module
 from highwater.host.reader import HostReader
 from highwater.host.reading import ShmMemory, name_of
 from highwater.host.report import HostReport, report_of
-from highwater.host.text import host_text
 from highwater.host.watch import HostWatch
 from highwater.readings.rank import Device, WorkerMemory
 from highwater.units import MIB

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.api.text.host import host_text
 from highwater.host.needs import CacheCounts, processor_caches, shm_needs
 from highwater.host.past import Outlook, OutlookWindow
 from highwater.host.reading import (
@@ -16,7 +17,6 @@ from highwater.host.reading import (
     ShmOwner,
 )
 from highwater.host.report import report_of, summary_of
-from highwater.host.text import host_text
 from highwater.units import GIB, MIB
 from tests.unit.host.recorded import reading
 

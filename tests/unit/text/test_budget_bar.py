@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from highwater.commands.budget_bar import draw
-from highwater.text.budget_bar import BudgetBar
+from highwater.api.text.budget_bar import BudgetBar
+from highwater.commands.plan_text import in_colours
 
 GIB = 1 << 30
 BAR = BudgetBar(
@@ -50,7 +50,7 @@ def test_colours_are_drawn_where_the_terminal_has_them() -> None:
         Console(file=io.StringIO(), width=100, force_terminal=True, color_system=system, no_color=system is None)
         for system in ("truecolor", None)
     )
-    assert (draw(coloured, BAR), draw(plain, BAR)) == (True, False)
-    shown = coloured.file.getvalue()
+    assert in_colours(BAR, plain) == ""
+    shown = in_colours(BAR, coloured)
     assert "budget 72.00 GiB ▼" in shown
     assert "\x1b[34m" in shown

@@ -155,7 +155,6 @@ def test_what_is_not_known_is_a_dash(story):
 
 
 def test_notes_and_problems_are_shown_in_full(story):
-    """They are why an operator looks."""
     noted = replace(story.ranks[1], notes=(Note(name="torch", reason="no memory_stats"),))
     policy = PolicyStatus(level="urgent", mode="act", summary="short by 900 MiB on rank 0; nothing here to give back")
     text = report_text(replace(story, ranks=(noted,), policy=policy, stale=True))
@@ -165,7 +164,6 @@ def test_notes_and_problems_are_shown_in_full(story):
 
 
 def test_data_parallel_ranks_have_different_titles(story):
-    """Each engine numbers its ranks from 0."""
     ranks = (story.ranks[0], replace(story.ranks[0], dp_rank=1), replace(story.ranks[0], rank=None))
     header = report_text(replace(story, ranks=ranks)).splitlines()[1]
     assert header.split() == ["MiB", "rank", "0", "rank", "1.0", "rank", "-"]
@@ -197,7 +195,6 @@ def test_a_device_is_named_as_torch_does(device, title):
     ],
 )
 def test_bytes_are_shown_as_mib(size, signed, shown):
-    """One decimal, thousands separated, signed where a difference is meant."""
     assert mib(size, signed=signed) == shown
 
 

@@ -8,12 +8,10 @@ from highwater.text.strict_json import parse_json
 
 
 def test_json_is_parsed():
-    """Blanks around it do not count."""
     assert parse_json(' {"a": [1, 2.5, null]} ') == {"a": [1, 2.5, None]}
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", '{"a": -Infinity}', "[" * 100_000])
 def test_what_is_not_json_is_refused(text: str):
-    """Python's constants, and brackets that are nested too deeply, included."""
     with pytest.raises(ValueError, match=r"JSON|nested|Expecting"):
         parse_json(text)

@@ -15,8 +15,7 @@ from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.points import ROW, MemoryPoint
 from highwater.accounting.rank_key import RankKey, key_of, rank_key
 from highwater.client.answers import event_of, events_of, report_of, understood
-from highwater.client.following import follow
-from highwater.client.sidecar import SidecarClient
+from highwater.client.sidecar import SidecarClient, follow
 from highwater.errors import SidecarError
 from highwater.readings.event import Event
 from highwater.readings.rank import RankReading

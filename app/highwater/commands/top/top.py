@@ -4,28 +4,54 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import select
+import signal
 import sys
+import termios
 import threading
 import time
+import tty
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 
 from highwater.client.answers import report_of
-from highwater.client.options import ASK_SECONDS, sidecar_at
 from highwater.client.sidecar import SidecarClient
+from highwater.commands.asking import ASK_SECONDS, sidecar_at
+from highwater.commands.options import examples, json_option, url_option
 from highwater.commands.top.drawing import Drawing
 from highwater.commands.top.feed import Feed, View, first_view, follow_memory
-from highwater.commands.top.screen import Screen
-from highwater.exit_codes import HUNG_UP, INTERRUPTED
+from highwater.exit_codes import HUNG_UP, INTERRUPTED, TERMINATED
 
 LOOK_SECONDS = 0.2
 REDRAW_SECONDS = 1.0
+_ESCAPE = b"\x1b"
 
 
-def show(url: str, *, once: bool, as_json: bool) -> None:
-    """Show the memory until the user quits, or once; also where there is no terminal. Raises click.ClickException."""
+@click.command(
+    epilog=examples(
+        "highwater top                          q or Ctrl-C leaves",
+        "highwater top --once | less",
+        "highwater top --once --json | jq '.ranks[].used_ratio'",
+        "highwater top --json >> memory.jsonl   a report a line, until Ctrl-C",
+        "HIGHWATER_URL=http://gpu-7:8001 highwater top",
+    )
+)
+@url_option
+@click.option("--once", is_flag=True, help="print it once, and end; so it does where the output is no terminal")
+@json_option
+def top(url: str, *, once: bool, as_json: bool) -> None:
+    """Show where the memory is, live: ranks, components, growth, requests, policy, events.
+
+    One bar for each rank, with a line at high water; below them the components of the fullest rank, and their change.
+    While the sidecar does not respond, the age of the figures is shown; they continue once it responds again.
+    """
     try:
         if as_json:
             _print_json(url, once=once)
@@ -46,16 +72,12 @@ def _print_json(url: str, *, once: bool) -> None:
     if once:
         click.echo(json.dumps(report))
         return
-    for name, data in follow_memory(_connecting(url), threading.Event().wait):
+    for name, data in follow_memory(partial(SidecarClient, url, timeout_seconds=ASK_SECONDS), threading.Event().wait):
         if name == "report":
             click.echo(json.dumps(data))
             sys.stdout.flush()
         elif name == "lost":
             click.echo(f"highwater: {data}; trying again", err=True)
-
-
-def _connecting(url: str) -> Callable[[], SidecarClient]:
-    return lambda: SidecarClient(url, timeout_seconds=ASK_SECONDS)
 
 
 def _show(url: str, *, once: bool) -> None:
@@ -69,7 +91,7 @@ def _show(url: str, *, once: bool) -> None:
 
 
 def _live(view: View, url: str, console: Console) -> None:
-    feed = Feed(view, _connecting(url))
+    feed = Feed(view, partial(SidecarClient, url, timeout_seconds=ASK_SECONDS))
     feed.start()
     with Screen(console, lambda: Drawing(feed.view, time.monotonic())) as screen:
         drawn, drawn_at = None, 0.0
@@ -79,3 +101,61 @@ def _live(view: View, url: str, console: Console) -> None:
                 screen.draw()
                 drawn, drawn_at = now, time.monotonic()
     feed.stop()
+
+
+class Screen:
+    """Rich's alternate screen, and a keyboard that needs no return key.
+
+    A context manager. Within it an ordinary kill unwinds, and so restores the terminal; Ctrl-Z restores it until the
+    shell continues this process.
+    """
+
+    def __init__(self, console: Console, drawn: Callable[[], RenderableType]) -> None:
+        self._drawn = drawn
+        self._live = Live(drawn(), console=console, screen=True, auto_refresh=False)
+        self._keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
+        self._modes: list[Any] = [] if self._keyboard is None else termios.tcgetattr(self._keyboard)
+
+    def __enter__(self) -> Self:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+        signal.signal(signal.SIGTSTP, self._suspend)
+        try:
+            self._take()
+        except BaseException:  # also an interrupt: without a screen nobody else restores the terminal
+            self._give_back()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        self._give_back()
+
+    def draw(self) -> None:
+        self._live.update(self._drawn(), refresh=True)
+
+    def asked_to_quit(self, seconds: float) -> bool:
+        if self._keyboard is None:
+            time.sleep(seconds)
+            return False
+        ready, _, _ = select.select([self._keyboard], [], [], seconds)
+        if not ready:
+            return False
+        keys = os.read(self._keyboard, 64)
+        # Ready and empty: the terminal was closed. An escape on its own is the key.
+        return not keys or keys == _ESCAPE or b"q" in keys.lower()
+
+    def _take(self) -> None:
+        if self._keyboard is not None:
+            tty.setcbreak(self._keyboard)
+        self._live.start(refresh=True)
+
+    def _give_back(self) -> None:
+        self._live.stop()
+        if self._keyboard is not None:
+            with suppress(termios.error):  # it was closed
+                termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._modes)
+
+    def _suspend(self, *_: object) -> None:
+        self._give_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._take()

@@ -57,7 +57,6 @@ def test_the_storys_numbers_are_read_at_a_glance():
 
 
 def test_each_rank_has_a_bar_with_its_parts_and_the_mark():
-    """In letters where there is no colour."""
     (bar,) = [line for line in drawn(FULL, 300).splitlines() if line.startswith("1 npu:1")]
     cells = bar.split()[2]
     assert [letter for letter in "WKEOCN|" if letter not in cells] == []
@@ -74,12 +73,10 @@ def test_it_fits_whatever_the_terminal(width, height):
 
 
 def test_where_there_is_room_each_rank_tells_what_is_free():
-    """That is what the policy looks at."""
     assert "57.06 GiB of 60.96 GiB 3.89 GiB free" in drawn(FULL, 120)
 
 
 def test_sixteen_ranks_on_a_small_terminal_are_the_fullest():
-    """How many more there are is said, and the policy's state is still there."""
     crowd = list(ranks(16))
     crowd[11] = ranks(16, images=31)[11]
     shown = drawn(replace(FULL, report=replace(FULL.report, ranks=tuple(crowd), ranks_expected=16)), 80, 24)
@@ -90,13 +87,11 @@ def test_sixteen_ranks_on_a_small_terminal_are_the_fullest():
 
 
 def test_all_ranks_are_there_where_there_is_room():
-    """As in a pipe."""
     crowd = replace(FULL, report=replace(FULL.report, ranks=ranks(16), ranks_expected=16))
     assert all(f"{number} npu:{number} " in drawn(crowd) for number in range(16))
 
 
 def test_ranks_of_several_engines_and_hosts_are_told_apart():
-    """By engine, and by host."""
     first, _ = ranks()
     both = (replace(first, dp_rank=0), replace(first, dp_rank=1, host="node-b"))
     shown = drawn(replace(FULL, report=replace(FULL.report, ranks=both)))
@@ -105,7 +100,6 @@ def test_ranks_of_several_engines_and_hosts_are_told_apart():
 
 
 def test_a_missing_rank_is_named():
-    """With what it had in use."""
     gone = MissingRank(dp_rank=1, pp_rank=0, tp_rank=0, status="dead", used_bytes=60_572_041_216)
     shown = drawn(view(minutes=0, ranks_missing=(gone,), ranks_expected=3))
     assert "ranks 2 of 3" in shown
@@ -113,7 +107,6 @@ def test_a_missing_rank_is_named():
 
 
 def test_a_sidecar_that_has_gone_is_said_with_the_age():
-    """The last numbers stay."""
     shown = drawn(FULL.without_sidecar("no sidecar answers at http://127.0.0.1:8001", 103.0), now=110.0)
     assert "NO SIDECAR, was ready" in shown
     assert "no news for 7.0 s, trying again: no sidecar answers" in shown
@@ -136,7 +129,6 @@ def test_an_engine_that_is_not_there_leaves_a_screen_all_the_same():
 
 
 def test_a_rank_of_which_little_is_known_has_a_line():
-    """As on a CPU, or with a worker that does not tell."""
     bare = replace(ranks()[0], total_bytes=None, used_bytes=None, used_ratio=None)
     shown = drawn(view(minutes=0, ranks=(bare,)), 80, 24)
     assert "- of -" in shown
@@ -144,7 +136,6 @@ def test_a_rank_of_which_little_is_known_has_a_line():
 
 
 def test_growth_tells_when_the_memory_is_full():
-    """At the present pace."""
     rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=6_480.0), pressure(1)))
     growth = Growth(since_ready_bytes=3_965_517_824, bytes_per_second=2e6, seconds_to_full=8_100.0)
     shown = drawn(view(minutes=0, growth=growth, policy=policy(rule)))
@@ -152,7 +143,6 @@ def test_growth_tells_when_the_memory_is_full():
 
 
 def test_a_shortage_says_what_is_missing_where_and_what_could_be_given_back():
-    """Of the ranks that are short alone, the worst off first."""
     shown = drawn(view(minutes=0, policy=short_policy(can_release=100 * MIB, can_trim=700 * MIB)))
     assert "short device: device_free_bytes 1.43 GiB acts below 1.52 GiB" in shown
     assert "! short by 620 MiB on rank 1" in shown
@@ -171,7 +161,6 @@ def test_what_the_workers_do_not_tell_is_not_called_nothing():
 
 
 def test_of_many_ranks_that_are_short_the_worst_are_told():
-    """How many more there are is said."""
     told = short_policy()
     rule = replace(told.rules[0], ranks=tuple(pressure(number, short_bytes=number * MIB) for number in range(9)))
     shown = drawn(view(minutes=0, policy=replace(told, rules=(rule,))))
@@ -188,13 +177,11 @@ def test_a_rule_that_cannot_act_says_why():
 
 
 def test_ranks_that_act_at_different_fills_tell_the_span():
-    """Each engine's plan leaves what it leaves."""
     rule = replace(DEVICE, ranks=(pressure(0), pressure(1, high_free_bytes=512 * MIB)))
     assert "high water 512 MiB to 1.52 GiB free" in drawn(view(minutes=0, policy=policy(rule)))
 
 
 def test_an_engine_that_is_stuck_is_said():
-    """As the recorders tell."""
     stuck = Progress(verdict="stuck", since_seconds=130.0, ranks=(), summary="rank 0 is in one step for 130 s")
     assert "progress rank 0 is in one step for 130 s" in drawn(view(minutes=0, progress=stuck))
 

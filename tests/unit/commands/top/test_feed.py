@@ -33,7 +33,6 @@ def test_a_stale_report_is_no_sample(view):
 
 
 def test_what_is_known_grows_old_while_the_sidecar_is_away(view):
-    """By our own clock, from the age that it told."""
     away = view.without_sidecar("refused", 103.0).without_sidecar("refused", 107.0)
     assert (away.problem, away.lost_at) == ("refused", 103.0)
     assert away.age_seconds(110.0) == pytest.approx(10.4)
@@ -41,7 +40,6 @@ def test_what_is_known_grows_old_while_the_sidecar_is_away(view):
 
 
 def test_the_next_report_ends_it(view):
-    """All is as before."""
     back = view.without_sidecar("refused", 103.0).with_report(report(), 104.0)
     assert (back.problem, back.lost_at, back.age_seconds(104.0)) == (None, None, 0.4)
 
@@ -80,7 +78,6 @@ class CountedPoint:
 
 
 def test_a_report_costs_no_look_at_every_point_of_the_past(view):
-    """A screen of many ranks is drawn every second, for hours."""
     full = replace(view, past={KEY: tuple(CountedPoint(NOW - 9000 + second) for second in range(MAX_POINTS))})
     CountedPoint.reads = 0
     later = full.with_report(report(), 101.0)
@@ -125,7 +122,6 @@ def test_what_is_told_finds_its_place(view):
 
 @pytest.mark.parametrize("data", [None, [], "x", {"schema": 2, "engine": {}}, {"schema": 1, "engine": {}}])
 def test_a_report_that_cannot_be_read_is_a_problem(view, data):
-    """What was known before stays."""
     after = updated(view, "report", data, 101.0)
     assert after.problem
     assert after.report == view.report
@@ -139,7 +135,6 @@ def test_an_event_that_is_not_known_is_left_out(view):
 
 
 def test_a_rank_that_left_has_no_points_of_another(view):
-    """Ranks are told apart by engine and number."""
     view = view.with_report(report(), 101.0)
     stranger = replace(ranks()[0], dp_rank=7)
     assert view.points(stranger, "used_bytes") == []

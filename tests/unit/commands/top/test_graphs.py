@@ -20,19 +20,16 @@ def spark(values, width, least_range=0.0) -> str:
 
 
 def test_every_component_has_a_letter_and_a_colour_of_its_own():
-    """In the order of the accounting."""
     assert tuple(component.name for component in COMPONENTS) == COMPONENT_NAMES
     assert len({each.letter for each in COMPONENTS}) == len({each.terminal for each in COMPONENTS}) == len(COMPONENTS)
 
 
 def test_a_bar_shows_each_part_in_its_share():
-    """What is free is dots, high water a line."""
     assert bar([40, 20, 10, None, 0, 10], mark=0.95) == "WWWWKKEN.|"
 
 
 @pytest.mark.parametrize(("used", "cells", "style"), [(100, "WW|W", "bold red"), (0, "..|.", "bold yellow")])
 def test_a_bar_over_high_water_shows_the_line_in_red(used, cells, style):
-    """In yellow while it is free up to there."""
     (line,) = segments(StackedBar([used], 100, 0.5), 4)
     assert "".join(segment.text for segment in line) == cells
     assert [str(segment.style) for segment in line if segment.text == "|"] == [style]
@@ -45,7 +42,6 @@ def test_a_bar_is_never_longer_than_its_width():
 
 
 def test_colours_draw_where_there_are_some():
-    """Then parts need no letters."""
     assert bar([50, 50], width=4, colours=True) == "████"
     for colours, cell in ((True, "█"), (False, "W")):
         console = terminal(colours=colours)
@@ -69,7 +65,6 @@ def test_a_chart_fills_its_lines_from_the_bottom():
 
 
 def test_resets_stand_beneath_their_time():
-    """Those of another time are left out."""
     assert drawn(Marks([-1.0, 0.0, 9.9, 11.0], 0.0, 10.0), 5) == ["^   ^"]
 
 

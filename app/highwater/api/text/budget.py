@@ -1,17 +1,17 @@
-"""An explained engine as plain text: a bar with the budget line, tables that add up, and the paragraph to paste."""
+"""An explained engine as text: a bar with the budget line, tables that add up, and the paragraph to paste."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
+from highwater.api.text.budget_bar import BudgetBar
 from highwater.diagnose.rules.book import Explained
 from highwater.plan.budget import RankBudget
 from highwater.plan.budget_parts import BudgetPart
 from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import tightest
 from highwater.plan.pool_view import PoolView
-from highwater.text.budget_bar import BudgetBar
 from highwater.text.table import rank_title, table
 from highwater.units import UNKNOWN, gib_text, size_text
 
@@ -20,16 +20,7 @@ MAX_CELL: Final = 40
 _REQUESTED: Final = {"cpu": ("engine", "requested_cpu_memory"), "remainder": ("exact", "total x utilization")}
 
 
-def bar_of(rank: RankBudget) -> BudgetBar:
-    return BudgetBar(
-        title=f"rank {_title(rank)}, {gib_text(rank.total_bytes)}",
-        parts=[(part.key, part.title, part.bytes) for part in rank.parts],
-        requested_bytes=rank.requested_bytes,
-        outside_bytes=rank.outside_bytes,
-    )
-
-
-def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
+def budget_text(answer: Explained) -> str:
     explanation = answer.explanation
     version = f"vLLM {explanation.vllm_version or '(version unknown)'}"
     ascend = f", vllm-ascend {explanation.ascend_version}" if explanation.ascend_version else ""
@@ -38,13 +29,15 @@ def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
     parts = [f"{version}{ascend} {what}".rstrip() + state, *explanation.problems]
     rank = tightest(explanation.ranks)
     if rank is not None:
-        parts += [
-            bar_of(rank).text() if with_bar else "",
-            _parts_table(explanation.ranks),
-            _uncounted_table(explanation.ranks),
-        ]
+        bar = BudgetBar(
+            title=f"rank {_title(rank)}, {gib_text(rank.total_bytes)}",
+            parts=[(part.key, part.title, part.bytes) for part in rank.parts],
+            requested_bytes=rank.requested_bytes,
+            outside_bytes=rank.outside_bytes,
+        )
+        parts += [bar.text(), _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
         parts += [_observed_table(explanation.ranks), *(_pool(pool) for pool in explanation.pools)]
-        parts += [_encoder(explanation.encoder), _environment(explanation.ranks), findings_text(answer)]
+        parts += [_encoder(explanation.encoder), _environment(explanation.ranks), _findings(answer)]
         parts.append(explanation.paragraph)
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -150,7 +143,7 @@ def _environment(ranks: Sequence[RankBudget]) -> str:
     return table(["environment of the worker", *_names(ranks)], rows) if rows else ""
 
 
-def findings_text(answer: Explained) -> str:
+def _findings(answer: Explained) -> str:
     lines = []
     for finding in answer.findings:
         lines.append(f"{finding.weight}: {finding.title}. {finding.text}")
@@ -223,7 +216,11 @@ def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, 
     for key in dict.fromkeys((*old, *new)):
         title = (new.get(key) or old[key]).title
         sizes.append((title, old[key].bytes if key in old else None, new[key].bytes if key in new else None))
-    rows = [(name + what, gib_text(one), gib_text(two), _moved(one, two)) for what, one, two in sizes if one != two]
+    rows = []
+    for what, was, now in sizes:
+        if was != now:
+            moved = "" if was is None or now is None else size_text(now - was, signed=True)
+            rows.append((name + what, gib_text(was), gib_text(now), moved))
     if before.formula != after.formula:
         rows.append((name + "formula", before.formula or UNKNOWN, after.formula or UNKNOWN, ""))
     for variable in dict.fromkeys((*before.environment, *after.environment)):
@@ -231,10 +228,6 @@ def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, 
         if one != two:
             rows.append((name + variable, one or UNKNOWN, two or UNKNOWN, ""))
     return rows
-
-
-def _moved(before: int | None, after: int | None) -> str:
-    return "" if before is None or after is None else size_text(after - before, signed=True)
 
 
 def _names(ranks: Sequence[RankBudget]) -> list[str]:
