@@ -12,8 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from highwater.errors import SettingsError
 from highwater.flaws import MayHoldSecret, sentences
-from highwater.policy.rules import Rule
-from highwater.policy.settings import PolicyChange
+from highwater.policy.rules import PolicyChange, Rule
 from highwater.process import descriptors
 from highwater.recorder.ring import MAX_FILE_BYTES
 from highwater.settings.keys import PREFIX, is_list, keys, variable

@@ -19,12 +19,11 @@ from highwater.accounting.rank_key import rank_key
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.policy.core import Action, Decision, decide
-from highwater.policy.learning import begin, learn
-from highwater.policy.memory import LifeMemory
+from highwater.policy.core import Decision, decide
+from highwater.policy.memory import Action, LifeMemory, begin, learn
 from highwater.policy.pressure import Facts, unreachable
 from highwater.policy.rules import FILL_SIGNALS, Rule
-from highwater.policy.status import rule_status, summary
+from highwater.policy.views import rule_status, summary
 from highwater.readings.event import Caller
 from highwater.readings.policy import PolicyLevel, PolicyMode, PolicyStatus
 from highwater.readings.remedy import RemedyResult

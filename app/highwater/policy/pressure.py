@@ -1,19 +1,47 @@
-"""Compares each rank with a rule: a reading and a rule in, waters and missing bytes out. Pure."""
+"""How short of memory each rank is by a rule, and what a remedy can give there. Pure.
+
+The waters of the default rule are free bytes on each rank, derived from the engine's own plan. A server dies of one
+absolute demand (an image's activations, a workspace) that meets too few free bytes while the allocator keeps blocks
+that nobody uses. What vLLM holds by design is a share of any size. So the waters are measured in free bytes, in what
+the plan leaves over::
+
+    total ──────────────────────────────────────────────────────────────┐
+      │◄──────────── planned = max(requested, at rest) ────►│◄─ slack ─►│
+                                                            0   high low  free
+
+    slack = total - max(requested, at rest)
+    high  = min(max(slack / 4, 512 MiB), slack / 2, 2 GiB)      acts with less free than that
+    low   = min(2 x high, 0.9 x slack)                          satisfied with that much free; so it can be reached
+
+*At rest* is what stays in use whatever the policy does: used bytes less encoder outputs, releasable reserve and other
+tensors, all processes on the device counted. It is taken from the first readings of the engine's life where those are
+known, so that a growing neighbour on the device, or a leak, does not lower the waters step by step. A sidecar that
+started later takes the present reading.
+
+``requested`` is what the engine reports, else the total times ``gpu_memory_utilization`` where that sized the KV pool;
+where it did not, what is at rest alone counts.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from highwater.accounting.host_share import host_ratio, host_share
 from highwater.accounting.rank_key import RankKey, rank_key
+from highwater.accounting.remedies import TRAITS, PossibleGain, reserve_bytes
 from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, Rule
-from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, slack_bytes
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 from highwater.text.table import rank_title
-from highwater.units import MIB
+from highwater.units import GIB, MIB
+
+MIN_HIGH_BYTES: Final = 512 * MIB
+MAX_HIGH_BYTES: Final = 2 * GIB
+MIN_SLACK_BYTES: Final = 256 * MIB
+LOW_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +72,7 @@ class Pressure:
         high: The rule acts here, in the signal's unit; ``None`` without waters.
         low: The rule is satisfied here.
         need_bytes: What must be given back to reach low water.
-        gain_bytes: What a remedy must be able to give here to be worth running.
+        gain_bytes: The least gain that the rule runs a remedy for, on this device.
         is_urgent: True if so little is free that nothing may wait.
         note: Why the rank is left out; ``None`` where it counts.
         is_finding: True if an operator should hear of that.
@@ -63,6 +91,11 @@ class Pressure:
     @property
     def key(self) -> RankKey:
         return rank_key(self.reading)
+
+    @property
+    def required_bytes(self) -> int:
+        """The bytes that a remedy must give here to be worth running, and to count as effective."""
+        return max(min(self.gain_bytes, self.need_bytes), 1)
 
 
 def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
@@ -103,11 +136,66 @@ def is_relieved(rule: Rule, pressure: Pressure) -> bool:
     return _relieved(rule.signal, pressure.value, pressure.low)
 
 
+def possible_gain(remedy: str, signal: str, reading: RankReading) -> PossibleGain:
+    traits = TRAITS[remedy]
+    return traits.can_give(reading) if signal in traits.lowers else PossibleGain(None)
+
+
 def _relieved(signal: str, value: float, water: float) -> bool:
     return value >= water if signal in FALLING_SIGNALS else value <= water
 
 
 # --- the default rule ---
+
+
+class Waters(NamedTuple):
+    """Free bytes of one rank's device: below ``high`` the rule acts, at ``low`` it is satisfied."""
+
+    high: int
+    low: int
+
+
+def at_rest_bytes(reading: RankReading) -> int | None:
+    """Return what stays in use whatever the policy does, by all processes on the device; ``None``: unknown."""
+    if reading.used_bytes is None:
+        return None
+    parts = reading.components
+    passing = (parts.encoder_cache_bytes or 0) + (parts.other_tensors_bytes or 0) + (reserve_bytes(reading) or 0)
+    return max(reading.used_bytes - passing, 0)
+
+
+def requested_bytes(reading: RankReading) -> int | None:
+    budget, total = reading.budget, reading.total_bytes
+    if budget.requested_bytes is not None:
+        return budget.requested_bytes
+    share = budget.gpu_memory_utilization
+    # The workers say nothing where the KV pool's size was given (--kv-cache-memory-bytes, from 0.19 on on an NPU too),
+    # and the share is then a default that sized nothing; vllm-ascend up to 0.13 never says it
+    # (worker_ext/highwater_worker/memory/memory_parts.py).
+    is_old_ascend = reading.device.type == "npu" and not reading.launch.kv_cache_given
+    if share is None or total is None or not is_old_ascend:
+        return None
+    return int(total * share)
+
+
+def slack_bytes(reading: RankReading, baseline: RankReading | None) -> int | None:
+    """Return what the engine's plan leaves over on this device; ``None``: unknown.
+
+    The baseline is the rank at the beginning of its engine's life, if known.
+    """
+    at_rest = at_rest_bytes(baseline) if baseline is not None else None
+    if at_rest is None:
+        at_rest = at_rest_bytes(reading)
+    if at_rest is None or reading.total_bytes is None:
+        return None
+    return reading.total_bytes - max(requested_bytes(baseline or reading) or 0, at_rest)
+
+
+def derive(slack: int) -> Waters | None:
+    if slack < MIN_SLACK_BYTES:
+        return None
+    high = min(max(slack // 4, MIN_HIGH_BYTES), slack // 2, MAX_HIGH_BYTES)
+    return Waters(high, min(2 * high, int(slack * LOW_SHARE)))
 
 
 def _derived(rule: Rule, reading: RankReading, baseline: RankReading | None) -> Pressure:

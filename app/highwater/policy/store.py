@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from highwater.errors import NotKept
 from highwater.files.state_file import StateFile
 from highwater.flaws import sentences
-from highwater.policy.settings import PolicyChange, PolicySettings
+from highwater.policy.rules import PolicyChange, PolicySettings
 
 
 class _Section(BaseModel):

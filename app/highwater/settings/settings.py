@@ -11,8 +11,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validato
 
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.flaws import MayHoldSecret, without_credentials
-from highwater.policy.rules import Finite
-from highwater.policy.settings import PolicySettings
+from highwater.policy.rules import Finite, PolicySettings
 from highwater.process.descriptors import room_at_most
 from highwater.process.log_format import LogFormat
 from highwater.proxy.access_log import STANDARD_OUTPUT

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Action, Decision, RuleView, decide
-from highwater.policy.learning import begin, learn
-from highwater.policy.memory import LifeMemory, RuleMemory
+from highwater.policy.memory import LifeMemory, RuleMemory, begin, learn
 from highwater.policy.pressure import Facts, unreachable
 from highwater.policy.rules import ALL_REMEDIES, Rule
-from highwater.policy.status import rule_status, summary
+from highwater.policy.views import rule_status, summary
 from highwater.readings.engine import MissingRank
 from highwater.readings.growth import Growth, RankGrowth
 from highwater.readings.rank import HostMemory, RankReading

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.errors import NotAvailable, UnreachableWater
-from highwater.policy.rules import SIGNAL_REMEDIES, Rule
-from highwater.policy.settings import DEFAULT_RULES
+from highwater.policy.rules import DEFAULT_RULES, SIGNAL_REMEDIES, Rule
 from highwater.readings.policy import RankFreed
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, USED_READY, Core, core_on
 

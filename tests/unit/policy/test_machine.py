@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Action, decide
-from highwater.policy.gains import possible_gain
-from highwater.policy.learning import begin, learn
-from highwater.policy.memory import LifeMemory
-from highwater.policy.pressure import Facts
+from highwater.policy.memory import LifeMemory, begin, learn
+from highwater.policy.pressure import Facts, possible_gain
 from highwater.policy.rules import Rule
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult

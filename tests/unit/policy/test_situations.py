@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from highwater.policy.core import Action, decide
-from highwater.policy.learning import begin, learn
-from highwater.policy.memory import LifeMemory
+from highwater.policy.memory import LifeMemory, begin, learn
 from highwater.policy.pressure import Facts
-from highwater.policy.rules import Rule
-from highwater.policy.settings import DEFAULT_RULES
+from highwater.policy.rules import DEFAULT_RULES, Rule
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
 from tests.fakes.ranks import GIB, reading, report

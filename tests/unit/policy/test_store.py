@@ -12,8 +12,7 @@ import pytest
 
 from highwater.errors import NotKept
 from highwater.files.state_file import StateFile
-from highwater.policy.rules import Rule
-from highwater.policy.settings import DEFAULT_RULES, PolicyChange, PolicySettings
+from highwater.policy.rules import DEFAULT_RULES, PolicyChange, PolicySettings, Rule
 from highwater.policy.store import PolicyStore
 
 CACHE = Rule(name="cache", signal="encoder_cache_bytes", high_water=2e9, low_water=1e9)

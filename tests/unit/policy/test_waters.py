@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, requested_bytes, slack_bytes
+from highwater.policy.pressure import MIN_SLACK_BYTES, at_rest_bytes, derive, requested_bytes, slack_bytes
 from highwater.readings.rank import Launch
 from tests.fakes.ranks import ASCEND, GIB, H100, MIB, reading
 

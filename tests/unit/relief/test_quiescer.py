@@ -15,7 +15,7 @@ from highwater.relief.quiescer import (
     SETTLE_SECONDS,
     CannotQuiesce,
 )
-from highwater.relief.states import States
+from highwater.relief.relief import States
 from tests.fakes.engine import Core, core_on
 
 
@@ -27,7 +27,7 @@ async def core() -> Core:
 
 
 def quiet(core: Core, states: States | None = None, *, then_pace: bool = False):
-    return core.quiescer.quiet(states or States(), then_pace=then_pace)
+    return core.quiescer.quiet((states or States()).enter, then_pace=then_pace)
 
 
 async def refused(core: Core) -> CannotQuiesce:

@@ -12,11 +12,10 @@ from highwater.accounting.remedies import TRAITS
 from highwater.errors import NotAvailable, Refused, UnknownName
 from highwater.policy.rules import SIGNAL_REMEDIES
 from highwater.readings.remedy import Target
-from highwater.relief.relief import RemedyRequest
+from highwater.relief.relief import RemedyRequest, States
 from highwater.relief.remedies import REMEDIES
 from highwater.relief.remedies.remedy import RunResult
 from highwater.relief.remedies.workers import Release
-from highwater.relief.states import States
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from highwater.readings.remedy import RemedyResult
-from highwater.relief.remedy_log import summary_of
+from highwater.relief.relief import summary_of
 from highwater.units import MIB
 
 
