@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from highwater.main import create_app
-from highwater.policy.settings import PolicySettings
+from highwater.policy.rules import PolicySettings
 from highwater.proxy.exchange import EngineExchange, State
 from highwater.proxy.gate import Gate
 from highwater.proxy.request_head import parse_head

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from highwater.api.problems import ProblemAnswer
 from highwater.api.services import Services
-from highwater.policy.settings import PolicyChange
+from highwater.policy.rules import PolicyChange
 from highwater.readings.event import Caller, Event
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.schema import SCHEMA

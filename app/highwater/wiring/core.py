@@ -32,9 +32,8 @@ from highwater.readings.event import EventKind
 from highwater.readings.rank import RankReading
 from highwater.recorder.recorders import Recorders
 from highwater.relief.quiescer import Quiescer
-from highwater.relief.relief import Relief
+from highwater.relief.relief import Relief, RemedyObserver
 from highwater.relief.remedies import all_remedies
-from highwater.relief.remedy_log import RemedyObserver
 from highwater.settings.settings import Settings
 
 NO_DATA_PLANE = (

@@ -10,7 +10,7 @@ from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, finding
 from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.words import is_silent, names_memory
-from highwater.policy.waters import derive, slack_bytes
+from highwater.policy.pressure import derive, slack_bytes
 from highwater.text.table import component_title
 from highwater.units import MIB, span_text
 
