@@ -12,8 +12,8 @@ from itertools import starmap
 
 from kvplan.errors import PlanError
 from kvplan.figure import ceil_div
+from kvplan.flags import Limits
 from kvplan.generations import Generation
-from kvplan.limits import Limits
 from kvplan.specs import (
     AttentionLayer,
     ChunkedLocal,

@@ -13,9 +13,9 @@ from functools import partial
 
 from kvplan.errors import PlanError
 from kvplan.figure import GIB, ceil_div
+from kvplan.flags import Limits
 from kvplan.generations import Generation
 from kvplan.grouping import LayerGroup, group_layers, merge_workers
-from kvplan.limits import Limits
 from kvplan.specs import (
     ChunkedLocal,
     CrossAttention,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from highwater.demo.errors import DemoError, last_lines, signs_of_life
-from kvplan.versions import NEWEST_TESTED, text_of
+from kvplan.generations import NEWEST_TESTED, text_of
 
 DEFAULT_VERSION = text_of(NEWEST_TESTED)
 # Where pip's configured index has no CPU build of torch, PyTorch's own index has one.

@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 
 from highwater.plan.budget import peak_and_graphs
 from highwater.plan.card import OnCard, fullest, judge_card
-from highwater.plan.kv_view import OFFLINE, LiveEngine
-from highwater.plan.start_rules import requested_bytes
+from highwater.plan.live_engine import OFFLINE, LiveEngine
 from kvplan.errors import PlanError
 from kvplan.figure import Figure, Grade, add, estimated, measured
 from kvplan.flags import EngineFlags
-from kvplan.generations import generation_of
+from kvplan.generations import generation_of, requested_bytes
 
 Changed: TypeAlias = Mapping[str, Any]
 """The flags that change, by the names of `EngineFlags`."""

@@ -13,11 +13,11 @@ from typing import Any
 
 from highwater.accounting.engine_budget import EngineLimits
 from highwater.plan.budget import RankBudget, block_bytes
-from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
+from highwater.plan.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.units import size_text
 from kvplan.errors import PlanError
+from kvplan.flags import Limits
 from kvplan.generations import generation_of
-from kvplan.limits import Limits
 from kvplan.pool import KvPool, deciding_workers, plan_pool
 
 LENGTHS = (1_024, 8_192)

@@ -7,25 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kvplan.builtin.activation import activation_of
-from kvplan.builtin.defaults import assumes_a_card, filled
-from kvplan.builtin.layers import worker_layers
+from kvplan.builtin.defaults import MODEL_BYTES, PACKED, assumes_a_card, filled
 from kvplan.builtin.model import Model, read_model
-from kvplan.builtin.weights import check_quantization, weights_of
+from kvplan.builtin.weights import activation_of, check_quantization, weights_of
 from kvplan.errors import PlanError, short
-from kvplan.figure import Figure
-from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
-from kvplan.limits import Limits
-from kvplan.specs import Layers
-from kvplan.versions import NEWEST_TESTED, text_of
-
-_MAX_NUMBER: Final = 1 << 60
-_OLDEST_CAPABILITY: Final = 8
-_WHOLE_NUMBERS: Final = (
-    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", "device_bytes"),
-    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-    *("decode_context_parallel_size", "prefill_context_parallel_size", "block_size", "num_gpu_blocks_override"),
+from kvplan.figure import Figure, ceil_div
+from kvplan.flags import DEFAULT_CAPABILITY, KINDS, EngineFlags, Limits, checked
+from kvplan.generations import NEWEST_TESTED, text_of
+from kvplan.specs import (
+    FullAttention,
+    Layers,
+    LayerSpec,
+    MambaState,
+    MlaAttention,
+    SlidingWindow,
+    rank_heads,
+    stage_bounds,
 )
+
+_OLDEST_CAPABILITY: Final = 8
 # The flags whose other values the built-in does not plan.
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "platform": ("cuda",),
@@ -93,15 +93,10 @@ def _check(flags: EngineFlags) -> None:
             raise PlanError(
                 f"--{key.replace('_', '-')}: {short(getattr(flags, key))}; the built-in plans {right} alone"
             )
-    for key in _WHOLE_NUMBERS:
-        value = getattr(flags, key)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_NUMBER
-        ):
-            raise PlanError(f"--{key.replace('_', '-')}: {value!r}; a whole number from 1 to {_MAX_NUMBER} is needed")
-    share, capability = flags.gpu_memory_utilization, flags.compute_capability
-    if share is not None and not 0 < share <= 1:
-        raise PlanError(f"--gpu-memory-utilization: {share!r}; more than 0, and 1 at most, is needed")
+    for key in KINDS:
+        if (value := getattr(flags, key)) is not None:
+            checked(key, value)
+    capability = flags.compute_capability
     if capability is not None and not re.fullmatch(r"\d{1,2}(\.\d)?", capability):
         raise PlanError(f"--compute-capability: {capability!r}; write it as {DEFAULT_CAPABILITY}")
     if flags.compute_capability_major < _OLDEST_CAPABILITY:  # older cards change the element type
@@ -157,3 +152,76 @@ def _doubts(model: Model, flags: EngineFlags) -> Iterator[str]:
         )
     if assumes_a_card(flags) and any(model.windows):
         yield "Windows depend on --max-num-batched-tokens, whose default differs by card. Give it, or the card's name."
+
+
+# --- The layers of each worker as vLLM's specs have them, for one rank of each pipeline stage ---
+
+_PACKED_BYTES: Final = 656  # of one token (v1/kv_cache_interface.py)
+
+
+def worker_layers(model: Model, flags: EngineFlags) -> tuple[list[Layers], int]:
+    """Return the layers of one rank of each pipeline stage, and the block size that vLLM ends up with.
+
+    `flags` have vLLM's defaults filled in. Raises PlanError: vLLM cannot divide the model by its ranks.
+    """
+    ranks, cache = flags.tensor_parallel_size, flags.kv_cache_dtype or ""
+    inner = "moe_intermediate_size" if model.experts else "intermediate_size"
+    for key in ("num_attention_heads", *(() if flags.enable_expert_parallel else (inner,))):
+        if (model.text.optional(key) or 0) % ranks:
+            raise PlanError(f"--tensor-parallel-size: {ranks}; it must divide {key}, which is {model.text.get(key)}")
+    element = MODEL_BYTES.get((flags.dtype or "") if cache == "auto" else cache, 1)
+    block = flags.block_size or 0
+    state = _state(model, flags) if model.family.keeps == "delta" else None
+    kv_heads = rank_heads(model.kv_heads, ranks)
+    if state is not None:
+        token = 2 * kv_heads * model.head_size * element
+        # As many tokens as make a page that holds a state (platforms/interface.py, _align_hybrid_block_size).
+        block *= ceil_div(state.content_bytes, block * token)
+        # With prefix caching a state stands for as many tokens; its page is as large as an attention layer's.
+        tokens, page = block if flags.enable_prefix_caching else flags.max_model_len or 0, block * token
+        state = replace(state, block_size=tokens, page_bytes_padded=None if page == state.content_bytes else page)
+    geometry: dict[str, Any] = {"block_size": block, "head_size": model.head_size, "element_bytes": element}
+
+    def kept(layer: int) -> dict[str, LayerSpec]:
+        name = f"model.layers.{layer}"
+        if model.linear[layer] and state is not None:
+            return {f"{name}.linear_attn": state}
+        if model.family.keeps == "latent":
+            packed = _PACKED_BYTES if cache == PACKED else None
+            latent = MlaAttention(kv_heads=1, token_head_bytes=packed, cache_dtype=cache, **geometry)
+            return {f"{name}.self_attn.attn": latent, **_indexer(model, name, block)}
+        window = model.windows[layer]
+        if window is None:
+            return {f"{name}.self_attn.attn": FullAttention(kv_heads=kv_heads, **geometry)}
+        return {f"{name}.self_attn.attn": SlidingWindow(kv_heads=kv_heads, window=window, **geometry)}
+
+    stages = flags.pipeline_parallel_size
+    if stages > model.layers:
+        raise PlanError(f"--pipeline-parallel-size: {stages}; the model has {model.layers} layers")
+    return [
+        {name: spec for layer in range(*bounds) for name, spec in kept(layer).items()}
+        for bounds in stage_bounds(model.layers, stages)
+    ], block
+
+
+def _indexer(model: Model, name: str, block: int) -> dict[str, LayerSpec]:
+    """Return the keys by which sparse attention picks its tokens: 8-bit elements, and a scale for each 128 of them."""
+    if not model.is_sparse:
+        return {}
+    width = model.text.number("index_head_dim")
+    size = width + width // 128 * 4
+    return {f"{name}.self_attn.indexer": MlaAttention(block_size=block, kv_heads=1, head_size=size, element_bytes=1)}
+
+
+def _state(model: Model, flags: EngineFlags) -> MambaState:
+    """Return a gated delta net's state on one rank (mamba_utils.py, gated_delta_net_state_shape)."""
+    text, ranks = model.text, flags.tensor_parallel_size
+    keys, values = text.number("linear_num_key_heads"), text.number("linear_num_value_heads")
+    key, value = text.number("linear_key_head_dim"), text.number("linear_value_head_dim")
+    for name, heads in (("linear_num_key_heads", keys), ("linear_num_value_heads", values)):
+        if heads % ranks:
+            raise PlanError(f"--tensor-parallel-size: {ranks}; it must divide {name}, which is {heads}")
+    width = (2 * key * keys + value * values) // ranks
+    shapes = (text.number("linear_conv_kernel_dim") - 1, width), (values // ranks, value, key)
+    elements = tuple(MODEL_BYTES[name or ""] for name in (flags.mamba_cache_dtype, flags.mamba_ssm_cache_dtype))
+    return MambaState(block_size=1, shapes=shapes, element_bytes=elements)

@@ -11,9 +11,8 @@ from kvplan.builtin.model import FAMILIES
 from kvplan.builtin.start import Start, read_start
 from kvplan.errors import PlanError
 from kvplan.flags import EngineFlags
-from kvplan.generations import generation_of
+from kvplan.generations import NEWEST_KNOWN, generation_of, text_of
 from kvplan.pool import KvPool, plan_pool
-from kvplan.versions import NEWEST_KNOWN, text_of
 from tests.support.builtin_models import MODELS
 from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, REFUSED, STARTS
 from tests.support.printed_pools import Start as PrintedPool
@@ -265,13 +264,13 @@ def test_what_the_file_says_and_the_built_in_does_not_plan_is_refused_by_key_and
         ({"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype: 'nvfp4'; the built-in plans auto, "),
         ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size: 2"),
         ({"tensor_parallel_size": 3}, "--tensor-parallel-size: 3; it must divide num_attention_heads, which is 16"),
-        ({"tensor_parallel_size": 0}, "--tensor-parallel-size: 0; a whole number"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size: 0 must be a whole number"),
         ({"pipeline_parallel_size": 13}, "--pipeline-parallel-size: 13; the model has 12 layers"),
         ({"max_model_len": 50_000}, "--max-model-len: 50000; the model allows 32768 (max_position_embeddings)"),
         ({"max_num_batched_tokens": 10, "max_num_seqs": 20}, "--max-num-batched-tokens: 10; vLLM refuses less than"),
         ({"block_size": 20}, "--block-size: 20"),
         ({"quantization": "awq"}, "--quantization: 'awq'"),
-        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization: 1.5"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: 1.5 must be"),
         ({"compute_capability": "7.5"}, "--compute-capability: '7.5'; the built-in plans 8.0 and newer"),
         ({"compute_capability": "new"}, "--compute-capability: 'new'"),
         ({"dtype": "int4"}, "--dtype: 'int4'"),

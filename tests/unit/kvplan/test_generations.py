@@ -7,8 +7,7 @@ from dataclasses import fields
 import pytest
 
 from kvplan.errors import PlanError
-from kvplan.generations import CHANGES, Generation, generation_of
-from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN
+from kvplan.generations import CHANGES, NEWEST_KNOWN, OLDEST_KNOWN, Generation, generation_of
 
 
 @pytest.mark.parametrize(

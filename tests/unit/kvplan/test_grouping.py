@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvplan.errors import PlanError
+from kvplan.flags import Limits
 from kvplan.generations import generation_of
 from kvplan.grouping import group_layers, merge_workers
-from kvplan.limits import Limits
 from kvplan.specs import CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
 
 if TYPE_CHECKING:

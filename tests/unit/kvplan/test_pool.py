@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvplan.errors import PlanError
+from kvplan.flags import Limits
 from kvplan.generations import generation_of
-from kvplan.limits import Limits
 from kvplan.pool import plan_pool
 from kvplan.specs import CrossAttention, FullAttention, MambaState, SlidingWindow
 from tests.kv_cases import plan, random_questions

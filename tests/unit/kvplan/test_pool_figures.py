@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from kvplan.flags import Limits
 from kvplan.generations import generation_of
-from kvplan.limits import Limits
 from kvplan.pool import KvPool, plan_pool
 from kvplan.specs import ChunkedLocal, FullAttention, Layers, LayerSpec, MambaState, MlaAttention, SlidingWindow
 

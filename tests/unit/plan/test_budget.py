@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
 from highwater.plan.budget import Suggestion, encoder_bytes, rank_budget
-from highwater.plan.encoder_view import encoder_view
-from highwater.plan.explanation import explain
+from highwater.plan.explanation import encoder_view, explain
 from highwater.readings.rank import Components, EncoderCache, StartPhase, TorchMemory
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, STORY_NON_TORCH, STORY_START, rank, story_rank

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from highwater.plan import built_in
+from highwater.plan import roads
 from highwater.plan.command_line import read_line
 from highwater.plan.roads import BuiltInRoad
 from highwater_worker.plan.cards import CARDS
 from kvplan.builtin.start import Start
 from kvplan.errors import PlanError
 from kvplan.figure import Figure
-from kvplan.flags import EngineFlags
-from kvplan.limits import Limits
+from kvplan.flags import EngineFlags, Limits
 from kvplan.specs import FullAttention
 
 GIB = 1 << 30
@@ -63,7 +62,7 @@ def _model(tmp_path: Path) -> Path:
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, model: Path, words: str = "", rules: Rules | None = None, **question: Any):
-    monkeypatch.setattr(built_in, "read_start", rules or Rules())
+    monkeypatch.setattr(roads, "read_start", rules or Rules())
     card = CARDS["L4"] if "device_bytes" in question else None
     return BuiltInRoad(card).ask(read_line(["vllm", "serve", str(model), *words.split()]), **question)
 
@@ -174,6 +173,6 @@ def test_a_model_is_found_in_the_local_cache_or_the_command_that_fetches_it_is_n
 def test_variables_before_the_command_are_said_not_to_be_looked_at(
     monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
-    monkeypatch.setattr(built_in, "read_start", Rules())
+    monkeypatch.setattr(roads, "read_start", Rules())
     answer = BuiltInRoad(None).ask(read_line([f"VLLM_USE_V2_MODEL_RUNNER=0 vllm serve {model}"]))
     assert "the environment VLLM_USE_V2_MODEL_RUNNER was not looked at" in answer["guessed"]

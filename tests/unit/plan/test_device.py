@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.plan.device import read_device
+from highwater.plan.card import read_device
 from highwater_worker.plan.cards import CARDS
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.plan.kv_view import LiveWorker, available_bytes, layer_of, live_engine
+from highwater.plan.live_engine import LiveWorker, available_bytes, layer_of, live_engine
 from kvplan.errors import PlanError
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool

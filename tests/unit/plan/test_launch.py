@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, EngineLimits, StartMemory
-from highwater.plan.encoder_view import launch_of
+from highwater.plan.explanation import launch_of
 from highwater.readings.rank import Device
 from tests.fakes.incident import reading
 

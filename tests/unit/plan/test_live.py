@@ -11,9 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, StartMemory
-from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
-from highwater.plan.live import grant_live, plan_live
-from highwater.plan.live_answer import live_json
+from highwater.plan.live import grant_live, live_json, plan_live
+from highwater.plan.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.plan.wish import ImageTokens, parse_wish
 from kvplan.errors import PlanError
 from kvplan.pool import plan_pool

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.start_rules import ASCEND_SKIPS_ENCODER, ASCEND_TAKES_KV_CACHE_BYTES, requested_bytes
-from kvplan.generations import Span
+from kvplan.generations import ASCEND_SKIPS_ENCODER, ASCEND_TAKES_KV_CACHE_BYTES, Span, requested_bytes
 
 RULES = tomllib.loads((Path(__file__).parents[3] / "docs" / "ascend_rules.toml").read_text(encoding="utf-8"))["rule"]
 

@@ -23,8 +23,8 @@ from highwater.plan.wish import (
     wish_json,
 )
 from kvplan.errors import PlanError
+from kvplan.flags import Limits
 from kvplan.generations import generation_of
-from kvplan.limits import Limits
 from kvplan.pool import KvPool, plan_pool
 from kvplan.specs import FullAttention
 

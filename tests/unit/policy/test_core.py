@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Action, Decision, RuleView, decide
-from highwater.policy.memory import LifeMemory, RuleMemory, begin, learn
+from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Decision, decide
+from highwater.policy.memory import Action, LifeMemory, RuleMemory, begin, learn
 from highwater.policy.pressure import Facts, unreachable
 from highwater.policy.rules import ALL_REMEDIES, Rule
-from highwater.policy.views import rule_status, summary
+from highwater.policy.views import RuleView, rule_status, summary
 from highwater.readings.engine import MissingRank
 from highwater.readings.growth import Growth, RankGrowth
 from highwater.readings.rank import HostMemory, RankReading

@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Action, decide
-from highwater.policy.memory import LifeMemory, begin, learn
+from highwater.policy.core import URGENT_COOLDOWN_SECONDS, decide
+from highwater.policy.memory import Action, LifeMemory, begin, learn
 from highwater.policy.pressure import Facts, possible_gain
 from highwater.policy.rules import Rule
 from highwater.readings.rank import RankReading

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from highwater.policy.core import Action, decide
-from highwater.policy.memory import LifeMemory, begin, learn
+from highwater.policy.core import decide
+from highwater.policy.memory import Action, LifeMemory, begin, learn
 from highwater.policy.pressure import Facts
 from highwater.policy.rules import DEFAULT_RULES, Rule
 from highwater.readings.rank import RankReading

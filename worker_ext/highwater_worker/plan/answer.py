@@ -83,24 +83,24 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
 
 
 def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
-    from highwater_worker.plan import activation, construction, weights
+    from highwater_worker.plan import construction
 
     if wants_peak:
-        activation.build_eager(config)
-    ledger = activation.Ledger()
+        construction.build_eager(config)
+    ledger = construction.Ledger()
     with construction.as_rank(config, rank), construction.OnMeta(), ledger:
         worker = construction.make_worker(config, rank)
         runner, buffers = worker.model_runner, ledger.held_bytes
         runner.load_model()
         models = construction.models_of(runner)
-        tensors, allocated = weights.weights_of(models)
+        tensors, allocated = budget.weights_of(models)
         why = "its tensors, and as PyTorch's allocator counts them; kernels that repack may pad"
         figure = Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
         seen: dict[str, Any] = {"weights": figure, "activation": None, "buffers": buffers}
         seen["requested_bytes"] = versions.requested_bytes(worker)
         if wants_peak:
             try:
-                seen["activation"] = budget.activation(activation.activation_peak(runner, models, ledger), config)
+                seen["activation"] = budget.activation(construction.activation_peak(runner, models, ledger), config)
             except Exception as error:  # noqa: BLE001 - without a peak the card's bytes are not known; it is said
                 say(NOT_COUNTED, f"the activation peak: {_said(error)}")
         versions.update_block_size(config)
