@@ -15,7 +15,7 @@ from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
 from highwater.diagnose.budget import Explained, explained
 from highwater.plan.explanation import explain
-from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
+from highwater.plan.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 

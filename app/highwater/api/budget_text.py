@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from highwater.diagnose.budget import Explained
-from highwater.plan.budget import RankBudget
-from highwater.plan.budget_parts import BudgetPart
-from highwater.plan.encoder_view import EncoderView
-from highwater.plan.explanation import tightest
+from highwater.plan.budget import BudgetPart, RankBudget
+from highwater.plan.explanation import EncoderView, tightest
 from highwater.plan.pool_view import PoolView
 from highwater.text.budget_bar import BudgetBar
 from highwater.text.table import rank_title, table

@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from highwater.api.budget import StartReports
 from highwater.api.services import Services
 from highwater.errors import CannotPlan, TooManyWaiting
-from highwater.plan.kv_view import LiveEngine
-from highwater.plan.live import grant_live, plan_live
-from highwater.plan.live_answer import live_json
+from highwater.plan.live import grant_live, live_json, plan_live
+from highwater.plan.live_engine import LiveEngine
 from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish
 from highwater.readings.report import Report
 from highwater.units import ceil_div

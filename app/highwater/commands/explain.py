@@ -66,7 +66,7 @@ def explain(url: str, against: str | None, engine_python: str | None, *, as_json
 def _compare(after: Explained, against: str, engine_python: str | None, *, as_json: bool) -> None:
     from highwater.api.budget_text import comparison, comparison_text
     from highwater.plan.beside import beside, beside_text, is_command, why_not
-    from highwater.plan.json_file import read_object
+    from highwater.plan.model_files import read_object
 
     if is_command(against):
         found = _asked(after, against, engine_python)

@@ -19,8 +19,8 @@ from highwater.units import MIB
 from kvplan.errors import PlanError
 
 if TYPE_CHECKING:
+    from highwater.plan.card import Device
     from highwater.plan.command_line import Line
-    from highwater.plan.device import Device
     from highwater.plan.roads import Answer, Road
 
 _STATUS: Final = (
@@ -93,8 +93,7 @@ def _print_json(answer: Answer) -> None:
 
 def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a line, with what the options add. Raises PlanError: there is none."""
-    from highwater.plan.card import judge_given
-    from highwater.plan.device import read_device
+    from highwater.plan.card import judge_given, read_device
     from highwater.plan.model_files import placed
     from highwater.plan.ways_out import Asking, grant_asked, is_tight, table, ways_out
     from highwater.plan.wish import parse_wish, wish_json
@@ -157,8 +156,8 @@ def _refuse_lengths(line: Line) -> None:
 
 def _in_tokens(text: str, words: tuple[str, ...], own: dict[str, Any]) -> str:
     """Return a wish with its images in tokens, as the model on the command line takes them."""
+    from highwater.plan.card import read_device
     from highwater.plan.command_line import read_line
-    from highwater.plan.device import read_device
     from highwater.plan.ways_out import Asking, image_tokens
     from highwater.plan.wish import parse_wish
 
@@ -211,7 +210,7 @@ def _size(option: str, text: str | None) -> int | None:
 
 def _recorded(words: tuple[str, ...]) -> Answer | None:
     """Return an answer that another machine gave, from a file; None: it is something else."""
-    from highwater.plan.json_file import read_object
+    from highwater.plan.model_files import read_object
 
     is_file = len(words) == 1 and words[0].endswith(".json") and (Path(words[0]).exists() or " " not in words[0])
     if not is_file:
@@ -246,7 +245,7 @@ def _mounted(line: Line) -> tuple[Line, list[str]]:
 
 def _container_command(line: Line, own: dict[str, Any]) -> str:
     """Return the command that asks the vLLM of an image or a pod; nothing is run."""
-    from highwater.plan.device import read_device
+    from highwater.plan.card import read_device
     from highwater.plan.roads import MODULE, worker_package
 
     device, others, package = read_device(own["device"]), _size("--others", own["others"]), worker_package()

@@ -25,7 +25,7 @@ from highwater.readings.report import Report
 from highwater.text.strict_json import part
 from highwater.text.table import missing_text, rank_title, waters_text
 from highwater.units import size_text, span_text
-from kvplan.versions import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
+from kvplan.generations import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 
 Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]
 # What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.

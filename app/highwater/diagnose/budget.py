@@ -11,8 +11,7 @@ from highwater.diagnose.advice import against_fragments
 from highwater.diagnose.finding import Finding, finding, weightiest_first
 from highwater.diagnose.rules.caches import AGAINST_UNPROFILED, WHY_UNPROFILED
 from highwater.plan.budget import RankBudget
-from highwater.plan.encoder_view import EncoderView
-from highwater.plan.explanation import Explanation
+from highwater.plan.explanation import EncoderView, Explanation
 from highwater.readings.schema import SCHEMA
 from highwater.text.table import rank_title
 from highwater.units import MIB, UNKNOWN, size_text

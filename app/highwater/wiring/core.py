@@ -23,7 +23,7 @@ from highwater.memory.rounds import PollObserver, PollTimes, Rounds
 from highwater.memory.shared_devices import SharedDevices, find_nvml
 from highwater.memory.sources import all_sources
 from highwater.memory.sources.source import Source
-from highwater.plan.encoder_view import launch_of
+from highwater.plan.explanation import launch_of
 from highwater.policy.governor import ActionObserver, Governor
 from highwater.policy.store import PolicyStore
 from highwater.process.internal_errors import InternalErrors

@@ -10,7 +10,7 @@ import pytest
 
 from highwater.api.plan import PlanRequest, Turns, plan_answer
 from highwater.errors import CannotPlan, TooManyWaiting
-from highwater.plan.kv_view import LiveEngine
+from highwater.plan.live_engine import LiveEngine
 from highwater.readings.rank import EncoderCache
 from highwater.readings.report import Report
 from kvplan.errors import PlanError
