@@ -81,7 +81,6 @@ def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path: Path, monkeypatc
 
 
 def test_what_takes_long_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With how long it has, and the last line of its log; before there is one, too."""
     monkeypatch.setattr("highwater.demo.errors.SIGN_SECONDS", 0.001)
     log, said = tmp_path / "log", []
     with signs_of_life("installing", log, said.append):
@@ -119,7 +118,6 @@ def test_each_version_is_spoken_to_as_it_expects(
 
 
 def test_nothing_is_left_when_the_pipe_to_the_keeper_closes() -> None:
-    """Also a grandchild that lost its parent and ignores SIGTERM."""
     script = "trap '' TERM; (trap '' TERM; sleep 60 & echo $!; wait) & wait"
     command = [sys.executable, "-I", "-S", keeper.__file__, "0.1", "/bin/sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:

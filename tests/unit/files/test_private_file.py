@@ -38,7 +38,6 @@ def owned_by(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
 
 
 def test_what_was_written_is_read_and_is_for_its_owner_alone(path):
-    """Whatever the umask says, and whatever was there before."""
     path.write_text("old")
     path.chmod(0o666)
     before = os.umask(0)
@@ -51,7 +50,6 @@ def test_what_was_written_is_read_and_is_for_its_owner_alone(path):
 
 
 def test_a_link_in_its_place_is_replaced_and_not_written_through(tmp_path, path):
-    """The user who planted it gets nothing."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     path.symlink_to(victim)
@@ -60,7 +58,6 @@ def test_a_link_in_its_place_is_replaced_and_not_written_through(tmp_path, path)
 
 
 def test_a_disk_that_is_full_changes_nothing(path, monkeypatch):
-    """What was there before still is, and no draft is left."""
     replace_private(path, b"before")
 
     def no_room(_descriptor: int) -> None:
@@ -74,7 +71,6 @@ def test_a_disk_that_is_full_changes_nothing(path, monkeypatch):
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o666, 0o620])
 def test_a_file_that_others_can_read_or_write_is_refused(path, mode):
-    """With its mode, and what to do."""
     path.write_text("secret")
     path.chmod(mode)
     with pytest.raises(NotPrivate, match=f"mode {mode:04o}.*chmod 600"):
@@ -83,14 +79,12 @@ def test_a_file_that_others_can_read_or_write_is_refused(path, mode):
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
 def test_a_file_of_our_own_is_read(path, mode):
-    """One that we cannot even write, too."""
     path.write_text("secret")
     path.chmod(mode)
     assert read_private(path, max_bytes=10) == b"secret"
 
 
 def test_a_file_of_another_user_is_refused(path, monkeypatch):
-    """However private it is: its owner knows what is in it, and may change it."""
     replace_private(path, b"secret")
     owned_by(monkeypatch, STRANGER)
     with pytest.raises(NotPrivate, match=f"belongs to user {STRANGER}"):
@@ -118,7 +112,6 @@ def test_a_link_of_our_own_is_followed(tmp_path, path):
 
 
 def test_a_link_of_another_user_is_not_followed(tmp_path, path, monkeypatch):
-    """It could lead to any file of ours."""
     replace_private(tmp_path / "real", b"secret")
     path.symlink_to("real")
     owned_by(monkeypatch, STRANGER)
@@ -128,7 +121,6 @@ def test_a_link_of_another_user_is_not_followed(tmp_path, path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
 def test_what_is_no_file_is_not_waited_for(path, kind):
-    """A pipe has nobody at its other end."""
     if kind == "pipe":
         os.mkfifo(path, 0o600)
     else:
@@ -138,13 +130,11 @@ def test_what_is_no_file_is_not_waited_for(path, kind):
 
 
 def test_a_large_file_is_not_read_whole(path):
-    """It is no secret of ours."""
     replace_private(path, b"x" * 11)
     with pytest.raises(NotPrivate, match="more than 10 bytes"):
         read_private(path, max_bytes=10)
 
 
 def test_a_missing_file_is_told_apart(path):
-    """It can be made."""
     with pytest.raises(FileNotFoundError):
         read_private(path, max_bytes=10)

@@ -10,7 +10,6 @@ from highwater.files.regular import FileTooLargeError, NotARegularFileError, ope
 
 
 def test_a_file_is_opened_by_its_path(tmp_path):
-    """For reading."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
     with os.fdopen(open_regular(path), "rb") as file:
@@ -19,7 +18,6 @@ def test_a_file_is_opened_by_its_path(tmp_path):
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
 def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
-    """A pipe nobody writes into does not hold us, and nothing is left open."""
     path = tmp_path / "odd"
     makers = {"link": lambda: path.symlink_to(__file__), "folder": path.mkdir, "pipe": lambda: os.mkfifo(path)}
     makers[kind]()
@@ -30,7 +28,6 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
 
 
 def test_a_link_that_takes_the_files_place_in_between_is_refused(tmp_path, monkeypatch):
-    """It was a file when it was looked at."""
     path = tmp_path / "file"
     path.symlink_to(__file__)
     monkeypatch.setattr(os, "stat", lambda *_, **__: os.lstat(__file__))
@@ -46,7 +43,6 @@ def test_an_operators_own_path_may_be_a_link(tmp_path):
 
 
 def test_a_file_is_read_up_to_its_bound(tmp_path):
-    """A file of exactly so many bytes is whole, and a larger one is refused with the bound."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
     assert read_regular(path, 7) == b"content"

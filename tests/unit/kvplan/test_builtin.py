@@ -47,7 +47,6 @@ def tried(keys: dict[str, Any], name: str = "llama", **flags: Any) -> str:
     "one", [one for one in STARTS if one.config not in NOT_PLANNED], ids=lambda one: f"{one.row} {one.config}"
 )
 def test_a_pool_is_what_the_start_printed(one: PrintedPool) -> None:
-    """Blocks and concurrency, within what the printed GiB stand for."""
     config = json.loads((CONFIGS / f"{one.config}.json").read_text())
     low, high = (
         pool_of(read_start(config, one.flags(size)), size)
@@ -66,7 +65,6 @@ def test_a_pool_is_what_the_start_printed(one: PrintedPool) -> None:
     ids=lambda one: str(getattr(one, "row", "")),
 )
 def test_a_start_that_vllm_refused_is_planned_as_refused(one: PrintedPool, needed_gib: float) -> None:
-    """With the need that it printed."""
     config = json.loads((CONFIGS / f"{one.config}.json").read_text())
     size = int((one.gib + HALF_A_DIGIT) * GIB)
     pool = pool_of(read_start(config, one.flags(size)), size)
@@ -187,7 +185,6 @@ def test_a_hybrids_figures_are_doubted_as_0_33_keeps_a_state_more() -> None:
 
 
 def test_the_kernels_of_mla_decide_its_block() -> None:
-    """A card that nobody named leaves a doubt."""
     blocks = {
         (capability, cache): start("deepseek-v3", compute_capability=capability, kv_cache_dtype=cache).flags.block_size
         for capability, cache in (("8.0", None), ("9.0", None), ("9.0", "fp8"), ("10.0", None), ("10.0", "fp8"))
@@ -321,7 +318,6 @@ def test_a_checkpoint_may_ask_for_a_cache_in_8_bits(quantization: dict[str, Any]
 
 
 def test_layers_that_a_method_leaves_in_16_bits_make_the_weights_unknown() -> None:
-    """All but those that no method quantizes."""
     method = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"]}
     assert start(keys={"quantization_config": method}).weights
     method["modules_to_not_convert"] = ["model.layers.0.mlp.gate_proj"]

@@ -23,19 +23,16 @@ from kvplan.generations import CHANGES, NEWEST_KNOWN, OLDEST_KNOWN, Generation, 
     ],
 )
 def test_a_version_is_read_as_vllm_writes_it(version: str, release: tuple[int, int, int]) -> None:
-    """Release candidates, local builds and development versions included."""
     assert generation_of(version).release == release
 
 
 @pytest.mark.parametrize("version", ["", "latest", "0", "0.x", "0.19.0 or so", "0.10.2"])
 def test_what_is_no_known_version_is_refused_by_its_key(version: str) -> None:
-    """The message names the key and the value."""
     with pytest.raises(PlanError, match=r"^vllm_version: "):
         generation_of(version)
 
 
 def test_a_newer_version_gets_the_newest_rules_and_a_note() -> None:
-    """The note names both versions; the newest release itself needs none."""
     newest, newer = generation_of("0.33.1"), generation_of("0.34.0")
     assert newest.note is None
     assert newer.note is not None
@@ -50,7 +47,6 @@ def test_a_version_before_0_12_gets_the_oldest_rules_that_were_read_and_a_note()
 
 
 def test_a_development_version_says_whose_rules_it_gets() -> None:
-    """Its sources lie between two releases."""
     assert "0.19.2" in (generation_of("0.19.2rc1.dev8+g4b7f5ea1a").note or "")
 
 
@@ -66,7 +62,6 @@ def test_the_changes_are_in_order_and_change_something() -> None:
 
 
 def test_every_change_names_its_source() -> None:
-    """A file and a line of the version that brought it."""
     assert all(":" in change.source for change in CHANGES)
 
 

@@ -48,7 +48,6 @@ def test_the_null_block_is_taken_off_from_0_29_on() -> None:
 
 
 def test_a_window_reserves_for_the_step_under_way_and_from_0_26_on_for_all_of_them() -> None:
-    """Scheduling ahead doubles the tokens; a window may begin in the middle of a block."""
     limits = replace(LIMITS, async_scheduling=True)
     assert pool_of(layers(1, SLIDING), 600, "0.25.1", limits).groups[0].blocks_per_request == 192 + 1
     assert pool_of(layers(1, SLIDING), 600, "0.26.0", limits).groups[0].blocks_per_request == 320 + 1
@@ -58,7 +57,6 @@ def test_a_window_reserves_for_the_step_under_way_and_from_0_26_on_for_all_of_th
     ("stages", "second_runner", "steps"), [(1, False, 2), (1, True, 2), (4, False, 4), (4, True, 5)]
 )
 def test_how_many_steps_may_be_under_way(stages: int, second_runner: bool, steps: int) -> None:
-    """The first model runner schedules ahead on one stage only."""
     limits = replace(LIMITS, async_scheduling=True, pipeline_parallel_size=stages, v2_model_runner=second_runner)
     assert limits.max_in_flight_tokens == steps * 2048
 
@@ -74,7 +72,6 @@ def test_how_many_steps_may_be_under_way(stages: int, second_runner: bool, steps
     ],
 )
 def test_a_state_takes_blocks_by_its_cache_mode(version: str, mode: str, blocks: int) -> None:
-    """With one block for a draft's token."""
     pool = pool_of(layers(1, STATE), 600, version, replace(LIMITS, mamba_cache_mode=mode))
     assert pool.groups[0].blocks_per_request == blocks
 
@@ -86,7 +83,6 @@ def test_a_cache_mode_that_a_version_lacks_is_refused() -> None:
 
 
 def test_before_0_19_only_the_first_group_was_checked() -> None:
-    """A hybrid model with room for its sliding layers started, and could not serve its longest request."""
     model = layers(2, SLIDING) | layers(2, name="full")
     assert pool_of(model, 2 * 400, "0.18.0").fits
     assert not pool_of(model, 2 * 400, "0.19.0").fits
@@ -102,13 +98,11 @@ def test_before_0_17_a_pipeline_was_checked_as_one_worker() -> None:
 
 
 def test_the_smallest_worker_decides_the_blocks_of_all() -> None:
-    """The ranks share one scheduler."""
     pool = plan_pool([layers(2), layers(2)], [2000 * PAGE, 1800 * PAGE], LIMITS, generation_of("0.23.0"))
     assert (pool.blocks, pool.binding_worker, pool.available_bytes) == (900, 1, 1800 * PAGE)
 
 
 def test_an_ordered_number_of_blocks_replaces_the_check_from_0_20_1_on() -> None:
-    """Before that the check compared what the device has."""
     ordered = replace(LIMITS, num_gpu_blocks_override=100)
     old, new = pool_of(layers(1), 600, "0.20.0", ordered), pool_of(layers(1), 600, "0.20.1", ordered)
     assert (old.fits, old.blocks) == (True, 100)
@@ -116,7 +110,6 @@ def test_an_ordered_number_of_blocks_replaces_the_check_from_0_20_1_on() -> None
 
 
 def test_context_parallelism_multiplies_the_tokens_and_bars_windows() -> None:
-    """Each rank keeps its part of a sequence."""
     spread = replace(LIMITS, decode_context_parallel_size=4)
     pool = pool_of(layers(1), 600, "0.19.0", spread)
     assert (pool.groups[0].blocks_per_request, pool.tokens) == (128, 600 * 16 * 4)
@@ -135,7 +128,6 @@ def test_cross_attention_keeps_the_encoders_tokens() -> None:
 
 @pytest.mark.parametrize("available", [0, -5])
 def test_no_memory_at_all_is_refused_in_vllms_words(available: int) -> None:
-    """Not even one token fits."""
     pool = plan_pool([layers(1)], [available], LIMITS, generation_of("0.19.0"))
     assert (pool.fits, pool.blocks, pool.max_model_len_that_fits) == (False, 0, 0)
     assert pool.refusal is not None
@@ -154,7 +146,6 @@ def test_gib_are_written_as_each_version_writes_them() -> None:
     ("workers", "available"), [([], []), ([layers(1)], []), ([{}], [1]), ([layers(1), {}], [1 << 30, 1 << 30])]
 )
 def test_what_is_no_model_is_refused(workers: list[Layers], available: list[int]) -> None:
-    """No worker, a figure too few, no layer, a stage without one."""
     with pytest.raises(PlanError):
         plan_pool(workers, available, LIMITS, generation_of("0.19.0"))
 
@@ -163,7 +154,6 @@ def test_what_is_no_model_is_refused(workers: list[Layers], available: list[int]
 
 
 def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
-    """For random caches that are refused."""
     refused = 0
     for question in random_questions("0.32.0", count=60, seed=7):
         pool = plan(question, "0.32.0")
@@ -197,7 +187,6 @@ AGREED = {
 
 
 def test_an_oracle_that_cannot_answer_is_named(tmp_path: Path) -> None:
-    """Not there, without vLLM, another program, or too slow."""
     with pytest.raises(PlanError, match="could not be started"):
         ask_oracle(tmp_path / "none", [QUESTION])
     silent = answering(tmp_path, "echo \"No module named 'vllm'\" >&2; exit 1")
@@ -211,14 +200,12 @@ def test_an_oracle_that_cannot_answer_is_named(tmp_path: Path) -> None:
 
 
 def test_the_answers_come_with_the_version_asked(tmp_path: Path) -> None:
-    """One line for the version, one for each question."""
     program = answering(tmp_path, """cat >/dev/null; echo '{"vllm_version": "0.32.0"}'; echo '{"fits": true}'""")
     answers = ask_oracle(program, [QUESTION])
     assert (answers.vllm_version, list(answers.answers)) == ("0.32.0", [{"fits": True}])
 
 
 def test_agreement_is_silent_and_every_difference_is_a_sentence() -> None:
-    """A figure, a refusal, or a question that the version cannot be asked."""
     pool = plan(QUESTION, "0.32.0")
     assert differences(pool, AGREED) == ()
     assert differences(pool, AGREED | {"blocks": 601}) == ("blocks is 600 in the plan and 601 in vLLM",)

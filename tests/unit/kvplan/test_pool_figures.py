@@ -267,7 +267,6 @@ STARTS = (
 
 @pytest.mark.parametrize("start", STARTS, ids=lambda start: start.name)
 def test_what_a_real_start_printed_closes_with_the_plan(start: Start) -> None:
-    """Some number of bytes that rounds to the printed GiB gives every other printed figure exactly."""
     low, high = int((start.kv_gib - 0.005) * GIB), int((start.kv_gib + 0.005) * GIB)
     step = start.plan(low).bytes_per_block
     pools = [start.plan(available) for available in range(low, high + step, step)]
@@ -303,7 +302,6 @@ def test_a_hybrid_model_is_refused_with_the_length_that_the_log_printed() -> Non
     ],
 )
 def test_a_refusal_names_the_printed_need(model: Layers, length: int, kv_gib: float, needed: str) -> None:
-    """The same GiB, rounded the same way."""
     start = Start(name="refused", layers=model, kv_gib=kv_gib, max_model_len=length)
     refusal = start.plan(int(kv_gib * GIB)).refusal
     assert refusal is not None

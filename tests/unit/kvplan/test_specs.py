@@ -11,7 +11,6 @@ def test_attention_takes_a_key_and_a_value_of_every_token_and_head() -> None:
 
 
 def test_a_value_may_have_a_size_of_its_own() -> None:
-    """The same size given twice is no difference between two layers."""
     fields = {"block_size": 16, "kv_heads": 1, "head_size": 192, "element_bytes": 2}
     assert FullAttention(**fields, head_size_v=128).page_bytes == 16 * (192 + 128) * 2
     assert FullAttention(**fields, head_size_v=192) == FullAttention(**fields)
@@ -25,12 +24,10 @@ def test_mla_keeps_one_vector() -> None:
 
 
 def test_a_state_does_not_grow_with_its_block() -> None:
-    """Its shapes alone count, in the sizes of their elements."""
     state = MambaState(block_size=544, shapes=((3, 1024), (8, 64, 128)), element_bytes=(2, 4))
     assert state.page_bytes == 3 * 1024 * 2 + 8 * 64 * 128 * 4
 
 
 def test_a_padded_page_is_what_a_layer_takes() -> None:
-    """The content stays what it is."""
     window = SlidingWindow(block_size=16, kv_heads=1, head_size=80, element_bytes=2, window=512, page_bytes_padded=8192)
     assert (window.content_bytes, window.page_bytes) == (5120, 8192)

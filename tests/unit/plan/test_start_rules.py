@@ -21,7 +21,6 @@ def holds(rule: dict[str, Any], release: tuple[int, int]) -> bool:
 
 @pytest.mark.parametrize("release", [(0, minor) for minor in range(11, 33)])
 def test_the_spans_are_those_of_the_page(release: tuple[int, int]) -> None:
-    """Each rule has another after it, and the code's spans agree."""
     effects = [rule["effect"] for rule in RULES if holds(rule, release)]
     for words, span in (
         ("Images are not profiled", ASCEND_SKIPS_ENCODER),

@@ -8,7 +8,6 @@ from tests.unit.policy.test_core import Watch, full
 
 
 def test_another_remedy_follows_a_release_whose_bytes_came_back_at_once():
-    """Encoder outputs grew until the steps' own reserve does not fit beside them; giving that back again is no help."""
     watch = Watch()
     assert watch.act(full(0.3, cached=3.0, encoder=4.0), full(3.3, encoder=4.0)) == "release"
     action = watch.look(full(0.3, cached=3.0, encoder=4.0))
@@ -47,7 +46,6 @@ def relapse(watch: Watch) -> None:
 
 
 def test_a_release_that_helps_for_moments_only_rests_after_three():
-    """Each holds the steps up, and nothing is urgent: after a minute it is tried again."""
     watch = Watch()
     for _ in range(1 + MAX_RELAPSES):
         relapse(watch)
@@ -70,7 +68,6 @@ def test_urgent_pressure_does_not_wait_for_that_rest():
 
 
 def test_bytes_that_stayed_away_for_a_while_are_no_relapse():
-    """However often: a cache that fills in ten seconds is emptied every ten seconds."""
     watch = Watch()
     for _ in range(3 * MAX_RELAPSES):
         relapse(watch)

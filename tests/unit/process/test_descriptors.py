@@ -37,14 +37,12 @@ def test_the_soft_limit_is_raised_to_the_hard_one(limits):
 
 
 def test_a_limit_that_is_not_granted_stays(limits):
-    """macOS names a hard limit of no end and grants less."""
     limits(256, resource.RLIM_INFINITY, refuses=True)
     assert descriptors.raise_limit() == 256
 
 
 @pytest.mark.parametrize("limit", [256, 1024, 4096, 20_000])
 def test_connections_leave_room_for_all_else(limits, limit):
-    """Each may cost two descriptors: the client's, and the engine's for its request."""
     limits(limit, limit)
     assert 2 * descriptors.default_connections() + descriptors.RESERVED <= limit
     assert descriptors.default_connections() == descriptors.room_at_most()
@@ -54,14 +52,12 @@ def test_connections_leave_room_for_all_else(limits, limit):
 
 
 def test_there_is_an_end_where_files_have_none(limits):
-    """Each connection costs memory too."""
     limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert descriptors.default_connections(has_control_port=True) == descriptors.MAX_CONNECTIONS
     assert descriptors.control_connections() == descriptors.MAX_CONTROL_CONNECTIONS
 
 
 def test_there_is_room_for_one_where_there_is_none(limits):
-    """A limit so small is nobody's intention, and a sidecar that serves nobody nobody's wish."""
     limits(32, 32)
     assert descriptors.default_connections() == 1
     assert descriptors.control_connections() >= 1

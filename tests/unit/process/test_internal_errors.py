@@ -91,7 +91,6 @@ FOUND = {
 
 @pytest.mark.parametrize("where", sorted(FOUND.keys() | NOT_COUNTED.keys()), ids=":".join)
 def test_a_broad_except_counts_and_is_proven(where):
-    """Or it stands in NOT_COUNTED with its reason. A new one is seen by this test."""
     assert where in FOUND, f"{where} is gone: take it out of NOT_COUNTED"
     assert FOUND[where] != (where in NOT_COUNTED), f"{where} neither counts nor has a reason, or has both"
     assert where in PROVEN or where in NOT_COUNTED, f"{where} counts, and no test here brings that about"
@@ -118,7 +117,6 @@ def test_a_broad_except_is_seen_in_every_form(source, seen):
 
 @pytest.mark.parametrize("source", ["try: f()\nexcept OSError: pass", "with suppress(ValueError): f()", "f()"])
 def test_a_narrow_one_is_nobodys(source):
-    """It names what it expects."""
     assert list(broad_ones(source)) == []
 
 
@@ -277,7 +275,6 @@ def shown(sidecar: Sidecar) -> dict[str, float]:
 
 @pytest.mark.parametrize("where", PROVEN, ids=":".join)
 async def test_a_fault_moves_its_counter(where, monkeypatch):
-    """One, of its own part, in what is scraped; every part stands there from the beginning."""
     part, bring_about = PROVEN[where]
     sidecar = create_app(Settings(admin_token="s3cret-of-a-test"), transport=FakeEngine().transport())
     before = shown(sidecar)

@@ -39,5 +39,4 @@ def test_one_kind_does_not_use_up_anothers_share(caplog):
     ],
 )
 def test_what_a_client_chose_is_one_printable_line(text, shown):
-    """No line ends, no terminal's escapes, no letters that turn the line around, and not too much of it."""
     assert printable(text) == shown

@@ -42,12 +42,10 @@ def test_json_is_one_object_a_line():
 
 
 def test_text_is_for_people():
-    """Time, level, logger, message."""
     assert any(line.endswith(" INFO uvicorn: Started") for line in written("text"))
 
 
 def test_no_line_break_or_escape_stands_in_a_line_of_json():
-    """A collector splits at line breaks, and a terminal obeys escapes."""
     record = logging.LogRecord("a", logging.INFO, "", 0, "x\n\u2028\x1b[2J%s", ("é",), None)
     line = JsonLines().format(record)
     assert line.isascii()
@@ -56,7 +54,6 @@ def test_no_line_break_or_escape_stands_in_a_line_of_json():
 
 @pytest.mark.parametrize("moment", [0.0, 1_700_000_000.1234])
 def test_the_time_is_utc_to_the_millisecond(moment):
-    """Whatever the machine's zone is."""
     record = logging.LogRecord("a", logging.INFO, "", 0, "x", (), None)
     record.created = moment
     assert len(json.loads(JsonLines().format(record))["time"]) == len("2026-01-01T00:00:00.000Z")

@@ -23,7 +23,6 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_a_file_of_this_boot_is_told_from_others(machine: Machine, tmp_path: Path):
-    """Without a boot on either side nothing matches."""
     assert machine.is_boot(BOOT)
     assert not machine.is_boot("another")
     assert not machine.is_boot(None)
@@ -31,7 +30,6 @@ def test_a_file_of_this_boot_is_told_from_others(machine: Machine, tmp_path: Pat
 
 
 def test_a_process_is_known_by_its_number_and_its_start(machine: Machine):
-    """A later process with the same number is another."""
     assert machine.process_state(7, 99) == "T"
     assert machine.process_state(7, 100) is None
     assert machine.process_state(8, 99) is None
@@ -40,6 +38,5 @@ def test_a_process_is_known_by_its_number_and_its_start(machine: Machine):
 
 @pytest.mark.parametrize("text", ["", "7 (a) S 1", f"7 (a) S x{' y' * 18} 0"])
 def test_what_the_kernel_does_not_show_is_unknown(machine: Machine, text: str):
-    """It is not the same as a process that has ended."""
     (machine.proc / "7/stat").write_text(text)
     assert machine.process_state(7, 99) == "?"

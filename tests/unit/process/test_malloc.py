@@ -34,8 +34,6 @@ def test_the_pages_of_a_piece_are_used_again():
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
-    """musl has no mallopt."""
-
     class Library:
         def __init__(self, name):
             assert name is None

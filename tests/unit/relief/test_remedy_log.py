@@ -20,7 +20,6 @@ from highwater.units import MIB
     ],
 )
 def test_what_traffic_changed_is_said_from_one_mebibyte_on(beside, words):
-    """Less is noise; which way it went is said in words."""
     result = RemedyResult(
         remedy="release", outcome="done", seconds=0.5, credited_bytes=8 * MIB, freed_bytes=8 * MIB + beside
     )

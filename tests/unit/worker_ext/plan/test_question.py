@@ -111,7 +111,6 @@ def test_a_refusal_is_shown_in_vllms_words_without_pydantics_report() -> None:
 
 
 def test_an_import_that_ends_the_process_is_an_answer(tmp_path: Path) -> None:
-    """A library without its driver may abort; the reason is said, and the question has its answer."""
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGABRT)\n")
     done = ask_with(tmp_path, "--", "vllm", "serve", "m")
     assert (done.returncode, json.loads(done.stdout)["status"]) == (4, "cannot_be_asked")
@@ -119,14 +118,12 @@ def test_an_import_that_ends_the_process_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_an_import_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    """Also where it holds the interpreter: another process watches."""
     (tmp_path / "torch.py").write_text("import os\nwhile True: os.getpid()\n")
     done = ask_with(tmp_path, "--deadline", "1", "--", "vllm", "serve", "m")
     assert (done.returncode, json.loads(done.stdout)["error"]) == (4, "importing vLLM took more than 1 s")
 
 
 def test_sigterm_in_the_middle_leaves_no_process(tmp_path: Path) -> None:
-    """The child that imports writes its number, and ends with its parent."""
     (tmp_path / "torch.py").write_text("import os\nprint(os.getpid(), flush=True)\nwhile True: os.getpid()\n")
     command = [sys.executable, "-m", "highwater_worker.plan", "--", "vllm", "serve", "m"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
@@ -147,7 +144,6 @@ def ask_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_where_there_is_no_vllm_the_status_is_4() -> None:
-    """In an interpreter as it is; nothing is imported that it has not."""
     done = subprocess.run(
         [sys.executable, "-m", "highwater_worker.plan", "--", "vllm", "serve", "m"],
         capture_output=True, text=True, check=False,
@@ -165,7 +161,6 @@ def test_an_invalid_line_ends_with_2() -> None:
 
 
 def test_a_refusal_of_vllms_is_told_from_a_stand_in_that_fails(tmp_path: Any) -> None:
-    """While layers are made, what raises may be a stand-in: that is no refusal."""
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json"):
         (tmp_path / name).touch()
     refused = _failure(ValueError("no"), "the command line", str(tmp_path))
