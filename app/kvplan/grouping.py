@@ -165,19 +165,14 @@ def _with_equal_pages(layers: Layers, generation: Generation) -> Layers:
                 return grown
             # A page that is padded, or a state, does not grow with its block: an assertion of vLLM's fails.
             raise PlanError(problem)
-        if _can_be_padded(spec, generation):
+        if isinstance(spec, AttentionLayer) and (
+            (generation.pads_pages == "by_stride" and spec.indexes_by_block_stride)
+            or (generation.pads_pages == "all_but_mla" and not isinstance(spec, MlaAttention))
+        ):
             return replace(spec, page_bytes_padded=largest)
         raise _UnequalPages(problem)
 
     return dict(zip(layers, starmap(equalled, layers.items()), strict=True))
-
-
-def _can_be_padded(spec: LayerSpec, generation: Generation) -> bool:
-    if not isinstance(spec, AttentionLayer):
-        return False
-    if generation.pads_pages == "by_stride":
-        return spec.indexes_by_block_stride
-    return generation.pads_pages == "all_but_mla" and not isinstance(spec, MlaAttention)
 
 
 def _groups_of_equal_pages(layers: Layers, generation: Generation) -> tuple[LayerGroup, ...]:
@@ -203,20 +198,17 @@ def _buckets(layers: Layers, generation: Generation) -> list[tuple[list[str], La
     buckets: list[tuple[list[str], list[LayerSpec]]] = []
     for spec, names in equal.items():
         for known, specs in buckets:
-            if _merges([*specs, spec], generation):
+            try:
+                is_shared = _merged([*specs, spec], generation) is not None
+            except PlanError:
+                is_shared = False
+            if is_shared:
                 known.extend(names)
                 specs.append(spec)
                 break
         else:
             buckets.append((list(names), [spec]))
     return [(names, _merged(specs, generation) or specs[0]) for names, specs in buckets]
-
-
-def _merges(specs: Sequence[LayerSpec], generation: Generation) -> bool:
-    try:
-        return _merged(specs, generation) is not None
-    except PlanError:
-        return False
 
 
 def _keep_whole(layers: Layers, generation: Generation) -> Layers:

@@ -225,7 +225,7 @@ class _Sizing:
         rules = self.generation
         if rules.checked_layers == "own":
             return [
-                _Check(place, available_bytes[place], partial(self._needs_of_layers, list(worker.values())))
+                _Check(place, available_bytes[place], partial(self._needs_of_layers, tuple(worker.values())))
                 for place, worker in enumerate(workers)
             ]
         if not rules.checked_workers:

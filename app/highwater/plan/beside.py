@@ -133,7 +133,9 @@ def beside_text(explanation: Explanation, answer: Answer) -> str:
     rows = []
     for row in beside(explanation, answer):
         is_count = row.what in counts
-        here, there = (_count(one) if is_count else gib_text(one) for one in (row.here, row.there))
+        written = "{:,}" if isinstance(row.there, int) else "{:,.2f}"
+        sides = (row.here, row.there)
+        here, there = (written.format(one) if is_count and one is not None else gib_text(one) for one in sides)
         by = None if row.here is None or row.there is None else row.there - row.here
         known = row.grade or "" if row.low == row.high else f"{gib_text(row.low)} to {gib_text(row.high)}"
         moved = "" if not by else f"{by:+,.6g}" if is_count else size_text(by, signed=True)
@@ -167,7 +169,3 @@ def _by(flags: str, differing: Mapping[str, str]) -> tuple[str, ...]:
 
 def _sum(sizes: Sequence[int]) -> int | None:
     return sum(sizes) if sizes else None
-
-
-def _count(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -106,18 +106,14 @@ def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
         ranks = _growth(rule, report)
     else:
         ranks = [_own(rule, reading) for reading in report.ranks]
-    return [
-        pressure if (note := _left_out(rule, pressure.reading)) is None else replace(pressure, note=note)
-        for pressure in ranks
-    ]
-
-
-def _left_out(rule: Rule, reading: RankReading) -> str | None:
-    if reading.asleep_tags:
-        return f"asleep: {', '.join(reading.asleep_tags)}"
-    if rule.signal in HOST_SIGNALS and not reading.host_memory.cgroup_limit_bytes:
-        return "its container has no memory limit: what the whole machine uses is not the engine's to give back"
-    return None
+    for number, pressure in enumerate(ranks):
+        reading = pressure.reading
+        if reading.asleep_tags:
+            ranks[number] = replace(pressure, note=f"asleep: {', '.join(reading.asleep_tags)}")
+        elif rule.signal in HOST_SIGNALS and not reading.host_memory.cgroup_limit_bytes:
+            note = "its container has no memory limit: what the whole machine uses is not the engine's to give back"
+            ranks[number] = replace(pressure, note=note)
+    return ranks
 
 
 def is_reached(rule: Rule, pressure: Pressure) -> bool:
@@ -299,11 +295,14 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
             continue
         has, better = ("has", "or less") if falls else ("uses", "or more")
         shown = f"{value:.4g}" if rule.signal.endswith("_ratio") else f"{value:.0f}"
+        rounded = f"{min(math.ceil(value * 100) / 100, 1.0):g}"
+        if rule.signal == "device_free_bytes":
+            rounded = str(math.floor(value / MIB) * MIB)
         other = "free memory on the host" if rule.signal.startswith("host_") else "lower --gpu-memory-utilization"
         where = f"rank {rank_title(reading.dp_rank, reading.rank)}"
         return (
             f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: {where} {has} {shown} at "
-            f"rest, with nothing left to give back. Set low_water to {_rounded(rule.signal, value)} {better}, "
+            f"rest, with nothing left to give back. Set low_water to {rounded} {better}, "
             f"high_water {'below' if falls else 'above'} it, or {other}"
         )
     return None
@@ -324,9 +323,3 @@ def _at_rest(
         if size is None or not total or reading.asleep_tags:
             continue
         yield reading, (total - size if signal == "device_free_bytes" else size / total)
-
-
-def _rounded(signal: str, value: float) -> str:
-    if signal == "device_free_bytes":
-        return str(math.floor(value / MIB) * MIB)
-    return f"{min(math.ceil(value * 100) / 100, 1.0):g}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from highwater.accounting.devices import card
 from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.remedies import TRAITS
-from highwater.policy.memory import MAX_RELAPSES, LastRun, RuleMemory
+from highwater.policy.memory import MAX_RELAPSES, RuleMemory
 from highwater.policy.pressure import Facts, Pressure, is_reached, possible_gain
 from highwater.policy.rules import FILL_SIGNALS, HOST_SIGNALS, MIN_GAIN_BYTES, RATIO_SIGNALS, Rule
 from highwater.readings.growth import RankGrowth
@@ -144,34 +144,42 @@ def rule_status(
 ) -> RuleStatus:
     """Return one rule as shown; ``to_unix`` are the seconds that turn the policy's times into Unix time."""
     rule, worst = view.rule, view.worst
+    high, low = (worst.high, worst.low) if worst is not None else (rule.high_water, rule.low_water)
     growths = {rank_key(growth): growth for growth in report.growth.ranks}
     ranks = tuple(_rank(rule, pressure, growths.get(pressure.key)) for pressure in view.pressures)
     rest_until = view.cooldown_until + to_unix if view.cooldown_until is not None else None
-    status = RuleStatus(
+    remedies = []
+    for name in rule.ordered_remedies:
+        state = RemedyState(name=name, unavailable=unavailable.get(name))
+        if (run := memory.runs.get(name)) is not None:
+            state = replace(
+                state,
+                last_run_at=run.at + to_unix,
+                last_outcome=run.judged,
+                last_reason=run.reason,
+                last_freed_bytes=run.freed_bytes,
+                last_freed_ranks=run.ranks,
+                rest_until=rest_until,
+            )
+        remedies.append(state)
+    is_at_work = not report.stale and report.engine.traits.takes_remedies
+    lacks_waters = high is None or low is None
+    awake = (reading for reading in report.ranks if not reading.asleep_tags)
+    return RuleStatus(
         name=rule.name,
         signal=rule.signal,
         phase=view.phase,
         value=worst.value if worst is not None else None,
-        high_water=worst.high if worst is not None else rule.high_water,
-        low_water=worst.low if worst is not None else rule.low_water,
+        high_water=high,
+        low_water=low,
         reason=view.reason,
         since=memory.since + to_unix if memory.since is not None else None,
         rest_until=rest_until,
         ranks=ranks if rule.signal in FILL_SIGNALS else (),
-        remedies=tuple(
-            _remedy(name, memory.runs.get(name), unavailable.get(name), rest_until, to_unix)
-            for name in rule.ordered_remedies
-        ),
-    )
-    return replace(status, is_dormant=_is_dormant(status, report))
-
-
-def _is_dormant(rule: RuleStatus, report: Report) -> bool:
-    if rule.phase != "held" or report.stale or not report.engine.traits.takes_remedies:
-        return False
-    lacks_waters = rule.high_water is None or rule.low_water is None
-    return any(
-        not reading.asleep_tags and not (lacks_waters and reading.device.type == "cpu") for reading in report.ranks
+        remedies=tuple(remedies),
+        is_dormant=view.phase == "held"
+        and is_at_work
+        and any(not (lacks_waters and reading.device.type == "cpu") for reading in awake),
     )
 
 
@@ -183,18 +191,15 @@ def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode =
 
 
 def _calm(view: RuleView) -> str:
-    worst = view.worst
+    signal, worst = view.rule.signal, view.worst
     if worst is None or worst.value is None or worst.high is None:
         return f"rule {view.rule.name} is calm"
-    value, water = (_value(view.rule.signal, number) for number in (worst.value, worst.high))
-    rank = rank_title(worst.reading.dp_rank, worst.reading.rank)
-    if view.rule.signal == "device_free_bytes":
+    numbers = (worst.value, worst.high)
+    value, water = (f"{one:.3f}" if signal in RATIO_SIGNALS else f"{one / MIB:,.0f} MiB" for one in numbers)
+    if signal == "device_free_bytes":
+        rank = rank_title(worst.reading.dp_rank, worst.reading.rank)
         return f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
-    return f"{view.rule.signal} is {value}; from {water} on memory is given back"
-
-
-def _value(signal: str, value: float) -> str:
-    return f"{value:.3f}" if signal in RATIO_SIGNALS else f"{value / MIB:,.0f} MiB"
+    return f"{signal} is {value}; from {water} on memory is given back"
 
 
 def _rank(rule: Rule, pressure: Pressure, growth: RankGrowth | None) -> RankPressure:
@@ -233,20 +238,3 @@ def _seconds_until(room: int, free: int, growth: RankGrowth) -> float | None:
     if room <= cached:
         return together
     return None if left is None else max(left * (room - cached) / (free - cached), together)
-
-
-def _remedy(
-    name: str, run: LastRun | None, unavailable: str | None, rest_until: float | None, to_unix: float
-) -> RemedyState:
-    state = RemedyState(name=name, unavailable=unavailable)
-    if run is None:
-        return state
-    return replace(
-        state,
-        last_run_at=run.at + to_unix,
-        last_outcome=run.judged,
-        last_reason=run.reason,
-        last_freed_bytes=run.freed_bytes,
-        last_freed_ranks=run.ranks,
-        rest_until=rest_until,
-    )

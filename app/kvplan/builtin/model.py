@@ -78,7 +78,10 @@ class Model:
 def read_model(config: Mapping[str, Any]) -> Model:
     """Raises PlanError: the built-in does not plan it, or a key makes no sense."""
     outer = Keys(config)
-    name, family = _family(outer)
+    names = outer.strings("architectures") or ()
+    if (name := next((one for one in names if one in FAMILIES), None)) is None:
+        raise PlanError(f"architectures: {repr(names[0][:100]) if names else 'absent'} {_UNKNOWN}")
+    family = FAMILIES[name]
     model_type, text = text_keys(outer)
     if family.wraps and model_type not in family.wraps:
         raise text.refused("model_type", f"inside {name} it {_UNKNOWN} ({', '.join(family.wraps)})")
@@ -114,15 +117,6 @@ def read_model(config: Mapping[str, Any]) -> Model:
         quantization=quantization,
         quantization_method=None if method is None else str(method),
     )
-
-
-def _family(config: Keys) -> tuple[str, Family]:
-    names = config.strings("architectures") or ()
-    known = next((name for name in names if name in FAMILIES), None)
-    if known is None:
-        shown = repr(names[0][:100]) if names else "absent"
-        raise PlanError(f"architectures: {shown} {_UNKNOWN}")
-    return known, FAMILIES[known]
 
 
 def _kv_heads(text: Keys, heads: int) -> int:

@@ -66,7 +66,12 @@ def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_byte
     check_quantization(model, flags)
     if flags.enable_expert_parallel and not model.experts:
         raise PlanError("--enable-expert-parallel: True; vLLM refuses it for a model without experts")
-    notes = list(_notes(flags))
+    notes = []
+    if assumes_a_card(flags):
+        card = "a card of 70 to 160 GiB, as none is named" if flags.device_bytes is None else "a card of this size"
+        notes.append(
+            f"--max-num-batched-tokens and --max-num-seqs: vLLM's defaults for {card}; an A100 has 2,048 and 256."
+        )
     resolved = filled(model, flags)
     workers, block = worker_layers(model, resolved)
     resolved = replace(resolved, block_size=block)
@@ -103,17 +108,13 @@ def _check(flags: EngineFlags) -> None:
         raise PlanError(f"--compute-capability: {capability!r}; the built-in plans 8.0 and newer")
 
 
-def _is_left_out(names: Sequence[str], limits: Mapping[str, Any] | None) -> bool:
-    """Return whether nothing may be given to the encoder, so that it is not loaded (0.32.0, models/interfaces.py)."""
-    counts = [(limits or {}).get(name) for name in names]
-    return all((one.get("count") if isinstance(one, Mapping) else one) == 0 for one in counts)
-
-
 def _memory(
     model: Model, flags: EngineFlags, checkpoint_bytes: int | None
 ) -> tuple[tuple[Figure, ...], Figure | None, list[str]]:
     """Return weights and activation as far as they are known, and why not."""
-    encodes, unknown = not _is_left_out(model.family.encodes, flags.limit_mm_per_prompt), []
+    # Where nothing may be given to the encoder, it is not loaded (0.32.0, models/interfaces.py).
+    counts = [(flags.limit_mm_per_prompt or {}).get(name) for name in model.family.encodes]
+    encodes, unknown = any((one.get("count") if isinstance(one, Mapping) else one) != 0 for one in counts), []
     weights: tuple[Figure, ...] = ()
     activation = None
     try:
@@ -131,12 +132,6 @@ def _memory(
     except PlanError as exc:
         unknown.append(f"activation: {exc}")
     return weights, activation, unknown
-
-
-def _notes(flags: EngineFlags) -> Iterator[str]:
-    if assumes_a_card(flags):
-        card = "a card of 70 to 160 GiB, as none is named" if flags.device_bytes is None else "a card of this size"
-        yield f"--max-num-batched-tokens and --max-num-seqs: vLLM's defaults for {card}; an A100 has 2,048 and 256."
 
 
 def _doubts(model: Model, flags: EngineFlags) -> Iterator[str]:
