@@ -13,10 +13,9 @@ from pydantic_core import PydanticUndefined
 from highwater.errors import SettingsError
 from highwater.flaws import MayHoldSecret, sentences
 from highwater.policy.rules import PolicyChange, Rule
-from highwater.process import descriptors
+from highwater.process import resources
 from highwater.recorder.ring import MAX_FILE_BYTES
-from highwater.settings.keys import PREFIX, is_list, keys, variable
-from highwater.settings.settings import Settings
+from highwater.settings.settings import PREFIX, Settings, is_list, keys, variable
 from highwater.settings.sources import load
 
 KEYS = dict(keys())
@@ -408,7 +407,7 @@ def test_who_only_names_a_recorder_folder_wants_to_watch(flags, has_data_plane):
 
 def test_connections_leave_files_to_the_control_port(monkeypatch):
     """The key, its value and what would be right."""
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (1024, 1024))
+    monkeypatch.setattr(resources.resource, "getrlimit", lambda _: (1024, 1024))
     assert load({"proxy.max_connections": "460"}, environ={}).proxy.max_connections == 460
     (problem,) = problems({"proxy.max_connections": "460", "control_port": "8002"})
     assert "max_connections (460) must be at most 400" in problem

@@ -20,12 +20,11 @@ from typing import Any, TypeAlias
 
 import click
 
-from highwater.demo.commands import own_command
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError, NotInTime
 from highwater.demo.process import answers
-from highwater.demo.sidecar import DemoSidecar
+from highwater.demo.sidecar import DemoSidecar, own_command
 from highwater.demo.traffic import send_images
 from highwater.units import MIB, size_text
 

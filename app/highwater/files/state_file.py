@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from highwater.errors import NotKept, os_reason
-from highwater.files.private_file import replace_private
-from highwater.files.regular import FileTooLargeError, NotARegularFileError, read_regular
+from highwater.files.regular import FileTooLargeError, NotARegularFileError, read_regular, replace_private
 from highwater.text.strict_json import parse_json
 from highwater.units import MIB
 
@@ -76,7 +75,11 @@ class StateFile:
 
     def _load(self, path: Path) -> None:
         try:
-            self._sections = _sections(_read(path))
+            self._sections = _sections(read_regular(path, MAX_FILE_BYTES, follows_link=True))
+        except NotARegularFileError:
+            self._set_aside(path, "is not a file")
+        except FileTooLargeError:
+            self._set_aside(path, f"has more than {MAX_FILE_BYTES} bytes")
         except FileNotFoundError:
             if not os.access(path.parent, os.W_OK | os.X_OK):
                 self.problem = f"state_file: {path} cannot be written: {path.parent} is missing or not writable"
@@ -106,15 +109,6 @@ class StateFile:
             replace_private(path, content)
         except OSError as exc:
             raise NotKept(path, _reason(exc)) from exc
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_regular(path, MAX_FILE_BYTES, follows_link=True)
-    except NotARegularFileError as exc:
-        raise _Unusable("is not a file") from exc
-    except FileTooLargeError as exc:
-        raise _Unusable(f"has more than {MAX_FILE_BYTES} bytes") from exc
 
 
 def _sections(content: bytes) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_val
 
 from highwater.files.tls import TlsFiles, check_certificate, check_pair
 from highwater.policy.rules import Finite
-from highwater.process.descriptors import room_at_most
+from highwater.process.resources import room_at_most
 from highwater.proxy.allowlist import AllowList
 from highwater.proxy.forwarded import Mode as ForwardedMode
 from highwater.proxy.limits import ProxyLimits

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.flaws import MayHoldSecret, without_credentials
 from highwater.policy.rules import Finite, PolicySettings
-from highwater.process.descriptors import room_at_most
 from highwater.process.log_format import LogFormat
+from highwater.process.resources import room_at_most
 from highwater.proxy.access_log import STANDARD_OUTPUT
 from highwater.proxy.allowlist import root_path_flaw
 from highwater.proxy.upstream import port_of
@@ -29,6 +31,8 @@ from highwater.settings.sections import (
     TrimSettings,
     too_many,
 )
+
+PREFIX = "HIGHWATER_"
 
 # Records of 2 KiB in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
 # (docs/recorder.md).
@@ -257,3 +261,24 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     def stale_seconds(self) -> float:
         """The age from which on a report is stale and not acted upon."""
         return max(10.0, 3 * self.poll_seconds, 2 * self.idle_poll_seconds + self.poll_seconds)
+
+
+# --- their dotted names, and the environment variables of these names ---
+
+
+def keys() -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every leaf key in dotted form (``policy.mode``) with its field, in the order of the class."""
+    for name, info in Settings.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            for inner, inner_info in info.annotation.model_fields.items():
+                yield f"{name}.{inner}", inner_info
+        else:
+            yield name, info
+
+
+def is_list(info: FieldInfo) -> bool:
+    return isinstance(info.default, tuple)
+
+
+def variable(key: str) -> str:
+    return PREFIX + key.upper().replace(".", "__")

@@ -22,8 +22,7 @@ from highwater.errors import SettingsError
 from highwater.files.settings_file import parse_yaml, read_settings_file
 from highwater.flaws import masked, sentences
 from highwater.policy.rules import Rule
-from highwater.settings.keys import PREFIX, is_list, keys, variable
-from highwater.settings.settings import Settings
+from highwater.settings.settings import PREFIX, Settings, is_list, keys, variable
 
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 # Variables with our prefix that are not settings: the sidecar that the operator's commands call, and the folder where

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from highwater.cli import main
-from highwater.demo import commands
-from highwater.demo.commands import commands_to_try, own_command, usual_port
+from highwater.demo import sidecar
+from highwater.demo.sidecar import commands_to_try, own_command, usual_port
 
 URL = "http://127.0.0.1:8017"
 
@@ -50,6 +50,6 @@ def test_the_pages_port_is_taken_if_it_is_free(monkeypatch: pytest.MonkeyPatch):
     """Else any that is free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(commands, "USUAL_PORT", port)
+        monkeypatch.setattr(sidecar, "USUAL_PORT", port)
         assert usual_port() != port
     assert usual_port() == port

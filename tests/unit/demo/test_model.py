@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo import model
+from highwater.demo import engine
 from tests.engines import ENCODER_WIDTH, image_cache_bytes, image_tokens
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def read(folder: Path, name: str) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return model.build_model(tmp_path / "model")
+    return engine.build_model(tmp_path / "model")
 
 
 def test_the_multimodal_model_has_every_file(folder: Path) -> None:
@@ -35,14 +35,14 @@ def test_the_multimodal_model_has_every_file(folder: Path) -> None:
 
 
 def test_the_text_model_has_no_processor(tmp_path: Path) -> None:
-    folder = model.build_model(tmp_path, multimodal=False)
+    folder = engine.build_model(tmp_path, multimodal=False)
     assert not list(folder.glob("*preprocessor*"))
     assert read(folder, "config.json")["architectures"] == ["Qwen3ForCausalLM"]
 
 
 def test_building_twice_gives_the_same_bytes(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    model.build_model(folder)
+    engine.build_model(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.files.private_file import NotPrivate, read_private, replace_private
+from highwater.files.regular import NotPrivate, read_private, replace_private
 
 # Whoever runs the tests, root too: their ids are changed on the way.
 WE, STRANGER = 1000, 4242

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from highwater.process import descriptors
+from highwater.process import resources
 
 
 @pytest.fixture
@@ -32,32 +32,32 @@ def limits(monkeypatch):
 def test_the_soft_limit_is_raised_to_the_hard_one(limits):
     """The soft one is for programs that use select(2): systemd and shells set 1,024."""
     asked = limits(1024, 524_288)
-    assert descriptors.raise_limit() == 524_288
+    assert resources.raise_limit() == 524_288
     assert asked == [(524_288, 524_288)]
 
 
 def test_a_limit_that_is_not_granted_stays(limits):
     limits(256, resource.RLIM_INFINITY, refuses=True)
-    assert descriptors.raise_limit() == 256
+    assert resources.raise_limit() == 256
 
 
 @pytest.mark.parametrize("limit", [256, 1024, 4096, 20_000])
 def test_connections_leave_room_for_all_else(limits, limit):
     limits(limit, limit)
-    assert 2 * descriptors.default_connections() + descriptors.RESERVED <= limit
-    assert descriptors.default_connections() == descriptors.room_at_most()
-    beside = 2 * descriptors.default_connections(has_control_port=True) + descriptors.control_connections()
-    assert beside + descriptors.RESERVED <= limit
-    assert descriptors.default_connections(has_control_port=True) == descriptors.room_at_most(has_control_port=True)
+    assert 2 * resources.default_connections() + resources.RESERVED <= limit
+    assert resources.default_connections() == resources.room_at_most()
+    beside = 2 * resources.default_connections(has_control_port=True) + resources.control_connections()
+    assert beside + resources.RESERVED <= limit
+    assert resources.default_connections(has_control_port=True) == resources.room_at_most(has_control_port=True)
 
 
 def test_there_is_an_end_where_files_have_none(limits):
     limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    assert descriptors.default_connections(has_control_port=True) == descriptors.MAX_CONNECTIONS
-    assert descriptors.control_connections() == descriptors.MAX_CONTROL_CONNECTIONS
+    assert resources.default_connections(has_control_port=True) == resources.MAX_CONNECTIONS
+    assert resources.control_connections() == resources.MAX_CONTROL_CONNECTIONS
 
 
 def test_there_is_room_for_one_where_there_is_none(limits):
     limits(32, 32)
-    assert descriptors.default_connections() == 1
-    assert descriptors.control_connections() >= 1
+    assert resources.default_connections() == 1
+    assert resources.control_connections() >= 1

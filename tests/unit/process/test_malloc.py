@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from highwater.process import malloc
+from highwater.process import resources
 
 # Pieces of bodies as uvloop reads them, of four at once, taken and given back.
 PAGE_FAULTS = """
 import resource, sys
-from highwater.process.malloc import retain_freed_memory
+from highwater.process.resources import retain_freed_memory
 if sys.argv[1] == "kept":
     assert retain_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -39,4 +39,4 @@ def test_another_c_library_is_left_alone(monkeypatch):
             assert name is None
 
     monkeypatch.setattr(ctypes, "CDLL", Library)
-    assert malloc.retain_freed_memory() is False
+    assert resources.retain_freed_memory() is False
