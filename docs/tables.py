@@ -29,7 +29,7 @@ from highwater.policy.rules import FALLING_SIGNALS, MIN_GAIN_BYTES, SIGNAL_REMED
 from highwater.policy.rules import Rule as PolicyRule
 from highwater.readings.engine import STATES
 from highwater.readings.rank import Device, WorkerBudget, WorkerMemory
-from highwater.settings.keys import keys, variable
+from highwater.settings.settings import keys, variable
 from highwater.units import GIB, MIB
 from kvplan.generations import Span
 

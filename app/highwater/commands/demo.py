@@ -30,10 +30,10 @@ WATCHED_IMAGES = 40
 def demo(*, prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None, wait: float) -> None:
     """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
     from highwater.demo import story
-    from highwater.demo.commands import commands_to_try, own_command, usual_port
     from highwater.demo.engine import EngineOptions
     from highwater.demo.environment import ensure_environment
     from highwater.demo.errors import DemoError
+    from highwater.demo.sidecar import commands_to_try, own_command, usual_port
 
     # SIGTERM ends the children in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -67,9 +67,8 @@ def _serve(config: str | None, **flags: str | None) -> None:
 
 def run(settings: Settings) -> None:
     """Serve until the process is asked to stop; exits with FAILED where the sidecar cannot start."""
-    from highwater.process.descriptors import raise_limit
     from highwater.process.log_format import configure_log
-    from highwater.process.malloc import retain_freed_memory
+    from highwater.process.resources import raise_limit, retain_freed_memory
 
     retain_freed_memory()
     raise_limit()
@@ -157,7 +156,7 @@ def is_among(key: str, keys: tuple[str, ...]) -> bool:
 def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
     from pydantic import SecretStr
 
-    from highwater.settings.keys import is_list, variable
+    from highwater.settings.settings import is_list, variable
 
     default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     shown = "see docs/policy.md" if key == "policy.rules" else "none" if default in (None, ()) else str(default)
@@ -171,7 +170,7 @@ class _Serve(click.Command):
 
     @cached_property
     def params(self) -> list[click.Parameter]:  # type: ignore[override]
-        from highwater.settings.keys import keys
+        from highwater.settings.settings import keys
         from highwater.settings.sources import CONFIG_VARIABLE
 
         text = f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from highwater.memory.history import History
-from highwater.process.descriptors import control_connections, default_connections
 from highwater.process.internal_errors import InternalErrors
+from highwater.process.resources import control_connections, default_connections
 from highwater.proxy.access_log import AccessLog
 from highwater.proxy.allowlist import NO_ROOT_PATH, AllowList
 from highwater.proxy.client import protocol

@@ -17,7 +17,7 @@ from highwater.readings.engine import EngineStatus, MissingRank, Progress
 from highwater.readings.policy import RemedyState
 from highwater.readings.rank import Note
 from highwater.relief.remedies import REMEDIES
-from highwater.settings.keys import keys, variable
+from highwater.settings.settings import keys, variable
 from tests.unit.commands.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 
 MOVING = Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end")
