@@ -2,9 +2,8 @@
 
 A generation is the rules of the oldest version with every change applied that a later version has. The sources were
 read in the wheels of 0.12.0 to 0.32.0 (every minor release, the first and the last patch of each) and in 0.33.0, which
-sizes as 0.32 does; a file and line is
-that of the version named beside it. ``utils`` is vllm/v1/core/kv_cache_utils.py, ``specs`` is
-vllm/v1/kv_cache_interface.py.
+sizes as 0.32 does; a file and line is that of the version named beside it. ``utils`` is
+vllm/v1/core/kv_cache_utils.py, ``specs`` is vllm/v1/kv_cache_interface.py.
 """
 
 from __future__ import annotations
@@ -21,6 +20,18 @@ from kvplan.figure import MIB
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(.*)", re.DOTALL)
 # What may follow the three numbers: 0.19.2rc1.dev8+g4b7f5ea1a, 0.12.0.post2, 0.18.0+cpu.
 _SUFFIX = re.compile(r"(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[\w.]+)?")
+
+# The numbers of a version: 0.20.1 is (0, 20, 1). A minor release, (0, 20), compares with it too.
+Release: TypeAlias = tuple[int, ...]
+
+OLDEST_KNOWN: Final[Release] = (0, 11, 0)  # planned by the rules of the next
+OLDEST_READ: Final[Release] = (0, 12, 0)
+NEWEST_KNOWN: Final[Release] = (0, 33, 0)
+NEWEST_TESTED: Final[Release] = (0, 32, 0)  # docs/tested.toml (tests/helm/test_tested.py)
+
+
+def text_of(release: Release) -> str:
+    return ".".join(map(str, release))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +157,12 @@ def generation_of(version: str) -> Generation:
     return generation
 
 
-# --- The versions of vLLM whose sources were read, and the newest beside which tests run ---
-
-# The numbers of a version: 0.20.1 is (0, 20, 1). A minor release, (0, 20), compares with it too.
-Release: TypeAlias = tuple[int, ...]
-
-OLDEST_KNOWN: Final[Release] = (0, 11, 0)  # planned by the rules of the next
-OLDEST_READ: Final[Release] = (0, 12, 0)
-NEWEST_KNOWN: Final[Release] = (0, 33, 0)
-NEWEST_TESTED: Final[Release] = (0, 32, 0)  # docs/tested.toml (tests/helm/test_tested.py)
+NEWEST: Final = generation_of(text_of(NEWEST_TESTED))
 
 
-def text_of(release: Release) -> str:
-    return ".".join(map(str, release))
+# --- what a start counts beside the KV cache, as far as a running engine's budget and plan follow it ---
 
-
-# --- The rules of a start that differ by version, as far as a running engine's budget and plan follow them. Pure ---
-
+# `docs/ascend_rules.toml` says where those of vllm-ascend were read; releases after the newest are taken to keep them.
 # vllm-ascend's profile does not count the multimodal encoder.
 ASCEND_SKIPS_ENCODER: Final = Span((0, 11), (0, 13))
 ASCEND_TAKES_KV_CACHE_BYTES: Final = Span((0, 19))  # `--kv-cache-memory-bytes`, which it ignored before

@@ -43,7 +43,6 @@ class LayerGroup:
 
     @property
     def kind(self) -> str:
-        """The kind of its layers, or ``mixed`` where they differ in size."""
         return "mixed" if self.is_mixed else self.spec.kind
 
     def page_bytes(self, names: Collection[str] | None = None) -> int:

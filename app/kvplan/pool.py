@@ -8,8 +8,9 @@ the largest group, because the groups lie over each other in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from kvplan.errors import PlanError
 from kvplan.figure import GIB, ceil_div
@@ -71,8 +72,24 @@ class KvPool:
 
     @property
     def blocks_per_request(self) -> int:
-        """The blocks that one request of the maximum length takes of all groups."""
         return sum(group.blocks_per_request for group in self.groups)
+
+    def answer(self, max_model_len: int) -> dict[str, Any]:
+        """Return it as an answer of docs/plan-by-vllm.md has a KV cache."""
+        return {
+            "fits": self.fits,
+            "refusal": None if self.refusal is None else self.refusal.message,
+            "available_bytes": self.available_bytes,
+            "bytes_per_block": self.bytes_per_block,
+            "block_size": min(group.block_size for group in self.groups),
+            "blocks": self.blocks,
+            "tokens": self.tokens,
+            "max_concurrency": self.max_concurrency,
+            "needed_bytes": self.needed_bytes,
+            "max_model_len_that_fits": self.max_model_len_that_fits,
+            "max_model_len": max_model_len,
+            "groups": [asdict(group) for group in self.groups],
+        }
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
@@ -215,13 +232,11 @@ class _Sizing:
 
     @property
     def _token_ranks(self) -> int:
-        """The ranks that the tokens of a sequence are spread over."""
         limits = self.limits
         prefill = limits.prefill_context_parallel_size if self.generation.prefill_context_counts else 1
         return limits.decode_context_parallel_size * prefill
 
     def checks(self, workers: Sequence[Layers], available_bytes: Sequence[int]) -> list[_Check]:
-        """Return the comparisons that this version makes at start, in its order."""
         rules = self.generation
         if rules.checked_layers == "own":
             return [
@@ -274,7 +289,6 @@ class _Sizing:
         return f"{size / GIB:.2f}" if self.generation.gib_digits == "fixed" else str(round(size / GIB, 2))
 
     def printed_tokens(self, blocks: int, concurrency: float) -> int:
-        """Return "GPU KV cache size" as this version computes it."""
         if self.generation.tokens_printed == "length":
             return int(concurrency * self.limits.max_model_len)
         smallest = min(group.spec.block_size for group in self.groups)

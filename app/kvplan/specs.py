@@ -26,7 +26,6 @@ class LayerSpec:
 
     @property
     def content_bytes(self) -> int:
-        """The bytes of one block that this layer writes."""
         raise NotImplementedError
 
     @property
@@ -55,7 +54,6 @@ class AttentionLayer(LayerSpec):
 
     @property
     def content_bytes(self) -> int:
-        """Keys and values of a block's tokens."""
         if self.token_head_bytes is not None:
             return self.block_size * self.kv_heads * self.token_head_bytes
         width = self.head_size + (self.head_size if self.head_size_v is None else self.head_size_v)
@@ -121,7 +119,6 @@ class MambaState(LayerSpec):
 
     @property
     def content_bytes(self) -> int:
-        """The state, whatever the block size."""
         return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True))
 
 

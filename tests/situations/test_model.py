@@ -60,53 +60,6 @@ def remedy(at: float, gave: int, *, kind: str = "release", was_working: bool = T
     return Remedy(kind, at, at + 0.4, (gave,), was_working)
 
 
-# --- the clock ---
-
-
-def test_an_hour_of_sleep_takes_no_time():
-    async def main(loop):
-        began = loop.time(), time.monotonic(), time.time()
-        await asyncio.sleep(3600)
-        return [now - was for was, now in zip(began, (loop.time(), time.monotonic(), time.time()), strict=True)]
-
-    began = time.perf_counter()
-    assert run_virtually(main) == pytest.approx([3600, 3600, 3600])
-    assert time.perf_counter() - began < 60  # by the clock: an hour is over in it
-
-
-def test_time_stands_still_while_a_thread_works():
-    async def main(loop):
-        order = []
-        loop.call_later(0.001, order.append, "timer")
-        await loop.run_in_executor(None, time.sleep, 0.01)
-        order.append("thread")
-        await asyncio.sleep(0.002)
-        return order
-
-    assert run_virtually(main) == ["thread", "timer"]
-
-
-def test_an_engine_answers_at_once_or_breaks_off_or_refuses():
-    async def main(loop):
-        engine = EngineModel(plan=PLAN, cards=(Card(16 * GIB),), options=OPTIONS, version="0.32.0", clock=loop.time)
-        await engine.face.appear()
-        began, met = loop.time(), []
-        options = {"base_url": "http://engine", "transport": InProcess(engine.face)}
-        async with httpx.AsyncClient(**options, timeout=1.0) as client:  # by the clock: a virtual one
-            statuses = {(await client.get("/health")).status_code for _ in range(50)}
-            at_once = loop.time() - began
-            with pytest.raises(httpx.ReadTimeout):
-                await client.post("/v1/chat/completions")
-            loop.call_later(0.5, engine.face.vanish)
-            for failure in (httpx.ReadError, httpx.ConnectError):
-                with pytest.raises(failure):
-                    await client.post("/v1/chat/completions")
-                met.append(loop.time() - began)
-        return statuses, at_once, met
-
-    assert run_virtually(main) == ({200}, 0.0, [1.5, 1.5])
-
-
 # --- the model ---
 
 

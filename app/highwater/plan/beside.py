@@ -63,7 +63,6 @@ class Beside:
 
 
 def is_command(text: str) -> bool:
-    """Return whether a text is a command line of vLLM's rather than the name of a file."""
     return _COMMAND.match(text.strip()) is not None
 
 
@@ -153,7 +152,6 @@ def beside_text(explanation: Explanation, answer: Answer) -> str:
 
 
 def _differing(explanation: Explanation, rank: RankBudget, answer: Answer) -> dict[str, str]:
-    """Return the flags whose values differ, each with both."""
     config, found = answer.get("config") or {}, {}
     for flag, (section, name) in _FLAGS.items():
         here = explanation.parallel.get(name, getattr(explanation.limits, name, None))

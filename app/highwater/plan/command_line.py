@@ -64,7 +64,6 @@ class Line:
         return [*(f"{name}={value}" for name, value in self.environ.items()), "vllm", "serve", *self.words]
 
     def __str__(self) -> str:
-        """Return it as a shell takes it."""
         before = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
         return " ".join([*before, shlex.join(["vllm", "serve", *self.words])])
 
@@ -79,7 +78,6 @@ class Line:
         return given if given is not None else Line(tuple(_of_config(self.value("config"))), {}).value(name)
 
     def on(self, model: Path) -> Line:
-        """Return it for a model in another place."""
         is_first = self.words[:1] == (self.model,)
         return replace(self, words=(str(model), *self.words[1:])) if is_first else self.changed({"model": model})
 

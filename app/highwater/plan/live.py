@@ -18,6 +18,7 @@ from highwater.plan.live_bytes import LiveBytes, bytes_under, card_under
 from highwater.plan.live_engine import OFFLINE, LiveEngine, layers_under
 from highwater.plan.wish import Granted, Images, ImageTokens, Wish, grant, wish_json
 from highwater.readings.schema import SCHEMA
+from highwater_worker.plan import estimates
 from kvplan.errors import PlanError, short
 from kvplan.figure import GRADES, Grade
 from kvplan.flags import KINDS, EngineFlags, checked
@@ -198,36 +199,33 @@ def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: KvPool) -> tupl
 
 # --- A plan of a running engine, in the form of docs/plan-by-vllm.md ---
 
-# They follow from the layers; the other figures of a pool are known as well as its bytes are.
-_OF_LAYERS: Final = ("bytes_per_block", "block_size", "groups", "needed_bytes")
 _OF_BYTES: Final = ("available_bytes", "blocks", "tokens", "max_concurrency", "fits", "max_model_len_that_fits")
 
 
 def live_json(engine: LiveEngine, plan: LivePlan, granted: Granted | None = None) -> dict[str, Any]:
     """Return a plan of a running engine, or of the flags that a wish was granted with, as `POST /memory/plan` does."""
-    pool, available, fits = asdict(plan.pool), plan.available, plan.fits
+    pool, available, fits = plan.pool.answer(plan.flags.max_model_len or 0), plan.available, plan.fits
     chosen = None if granted is None else granted.chosen
     needed = plan.pool.needed_bytes if chosen is None else chosen.needed_bytes
     if available.low is not None and available.high is not None:
         fits = fits if (needed <= available.low) == (needed <= available.high) else None
     line, architecture = str(UNNAMED.changed(plan.changed)), engine.workers[0].budget.architecture
     others = f", with {line.removeprefix(f'{UNNAMED} ')}" if plan.changed else ""
-    pool |= {"fits": fits, "block_size": min(group.block_size for group in plan.pool.groups)}
     # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
     sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
-    grades: dict[str, Grade] = {**dict.fromkeys(_OF_LAYERS, "exact"), **dict.fromkeys(_OF_BYTES, sized)}
+    grades: dict[str, Grade] = {**dict.fromkeys(_OF_BYTES, sized), **dict.fromkeys(estimates.OF_LAYERS, "exact")}
     grades |= {"available_bytes": available.grade, "fits": sized if plan.card is None else "estimated"}
     return {
         "schema": SCHEMA,
-        "status": {True: "fits", False: "does_not_fit", None: "may_not_fit"}[fits],
+        "status": estimates.STATUS[fits],
         "road": f"{architecture} on vLLM {engine.version}, as it started{others}",
         "versions": {"vllm": engine.version},
         "architecture": architecture,
         "flags": asdict(plan.flags),
         "changed": dict(plan.changed),
         "kv_cache": {
-            **{name: pool[name] for name in (*_OF_BYTES, *_OF_LAYERS)},
-            "max_model_len": plan.flags.max_model_len,
+            **pool,
+            "fits": fits,
             "available_bytes_low": available.low,
             "available_bytes_high": available.high,
             "refusal": plan.refusal,

@@ -176,7 +176,6 @@ def _differences(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[s
 def _conversations(
     view: PoolView, planned: KvPool, limits: Limits, plan: Callable[[Limits], KvPool]
 ) -> tuple[RequestNeed, ...]:
-    """Return the needs of requests, by the arithmetic for an engine of that maximum length."""
     rows = []
     for tokens in (*(length for length in LENGTHS if length < limits.max_model_len), limits.max_model_len):
         try:

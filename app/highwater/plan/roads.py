@@ -6,7 +6,6 @@ Every answer has the form of docs/plan-by-vllm.md, whoever gives it.
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import signal
@@ -16,9 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import starmap
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias
@@ -30,7 +28,7 @@ from highwater_worker.plan import estimates
 from highwater_worker.plan.cards import Card
 from kvplan.builtin.start import Start, read_start
 from kvplan.errors import PlanError, short
-from kvplan.generations import NEWEST_TESTED, generation_of, text_of
+from kvplan.generations import NEWEST, NEWEST_TESTED, requested_bytes, text_of
 from kvplan.pool import plan_pool
 
 Answer: TypeAlias = Mapping[str, Any]
@@ -209,7 +207,7 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
         found["guessed"].append(f"no memory depends on {', '.join(parsed.ignored)}")
     given = question.get("kv_cache_bytes") or flags.kv_cache_memory_bytes
     share, others = start.flags.gpu_memory_utilization or 0.0, int(question.get("in_use_bytes") or 0)
-    requested = math.ceil(total * share)
+    requested = requested_bytes(total, share, NEWEST_TESTED, "cuda")
     left: list[estimates.Figure] = []
     if given is not None:
         left = [estimates.exact(int(given), "given")] * len(start.workers)
@@ -223,15 +221,18 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
         found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
     elif total:
         found["not_counted"] = [f"{start.why_unknown}"]
-    found["kv_cache"] = pool = _pool(start, left)
-    fits = pool["fits"]
-    found["status"] = "not_known" if not left else "may_not_fit" if fits is None else "fits" if fits else "does_not_fit"
+
+    def pool(sizes: list[int]) -> dict[str, Any]:
+        made = plan_pool(start.workers, sizes or [1 << 50] * len(start.workers), start.limits, NEWEST)
+        return made.answer(start.limits.max_model_len)
+
+    found["kv_cache"] = kv = estimates.kv_cache(left, pool, "estimated" if start.doubts else "exact")
+    found["status"] = estimates.STATUS[kv["fits"]] if left else "not_known"
     return found
 
 
 def _found(start: Start, model: str) -> dict[str, Any]:
     flags = start.flags
-    weights = [{"rank": rank, "weights": astuple(figure)} for rank, figure in enumerate(start.weights)]
     return {
         "schema": SCHEMA,
         "versions": {"vllm": text_of(NEWEST_TESTED)},
@@ -242,7 +243,7 @@ def _found(start: Start, model: str) -> dict[str, Any]:
             "parallel": {name: getattr(flags, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")},
             "scheduler": {name: getattr(flags, name) for name in ("max_num_batched_tokens", "max_num_seqs")},
         },
-        "ranks": weights,
+        "ranks": [{"rank": rank, "weights": figure} for rank, figure in enumerate(start.weights)],
         "pretended": [],
         "not_counted": [],
         "guessed": [*start.notes, *start.doubts],
@@ -257,7 +258,7 @@ def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) 
     batch = 0 if given.get("enforce_eager") else given.get("max_cudagraph_capture_size", _CAPTURED)
     tokens = 4 * start.limits.max_num_seqs * start.limits.max_model_len
     of_all = {
-        "activation": estimates.Figure(*astuple(start.activation)) if start.activation else None,
+        "activation": start.activation and estimates.Figure(*start.activation),
         "non_torch": estimates.outside_torch(is_alone=world == 1, is_npu=False),
         "graphs": estimates.graphs(
             layers=start.layers, has_experts=start.has_experts, tensor_parallel_size=flags.tensor_parallel_size,
@@ -267,27 +268,4 @@ def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) 
         **{name: estimates.measured(size, "a start measured it") for name, size in measured.items()},
     }  # fmt: skip
     known = {name: figure for name, figure in of_all.items() if figure is not None}
-    return [{"weights": weights, **known} for weights in starmap(estimates.Figure, map(astuple, start.weights))]
-
-
-def _pool(start: Start, left: list[estimates.Figure]) -> dict[str, Any]:
-    generation = generation_of(text_of(NEWEST_TESTED))
-
-    def pool(sizes: list[int]) -> dict[str, Any]:
-        made = plan_pool(start.workers, sizes or [1 << 50] * len(start.workers), start.limits, generation)
-        return {
-            "fits": made.fits,
-            "refusal": None if made.refusal is None else made.refusal.message,
-            "available_bytes": made.available_bytes,
-            "bytes_per_block": made.bytes_per_block,
-            "block_size": min(group.block_size for group in made.groups),
-            "blocks": made.blocks,
-            "tokens": made.tokens,
-            "max_concurrency": made.max_concurrency,
-            "needed_bytes": made.needed_bytes,
-            "max_model_len_that_fits": made.max_model_len_that_fits,
-            "max_model_len": start.limits.max_model_len,
-            "groups": [asdict(group) for group in made.groups],
-        }
-
-    return estimates.kv_cache(left, pool, "estimated" if start.doubts else "exact")
+    return [{"weights": estimates.Figure(*weights), **known} for weights in start.weights]

@@ -210,7 +210,6 @@ class Keys(dict[str, Any]):
     """One object of a config.json; `prefix` is its place in the file, to name it in an error."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
-        """Keep a copy of the object."""
         super().__init__(values)
         self.prefix = prefix
 
@@ -251,7 +250,6 @@ class Keys(dict[str, Any]):
         return Keys(value or {}, f"{self.prefix}{key}.")
 
     def objects(self) -> list[Keys]:
-        """Return every object inside this one."""
         return [self.inside(key) for key, value in self.items() if isinstance(value, Mapping)]
 
 

@@ -111,7 +111,6 @@ def _check(flags: EngineFlags) -> None:
 def _memory(
     model: Model, flags: EngineFlags, checkpoint_bytes: int | None
 ) -> tuple[tuple[Figure, ...], Figure | None, list[str]]:
-    """Return weights and activation as far as they are known, and why not."""
     # Where nothing may be given to the encoder, it is not loaded (0.32.0, models/interfaces.py).
     counts = [(flags.limit_mm_per_prompt or {}).get(name) for name in model.family.encodes]
     encodes, unknown = any((one.get("count") if isinstance(one, Mapping) else one) != 0 for one in counts), []

@@ -38,7 +38,6 @@ class _Held:
     rest: int
 
     def __add__(self, other: _Held) -> _Held:
-        """Add what is held beside."""
         return _Held(self.linear + other.linear, self.rest + other.rest)
 
     def bytes(self, linear: float, rest: int) -> float:
@@ -118,7 +117,6 @@ def _held(model: Model, flags: EngineFlags, stage: int) -> _Held:
 
 
 def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Held:
-    """Count a layer's attention or delta net."""
     text, heads = model.text, model.heads // ranks
     if model.family.keeps == "latent":
         return _latent(model, hidden, heads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +135,14 @@ def test_the_keeper_passes_the_status_on() -> None:
     command = [sys.executable, "-I", "-S", keeper.__file__, "0.1", "/bin/sh", "-c", "exit 7"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
         assert process.wait(LIMIT_SECONDS) == 7
+
+
+def test_any_free_port_is_one_that_the_system_gives_to_nobody():
+    """Between the choice and the server's start another process would get it otherwise."""
+    assert {20_000 <= free_port() < 32_000 for _ in range(20)} == {True}
+
+
+def test_a_port_that_is_wanted_is_taken_or_refused():
+    """Nothing else is chosen in its place."""
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="in use"):
+        free_port(server.getsockname()[1])

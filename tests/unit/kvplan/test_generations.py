@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvplan.errors import PlanError
-from kvplan.generations import CHANGES, NEWEST_KNOWN, OLDEST_KNOWN, Generation, generation_of
+from kvplan.generations import (
+    ASCEND_SKIPS_ENCODER,
+    ASCEND_TAKES_KV_CACHE_BYTES,
+    CHANGES,
+    NEWEST_KNOWN,
+    OLDEST_KNOWN,
+    Generation,
+    Span,
+    generation_of,
+    requested_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -69,3 +82,32 @@ def test_the_printed_tokens_changed_their_meaning_with_0_20_1() -> None:
     """What two logs of one model show: 75,456 tokens on 0.20.0, and concurrency times length after."""
     assert generation_of("0.20.0").tokens_printed == "blocks"
     assert generation_of("0.20.1").tokens_printed == "length"
+
+
+RULES = tomllib.loads((Path(__file__).parents[3] / "docs" / "ascend_rules.toml").read_text(encoding="utf-8"))["rule"]
+
+
+def holds(rule: dict[str, Any], release: tuple[int, int]) -> bool:
+    since, until = (tuple(map(int, rule[end].split("."))) if end in rule else None for end in ("since", "until"))
+    assert since is not None
+    return release in Span(since, until)
+
+
+@pytest.mark.parametrize("release", [(0, minor) for minor in range(11, 33)])
+def test_the_spans_are_those_of_the_page(release: tuple[int, int]) -> None:
+    effects = [rule["effect"] for rule in RULES if holds(rule, release)]
+    for words, span in (
+        ("Images are not profiled", ASCEND_SKIPS_ENCODER),
+        ("`--kv-cache-memory-bytes` is taken", ASCEND_TAKES_KV_CACHE_BYTES),
+    ):
+        assert any(words in effect for effect in effects) is (release in span), words
+
+
+@pytest.mark.parametrize(
+    ("release", "platform", "expected"),
+    [((0, 13), "cuda", 90), ((0, 14), "cuda", 91), ((0, 32), "cuda", 91), ((0, 32), "ascend", 90)],
+)
+def test_a_share_is_rounded_up_from_0_14_on_but_on_ascend(
+    release: tuple[int, int], platform: str, expected: int
+) -> None:
+    assert requested_bytes(101, 0.9, release, platform) == expected

@@ -11,11 +11,12 @@ import pytest
 from highwater.accounting.remedies import TRAITS
 from highwater.errors import NotAvailable, Refused, UnknownName
 from highwater.policy.rules import SIGNAL_REMEDIES
-from highwater.readings.remedy import Target
-from highwater.relief.relief import RemedyRequest, States
+from highwater.readings.remedy import RemedyResult, Target
+from highwater.relief.relief import RemedyRequest, States, summary_of
 from highwater.relief.remedies import REMEDIES
 from highwater.relief.remedies.remedy import RunResult
 from highwater.relief.remedies.workers import Release
+from highwater.units import MIB
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
@@ -526,3 +527,20 @@ def test_a_state_that_cannot_follow_is_an_error():
 
     with pytest.raises(RuntimeError, match="does not go from reading to measuring"):
         asyncio.run(wrong())
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        (0, ""),
+        (MIB - 1, ""),
+        (1 - MIB, ""),
+        (MIB, "; 9.0 MiB less in use now"),
+        (-MIB, "; 7.0 MiB less in use now"),
+    ],
+)
+def test_what_traffic_changed_is_said_from_one_mebibyte_on(beside, words):
+    result = RemedyResult(
+        remedy="release", outcome="done", seconds=0.5, credited_bytes=8 * MIB, freed_bytes=8 * MIB + beside
+    )
+    assert summary_of(result) == f"release done, gave back 8.0 MiB in 0.50 s{words}"

@@ -45,7 +45,6 @@ def _answer(line: str, own: dict[str, Any], asked: dict[str, Any]) -> dict[str, 
 
 
 def main(words: list[str]) -> int:
-    """Return the exit status."""
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser("python -m highwater_worker.plan", description=__doc__)
     parser.add_argument("--serve", action="store_true", help="read a JSON question a line, write a JSON answer a line")

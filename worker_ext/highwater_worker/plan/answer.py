@@ -14,7 +14,7 @@ from typing import Any
 
 from highwater_worker.plan import arguments, budget, versions
 from highwater_worker.plan.cards import Card
-from highwater_worker.plan.estimates import Figure, exact, kv_cache, left
+from highwater_worker.plan.estimates import STATUS, Figure, exact, kv_cache, left
 from highwater_worker.plan.told import GUESSED, LOG, NOT_COUNTED, PRETENDED, say
 
 SCHEMA = 1
@@ -73,8 +73,7 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
         rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
         found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
     found["kv_cache"] = pool = _kv_cache(config, specs, remains, each)
-    fits = {True: "fits", False: "does_not_fit", None: "may_not_fit"}[pool["fits"]]
-    found["status"] = fits if remains else "not_known"
+    found["status"] = STATUS[pool["fits"]] if remains else "not_known"
     found["encoder"] = None
     if getattr(config.model_config, "is_multimodal_model", False):
         found["encoder"] = _or_error(versions.encoder_budget, config)
@@ -136,7 +135,6 @@ def _or_error(ask: Any, config: Any, *given: Any) -> dict[str, Any]:
 
 
 def _effective(config: Any) -> dict[str, Any]:
-    """Return what vLLM made of the command line, by its own names."""
     found: dict[str, Any] = {"use_v2_model_runner": bool(getattr(config, "use_v2_model_runner", False))}
     for part in _CONFIGS:
         values = vars(getattr(config, f"{part}_config", None) or object)

@@ -110,7 +110,6 @@ def make_worker(config: Any, rank: int) -> Any:
 
 
 def models_of(runner: Any) -> list[Any]:
-    """Return a runner's model, and the drafter's if it has one."""
     drafts = (getattr(getattr(runner, name, None), "model", None) for name in ("drafter", "speculator"))
     return [runner.model, *(one for one in drafts if isinstance(one, torch.nn.Module))]
 

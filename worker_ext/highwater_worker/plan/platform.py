@@ -67,7 +67,6 @@ def _pretend_device(module: Any, card: Card, **more: object) -> None:
 
 
 def _cuda(torch: Any, card: Card) -> tuple[Any, Any, dict[str, Any]]:
-    """Return torch.cuda, vLLM's platform, and what its class methods answer."""
     properties = SimpleNamespace(
         name=card.name, major=card.capability[0], minor=card.capability[1], gcnArchName="", warp_size=32,
         total_memory=card.total_bytes, multi_processor_count=card.processors, is_integrated=False,
@@ -89,7 +88,6 @@ def _cuda(torch: Any, card: Card) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _npu(torch: Any, card: Card) -> tuple[Any, Any, dict[str, Any]]:
-    """Return torch.npu, which is a stand-in, and vllm-ascend's platform."""
     os.environ["VLLM_PLUGINS"] = ""  # its plugin would look for an NPU
     torch.utils.rename_privateuse1_backend("npu")
     npu: Any = ModuleType("torch.npu")

@@ -122,7 +122,6 @@ def _answer(question: dict[str, Any], card: Card, writing: int) -> None:
 
 
 def _read(reading: int, child: int, deadline_seconds: float) -> bytes:
-    """Return all that a child writes until it closes its end."""
     started, said, read = time.monotonic(), 0, b""
     while (took := time.monotonic() - started) < deadline_seconds:
         if select.select([reading], [], [], _LOOK_SECONDS)[0]:

@@ -85,7 +85,6 @@ def patch_modules() -> None:
 
 
 def argument_parser() -> Any:
-    """Return the parser of `vllm serve`."""
     kind = first("vllm.utils.argparse_utils:FlexibleArgumentParser", "vllm.utils:FlexibleArgumentParser")
     places = ("openai", "launchers", "common")  # up to 0.31, 0.32, 0.33
     return first(*(f"vllm.entrypoints.{place}.cli_args:make_arg_parser" for place in places))(kind())
@@ -179,7 +178,6 @@ def planning() -> tuple[Any, Any]:
 
 
 def bytes_per_block(config: Any, pool: Any) -> int:
-    """Return the bytes of one block of one rank, all layers included."""
     for module in reversed(planning()):
         if (of_groups := getattr(module, "_pool_bytes_per_block", None)) is not None:
             groups = [group for group in pool.kv_cache_groups if not getattr(group, "host_resident", False)]
