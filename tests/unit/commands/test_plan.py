@@ -15,7 +15,7 @@ from highwater.commands.plan import _is_there, plan
 from highwater.plan import roads
 from tests.fakes.recorded_vllm import FILE, write_python
 from tests.support.record_answers import SCREENS, screens
-from tests.unit.plan.test_built_in import Rules
+from tests.unit.plan.test_roads import Rules
 
 GIB = 1 << 30
 
