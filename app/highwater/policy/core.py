@@ -71,7 +71,7 @@ def decide(
     """
     if memory.life != facts.life:
         memory = LifeMemory(life=facts.life)
-    memory = _with_idleness(memory, report, now)
+    memory = memory.with_idleness(report, now)
     views, memories, actions = [], dict(memory.rules), []
     for rule in rules:
         turn = _Turn(rule, facts, now, memories.get(rule.name, RuleMemory()))
@@ -117,7 +117,9 @@ class _Turn:
         if (held := self._held(report, ranks)) is not None:
             self._halt()
             return held
-        silent = self._silent(report)
+        newest = min((reading.age_seconds for reading in report.ranks), default=0.0)
+        recent = {rank_key(reading) for reading in report.ranks if reading.age_seconds - newest <= SILENT_SECONDS}
+        silent = sorted(self.memory.ranks.keys() - recent)
         fresh = [pressure for pressure in ranks if pressure.key not in silent]
         self._read(fresh)
         self.counted = [pressure for pressure in fresh if pressure.note is None]
@@ -171,11 +173,6 @@ class _Turn:
 
     def _halt(self) -> None:
         self.memory = replace(self.memory, reached_since=None, relief=None)
-
-    def _silent(self, report: Report) -> list[RankKey]:
-        newest = min((reading.age_seconds for reading in report.ranks), default=0.0)
-        recent = {rank_key(reading) for reading in report.ranks if reading.age_seconds - newest <= SILENT_SECONDS}
-        return sorted(self.memory.ranks.keys() - recent)
 
     def _read(self, fresh: Sequence[Pressure]) -> None:
         """Remember each rank's level, and when its allocator had to retry."""
@@ -346,16 +343,3 @@ def _worst(rule: Rule, counted: Sequence[Pressure]) -> Pressure | None:
         return min(known, key=lambda pressure: (pressure.value or 0) - (pressure.high or 0), default=None)
     pick = min if rule.signal == "device_free_bytes" else max
     return pick(known, key=lambda pressure: pressure.value or 0, default=None)
-
-
-def _with_idleness(memory: LifeMemory, report: Report, now: float) -> LifeMemory:
-    engine = report.engine
-    is_idle = not report.stale and engine.requests_running == 0 and engine.requests_waiting == 0
-    # A short request may come and go between two readings; it leaves its tokens in the counters.
-    has_worked = None not in {engine.work_done, memory.work_done} and engine.work_done != memory.work_done
-    memory = replace(memory, work_done=engine.work_done if engine.work_done is not None else memory.work_done)
-    if not is_idle:
-        return replace(memory, idle_since=None, is_tidied=False)
-    if has_worked:
-        return replace(memory, idle_since=now, is_tidied=False)
-    return memory if memory.idle_since is not None else replace(memory, idle_since=now)

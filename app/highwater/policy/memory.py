@@ -135,6 +135,18 @@ class LifeMemory:
     is_tidied: bool = False
     work_done: float | None = None
 
+    def with_idleness(self, report: Report, now: float) -> LifeMemory:
+        engine = report.engine
+        is_idle = not report.stale and engine.requests_running == 0 and engine.requests_waiting == 0
+        # A short request may come and go between two readings; it leaves its tokens in the counters.
+        has_worked = None not in {engine.work_done, self.work_done} and engine.work_done != self.work_done
+        memory = replace(self, work_done=engine.work_done if engine.work_done is not None else self.work_done)
+        if not is_idle:
+            return replace(memory, idle_since=None, is_tidied=False)
+        if has_worked:
+            return replace(memory, idle_since=now, is_tidied=False)
+        return memory if memory.idle_since is not None else replace(memory, idle_since=now)
+
 
 # --- an action ---
 

@@ -83,7 +83,7 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
     texts, blocked = [], []
     for name in rule.ordered_remedies:
         refusal = facts.unavailable.get(name)
-        text = _left_text(name, rule, level, needy)
+        text = _what_it_could_give(name, rule, level, needy)
         if text is not None:
             texts.append(text if refusal is None else f"{text}, and cannot: {refusal}")
         elif refusal is not None:
@@ -102,7 +102,7 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
     return texts
 
 
-def _left_text(remedy: str, rule: Rule, level: PolicyLevel, needy: Sequence[Pressure]) -> str | None:
+def _what_it_could_give(remedy: str, rule: Rule, level: PolicyLevel, needy: Sequence[Pressure]) -> str | None:
     if rule.signal not in TRAITS[remedy].lowers and rule.signal not in HOST_SIGNALS:
         return None
     gains = [possible_gain(remedy, rule.signal, pressure.reading) for pressure in needy]
@@ -213,9 +213,13 @@ def _rank(rule: Rule, pressure: Pressure, growth: RankGrowth | None) -> RankPres
         return int((1 - water) * total) if total is not None else None
 
     high, free = as_free(pressure.high), reading.free_bytes
-    to_high_water = None
+    to_high_water: float | None = None
     if growth is not None and high is not None and free is not None and free > high:
-        to_high_water = _seconds_until(free - high, free, growth)
+        left, pace, cached = growth.seconds_to_full, growth.bytes_per_second, growth.cache_room_bytes or 0
+        room = free - high
+        to_high_water = room / pace if cached and pace else 0.0
+        if room > cached:  # once the encoder cache is full, all else grows alone
+            to_high_water = None if left is None else max(left * (room - cached) / (free - cached), to_high_water)
     trim = possible_gain("trim_encoder_cache", rule.signal, reading)
     return RankPressure(
         rank=reading.rank,
@@ -229,12 +233,3 @@ def _rank(rule: Rule, pressure: Pressure, growth: RankGrowth | None) -> RankPres
         seconds_to_high_water=to_high_water,
         note=pressure.note,
     )
-
-
-def _seconds_until(room: int, free: int, growth: RankGrowth) -> float | None:
-    """Return when so much of what is free is used up; once the encoder cache is full, all else grows alone."""
-    left, pace, cached = growth.seconds_to_full, growth.bytes_per_second, growth.cache_room_bytes or 0
-    together = room / pace if cached and pace else 0.0
-    if room <= cached:
-        return together
-    return None if left is None else max(left * (room - cached) / (free - cached), together)
