@@ -70,10 +70,14 @@ def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tupl
     try:
         layers = _with_equal_pages(layers, generation)
     except _UnequalPages:
-        fallback = _all_kept_for_mla(layers, generation)
-        if fallback is None:
+        # Sliding window layers are kept whole beside MLA layers (`_try_get_full_allocation_fallback_groups`).
+        kinds = {type(spec) for spec in layers.values()}
+        if not generation.keeps_all_for_mla or not {MlaAttention, SlidingWindow} <= kinds or ChunkedLocal in kinds:
             raise
-        return (LayerGroup(fallback, is_mixed=True),)
+        layers = _promoted(layers, generation)
+        if not _is_one_type(layers, generation):
+            raise
+        return (LayerGroup(layers, is_mixed=True),)
     return _groups_of_equal_pages(layers, generation)
 
 
@@ -258,15 +262,6 @@ def _promote(spec: LayerSpec, block_size: int | None, generation: Generation) ->
     if generation.promoted_take_block:
         padded = max(padded, promoted.content_bytes)
     return replace(promoted, page_bytes_padded=padded)
-
-
-def _all_kept_for_mla(layers: Layers, generation: Generation) -> Layers | None:
-    """Keep sliding window layers whole beside MLA layers (`_try_get_full_allocation_fallback_groups`)."""
-    kinds = {type(spec) for spec in layers.values()}
-    if not generation.keeps_all_for_mla or not {MlaAttention, SlidingWindow} <= kinds or ChunkedLocal in kinds:
-        return None
-    promoted = _promoted(layers, generation)
-    return promoted if _is_one_type(promoted, generation) else None
 
 
 def merge_workers(workers: Sequence[Layers]) -> Layers:

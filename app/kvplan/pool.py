@@ -266,24 +266,17 @@ class _Sizing:
         if check is None:
             return None
         needed, available, longest = check.needed_bytes(length), check.available_bytes, check.longest(length)
-        return Refusal(
-            worker=check.worker,
-            needed_bytes=needed,
-            available_bytes=available,
-            max_model_len=longest,
-            message=self._message(needed, available, longest),
-        )
-
-    def _message(self, needed: int, available: int, longest: int) -> str:
-        if available <= 0:
-            return "No available memory for the cache blocks."
-        text = (
-            f"max seq len ({self.limits.max_model_len}), ({self._gib(needed)} GiB KV cache is needed, "
-            f"which is larger than the available KV cache memory ({self._gib(available)} GiB)."
-        )
+        message = "No available memory for the cache blocks."
+        if available > 0:
+            message = (
+                f"max seq len ({length}), ({self._gib(needed)} GiB KV cache is needed, "
+                f"which is larger than the available KV cache memory ({self._gib(available)} GiB)."
+            )
         if longest:
-            text += f" Based on the available memory, the estimated maximum model length is {longest}."
-        return text
+            message += f" Based on the available memory, the estimated maximum model length is {longest}."
+        return Refusal(
+            worker=check.worker, needed_bytes=needed, available_bytes=available, max_model_len=longest, message=message
+        )
 
     def _gib(self, size: int) -> str:
         return f"{size / GIB:.2f}" if self.generation.gib_digits == "fixed" else str(round(size / GIB, 2))

@@ -171,7 +171,11 @@ def build_model(folder: Path, *, multimodal: bool = True) -> Path:
             "tie_word_embeddings": True,
         }
     tokenizer = files["tokenizer.json"]
-    tokenizer["model"]["vocab"] = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    # Byte-level BPE writes printable bytes as themselves, and the others as characters from 256 on, as GPT-2 laid down
+    # and the `ByteLevel` parts of the tokenizers library expect.
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(BYTE_COUNT, 2 * BYTE_COUNT))
+    tokenizer["model"]["vocab"] = {chr(byte if byte in printable else next(others)): byte for byte in range(BYTE_COUNT)}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
     tokenizer["added_tokens"] = [
         {"id": number, "content": token, **flags}
@@ -181,14 +185,3 @@ def build_model(folder: Path, *, multimodal: bool = True) -> Path:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-def _byte_symbols() -> list[str]:
-    """Return the 256 characters by which byte-level BPE writes the bytes 0 to 255.
-
-    Printable bytes stand for themselves and the others for characters from 256 on, as GPT-2 laid down and the
-    `ByteLevel` parts of the tokenizers library expect.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(BYTE_COUNT, 2 * BYTE_COUNT))
-    return [chr(byte if byte in printable else next(others)) for byte in range(BYTE_COUNT)]

@@ -146,21 +146,19 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    foreign = sorted(path.name for path in folder.iterdir() if not _is_ours(path))
+    foreign = []
+    for path in sorted(folder.iterdir()):
+        name = path.name
+        is_link_of_ours = path.is_symlink() and str(path.readlink()).startswith(_STORE_PREFIX)
+        is_ours = is_link_of_ours and (name == PACKAGE or _is_metadata(name))
+        if not (is_ours or name in _NOT_FOREIGN or name.startswith(_STORE_PREFIX)):
+            foreign.append(name)
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise WorkerPackageError(
             f"{folder} holds {foreign[0]}{more}, which `highwater extension` did not write; name an empty folder, or "
             "one that holds an older copy and nothing else"
         )
-
-
-def _is_ours(path: Path) -> bool:
-    name = path.name
-    if name in _NOT_FOREIGN or name.startswith(_STORE_PREFIX):
-        return True
-    is_link_of_ours = path.is_symlink() and str(path.readlink()).startswith(_STORE_PREFIX)
-    return is_link_of_ours and (name == PACKAGE or _is_metadata(name))
 
 
 def _is_metadata(name: str) -> bool:
@@ -190,7 +188,10 @@ def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
             path.chmod(_FOLDER_MODE)
         # First the package, then the metadata that makes an engine load it.
         for name in sorted({name.partition("/")[0] for name in files}):
-            _link(folder, name, store)
+            draft = folder / f"{_STORE_PREFIX}{name}"
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(Path(store.name) / name)
+            draft.replace(folder / name)  # in one step for its readers
     except BaseException:
         if not any(_leads_to(folder / name, store) for name in (PACKAGE, *_metadata_names(folder))):
             shutil.rmtree(store, ignore_errors=True)
@@ -216,11 +217,3 @@ def _metadata_names(folder: Path) -> list[str]:
 
 def _leads_to(link: Path, store: Path) -> bool:
     return link.is_symlink() and link.readlink().parts[0] == store.name
-
-
-def _link(folder: Path, name: str, store: Path) -> None:
-    """Point a name into the store, in one step for its readers."""
-    draft = folder / f"{_STORE_PREFIX}{name}"
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(Path(store.name) / name)
-    draft.replace(folder / name)

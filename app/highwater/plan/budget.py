@@ -241,10 +241,15 @@ class _Rank:
         budget, memory, now = self._budget, self._memory, self._reading.components
         if self._reading.device.type == "cpu":
             return ()
+        # More than between steps was allocated at once, without weights, KV cache and other tensors; unless the highest
+        # was during the start, before the pool was made.
+        peak, pool = self._reading.torch.peak_allocated_bytes, budget.kv_cache.tensor_bytes
+        rest = _first(self.at("weights", "allocated_bytes"), memory.weights_bytes)
+        above = None if peak is None or pool is None or rest is None or peak <= rest + pool else peak - rest - pool
         estimate = memory.graphs_estimate_bytes
         about = "graphs" if estimate is None else f"graphs (estimated {gib_text(estimate)})"
         rows: list[tuple[str, str, int | None, int | None, str]] = [
-            ("activation", "peak activation", self._peak, self._observed_peak(),
+            ("activation", "peak activation", self._peak, above,
              "--max-num-batched-tokens --max-num-seqs --limit-mm-per-prompt"),
             ("graphs", about, None if estimate is None else self.graphs, memory.graphs_bytes,
              "--gpu-memory-utilization --compilation-config"),
@@ -262,17 +267,6 @@ class _Rank:
             )
             for key, title, profiled, seen, settings in rows if profiled is not None or seen is not None
         )  # fmt: skip
-
-    def _observed_peak(self) -> int | None:
-        """Return how much more than between steps was allocated at once, without weights, KV cache and other tensors.
-
-        ``None`` where the highest was during the start, before the pool was made.
-        """
-        peak, pool = self._reading.torch.peak_allocated_bytes, self._budget.kv_cache.tensor_bytes
-        rest = _first(self.at("weights", "allocated_bytes"), self._memory.weights_bytes)
-        if peak is None or pool is None or rest is None or peak <= rest + pool:
-            return None
-        return peak - rest - pool
 
 
 def _counting(budget: EngineBudget, device: Device) -> Counting | None:

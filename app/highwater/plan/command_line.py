@@ -115,7 +115,7 @@ def read_line(words: Sequence[str]) -> Line:
     """Return a pasted command line, which may be one text. Raises PlanError: it is another command."""
     rest = [word for word in words if word.strip()]
     if len(rest) == 1 and re.search(r"\s", rest[0]):
-        rest = _words_of(rest[0], _is_server)
+        rest = _words_of(rest[0])
     environ: dict[str, str] = {}
     while rest and (rest[0] in _BEFORE or _ASSIGNMENT.match(rest[0])):
         name, is_assigned, value = rest.pop(0).partition("=")
@@ -139,11 +139,6 @@ def read_line(words: Sequence[str]) -> Line:
         said = f"begins with {short(shlex.join(rest[:3]))}" if rest else "is empty"
         raise PlanError(f"the command line {said}; must be a model and flags, or 'vllm serve MODEL ...'")
     return Line(tuple(rest), environ)
-
-
-def _is_server(words: Sequence[str]) -> bool:
-    is_module = any(module in words for module in _MODULES)
-    return is_module or _serve(words) is not None or _container(words) is not None or _of_a_shell(words) is not None
 
 
 def _serve(words: Sequence[str]) -> int | None:
@@ -181,7 +176,7 @@ def _in_container(words: list[str], environ: dict[str, str]) -> list[str]:
 # --- a shell's text: read, with more taken than a shell takes, and never run ---
 
 
-def _words_of(text: str, is_server: Callable[[Sequence[str]], bool]) -> list[str]:
+def _words_of(text: str) -> list[str]:
     """Return the words of the first command that starts a server, after the assignments of the commands before it.
 
     Where none is known to, all of the text is one command. Raises PlanError: it cannot be split.
@@ -189,9 +184,15 @@ def _words_of(text: str, is_server: Callable[[Sequence[str]], bool]) -> list[str
     variables: dict[str, str] = {}
     exported: dict[str, str] = {}
     first: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1] or match[2], match[0] if match[3] is None else match[3]
+        return variables.get(name, os.environ.get(name, default))
+
     for raw in _commands(text):
-        words = _expanded(raw, variables)
-        if is_server(words):
+        words = [word for one in raw for word in shlex.split(one if "'" in one else _VARIABLE.sub(value, one))]
+        is_server = _of_a_shell(words) is not None or any(module in words for module in _MODULES)
+        if is_server or _serve(words) is not None or _container(words) is not None:
             return [*(f"{name}={value}" for name, value in exported.items()), *words]
         given = words[1:] if words[:1] == ["export"] else words
         if given and all(_ASSIGNMENT.match(word) for word in given):
@@ -223,23 +224,13 @@ def _commands(text: str) -> Iterator[list[str]]:
         elif token["word"]:
             words += [] if skips else [word]
             skips = False
-        elif token["end"] and not (word == "\n" and _goes_on(words, text[at:])):
-            yield words
-            words, skips = [], False
+        elif token["end"]:
+            last = words[-1] if words else ""
+            is_open = last == "serve" or (last.startswith("-") and "=" not in last)
+            if word != "\n" or not (is_open or text[at:].lstrip().startswith(("-", "\\"))):
+                yield words
+                words, skips = [], False
     yield words
-
-
-def _goes_on(words: Sequence[str], rest: str) -> bool:
-    is_open = bool(words) and (words[-1] == "serve" or (words[-1].startswith("-") and "=" not in words[-1]))
-    return is_open or rest.lstrip().startswith(("-", "\\"))
-
-
-def _expanded(raw: Sequence[str], variables: dict[str, str]) -> list[str]:
-    def value(match: re.Match[str]) -> str:
-        name, default = match[1] or match[2], match[0] if match[3] is None else match[3]
-        return variables.get(name, os.environ.get(name, default))
-
-    return [word for each in raw for word in shlex.split(each if "'" in each else _VARIABLE.sub(value, each))]
 
 
 # --- what the built-in and a running engine take ---

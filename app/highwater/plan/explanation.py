@@ -214,6 +214,9 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
     is_v2 = budget.limits is not None and budget.limits.v2_runner
     seen = encoder.cache_size if is_v2 else budget.memory.peak_activation_bytes
     is_measured = held is not None and held.embeds
+    sizes = (size for name, size in _PIXELS.items() if (budget.architecture or "").startswith(name))
+    pixels, side = next(sizes, None), math.isqrt(tokens or 0)
+    is_square = modality == "image" and side * side == tokens
     return EncoderView(
         compute_budget=encoder.compute_budget,
         cache_size=encoder.cache_size,
@@ -222,7 +225,7 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
         held_bytes=None if held is None else held.device_bytes,
         modality=modality,
         item_tokens=tokens,
-        item_pixels=_pixels(budget.architecture, modality, tokens),
+        item_pixels=side * pixels if pixels is not None and is_square else None,
         items_in_cache=None if tokens is None or encoder.cache_size is None else encoder.cache_size // tokens,
         profiled_items=None if modality is None else (encoder.max_items_per_batch or {}).get(modality),
         is_profiled=False if is_skipped else None if seen is None else True,
@@ -257,11 +260,3 @@ def launch_of(budget: EngineBudget | None, reading: RankReading, version: str | 
         kv_cache_given=None if budget is None else budget.kv_cache.given_bytes is not None,
         encoder_unprofiled_by=unprofiled_by(budget_or_version, reading.device.type) if is_multimodal else None,
     )
-
-
-def _pixels(architecture: str | None, modality: str | None, tokens: int | None) -> int | None:
-    if architecture is None or modality != "image" or tokens is None:
-        return None
-    side = math.isqrt(tokens)
-    pixels = next((size for name, size in _PIXELS.items() if architecture.startswith(name)), None)
-    return None if pixels is None or side * side != tokens else side * pixels

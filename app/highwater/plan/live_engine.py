@@ -8,7 +8,7 @@ Pure; no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeGuard, TypeVar
 
@@ -247,45 +247,32 @@ def layers_under(engine: LiveEngine, changed: Mapping[str, Any]) -> tuple[Layers
 
     Raises PlanError: the running engine does not show what a flag changes; the message names it.
     """
-    workers = engine.layers
-    if "max_model_len" in changed:
-        workers = _all(workers, lambda layer: _with_length(layer, engine, changed["max_model_len"]))
-    if "kv_cache_dtype" in changed:
-        size = _element_bytes(engine, changed["kv_cache_dtype"])
-        workers = _all(workers, lambda layer: _with_elements(layer, size))
-    if "tensor_parallel_size" in changed:
-        old, new = engine.flags.tensor_parallel_size, changed["tensor_parallel_size"]
-        split = _all(workers[::old], lambda layer: _with_ranks(layer, old, new))
-        workers = tuple(stage for stage in split for _ in range(new))
-    return workers
-
-
-def _all(workers: tuple[Layers, ...], change: Callable[[LayerSpec], LayerSpec]) -> tuple[Layers, ...]:
-    return tuple({name: change(layer) for name, layer in layers.items()} for layers in workers)
-
-
-def _with_length(layer: LayerSpec, engine: LiveEngine, length: int) -> LayerSpec:
-    """Return the layer at another maximum length, which is the block of a state that is kept once a request."""
-    if not isinstance(layer, MambaState) or layer.block_size != engine.limits.max_model_len:
-        return layer
-    return replace(layer, block_size=length)
-
-
-def _element_bytes(engine: LiveEngine, dtype: object) -> int:
-    name = engine.flags.dtype if dtype == "auto" else dtype
-    if name not in _DTYPE_BYTES:
+    length, dtype = changed.get("max_model_len"), changed.get("kv_cache_dtype")
+    named = engine.flags.dtype if dtype == "auto" else dtype
+    if dtype is not None and named not in _DTYPE_BYTES:
         raise PlanError(
             f"kv_cache_dtype: {short(dtype)} cannot be planned from the running engine; known: auto, "
             f"{', '.join(_DTYPE_BYTES)}"
         )
-    return _DTYPE_BYTES[str(name)]
+    old = engine.flags.tensor_parallel_size
+    new = changed.get("tensor_parallel_size", old)
 
+    def under(layer: LayerSpec) -> LayerSpec:
+        # The maximum length is the block of a state that is kept once a request.
+        if length is not None and isinstance(layer, MambaState) and layer.block_size == engine.limits.max_model_len:
+            layer = replace(layer, block_size=length)
+        if dtype is not None:
+            layer = _plain_attention(layer, "kv_cache_dtype")
+            if isinstance(layer, MlaAttention):
+                raise PlanError(
+                    f"kv_cache_dtype: the attention backend decides how the vectors of MLA are packed; {OFFLINE}"
+                )
+            layer = replace(layer, element_bytes=_DTYPE_BYTES[str(named)])
+        return layer if new == old else _with_ranks(layer, old, new)
 
-def _with_elements(layer: LayerSpec, size: int) -> LayerSpec:
-    attention = _plain_attention(layer, "kv_cache_dtype")
-    if isinstance(attention, MlaAttention):
-        raise PlanError(f"kv_cache_dtype: the attention backend decides how the vectors of MLA are packed; {OFFLINE}")
-    return replace(attention, element_bytes=size)
+    stages = engine.layers if new == old else engine.layers[::old]
+    workers = ({name: under(layer) for name, layer in layers.items()} for layers in stages)
+    return tuple(layers for layers in workers for _ in range(1 if new == old else new))
 
 
 def _with_ranks(layer: LayerSpec, old: int, new: int) -> LayerSpec:

@@ -126,7 +126,16 @@ class VllmRoad:
         self._opened.close()
 
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
-        answer = self._json({"argv": line.argv, **question})
+        assert self._process.stdin is not None  # noqa: S101 - a pipe, as it was started
+        with suppress(BrokenPipeError):  # it ended: what it said is read below
+            self._process.stdin.write(json.dumps({"argv": line.argv, **question}).encode() + b"\n")
+            self._process.stdin.flush()
+        try:
+            answer = json.loads(self._line())
+        except (ValueError, RecursionError) as exc:
+            self._errors.seek(0)
+            last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "it said nothing"
+            raise CannotBeAskedError(f"{self._python} did not answer: {last}") from exc
         status = answer.get("status") if isinstance(answer, dict) and answer.get("schema") == SCHEMA else None
         if not isinstance(status, str):
             raise CannotBeAskedError(f"{self._python} did not answer: it said {short(answer)}")
@@ -134,18 +143,6 @@ class VllmRoad:
             why = f"this vLLM cannot be asked: {answer.get('error')}".rstrip(". ")
             raise CannotBeAskedError(". ".join(filter(None, (why, answer.get("help")))))
         return dict(answer)
-
-    def _json(self, question: dict[str, Any]) -> Any:  # noqa: ANN401 - as another program wrote it
-        assert self._process.stdin is not None  # noqa: S101 - a pipe, as it was started
-        with suppress(BrokenPipeError):  # it ended: what it said is read below
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        try:
-            return json.loads(self._line())
-        except (ValueError, RecursionError) as exc:
-            self._errors.seek(0)
-            last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "it said nothing"
-            raise CannotBeAskedError(f"{self._python} did not answer: {last}") from exc
 
     def _line(self) -> bytes:
         """Return the next line of its output; what there is where it ends, or takes too long."""

@@ -43,19 +43,6 @@ _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bo
 _ABOUT_REQUESTS = frozenset({"engine_url", "engine_root_path", "engine_tls", "control_port", "gate", "proxy"})
 
 
-def _leads_to(url: str, host: str, port: int | None) -> bool:
-    """Return whether an engine's URL names the address that is listened on, as far as names alone show."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix" or port_of(parts) != port:
-        return False
-    name = parts.hostname or ""
-    if name == host.strip("[]").lower():
-        return True
-    if host in _EVERYWHERE:
-        return is_loopback(name) or name in _EVERYWHERE
-    return "localhost" in (name, host) and is_loopback(name) and is_loopback(host)
-
-
 class Settings(BaseModel, frozen=True, extra="forbid"):
     engine_url: Annotated[str, MayHoldSecret(without_credentials)] = Field(
         "http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path"
@@ -225,7 +212,15 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _not_the_engines_port(cls, value: int | None, info: ValidationInfo) -> int | None:
         engine_url, host = info.data.get("engine_url"), info.data.get("host")  # a wrong one is reported already
-        if engine_url is not None and host is not None and _leads_to(engine_url, host, value):
+        if engine_url is None or host is None or engine_url.startswith("unix:"):
+            return value
+        parts = urlsplit(engine_url)
+        name = parts.hostname or ""
+        if host in _EVERYWHERE:
+            is_here = is_loopback(name) or name in _EVERYWHERE
+        else:
+            is_here = "localhost" in (name, host) and is_loopback(name) and is_loopback(host)
+        if port_of(parts) == value and (is_here or name == host.strip("[]").lower()):
             raise ValueError(
                 f"is where engine_url ({engine_url}) leads: the sidecar would pass requests on to itself; set "
                 "engine_url to vLLM's own address, or this to another port"

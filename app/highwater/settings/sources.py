@@ -53,7 +53,12 @@ def load(
         except SettingsError as exc:
             problems += exc.problems
         for key, text in texts.items():
-            _overlay(merged, _nested(key, text))
+            value: object = text
+            if is_list(_FIELDS[key]):  # everything else is left to the model
+                with suppress(SettingsError):  # the model reports what it must be
+                    value = parse_yaml(text)  # JSON is YAML
+            section, _, leaf = key.rpartition(".")
+            _overlay(merged, {section: {leaf: value}} if section else {leaf: value})
     try:
         settings = Settings(**merged)
     except ValidationError as exc:
@@ -87,16 +92,6 @@ def _nearest_key(key: str) -> str | None:
     known = [f"{rule[0]}{name}" for name in Rule.model_fields] if rule else [*_FIELDS, *_SECTIONS]
     # A key of a section is often written without it.
     return _nearest(key, known) or next((name for name in _FIELDS if name.endswith(f".{key}")), None)
-
-
-def _nested(key: str, text: str) -> dict[str, Any]:
-    """Return a text by its dotted key as a tree; a list is parsed, everything else is left to the model."""
-    value: object = text
-    if is_list(_FIELDS[key]):
-        with suppress(SettingsError):  # the model reports what it must be
-            value = parse_yaml(text)  # JSON is YAML
-    section, _, leaf = key.rpartition(".")
-    return {section: {leaf: value}} if section else {leaf: value}
 
 
 def _overlay(base: dict[str, Any], top: Mapping[str, Any]) -> None:

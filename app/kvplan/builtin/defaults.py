@@ -31,7 +31,10 @@ def filled(model: Model, flags: EngineFlags) -> EngineFlags:
             f"--max-model-len: {length}; the model allows {model.longest} ({model.length_key}), and vLLM refuses more"
             " unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set"
         )
-    tokens, requests = _step(flags)
+    card = STEPS[1][0] if flags.device_bytes is None else flags.device_bytes
+    if "a100" in (flags.device_name or "").lower() and card < STEPS[0][0]:
+        card = 0
+    tokens, requests = next((tokens, requests) for least, tokens, requests in STEPS if card >= least)
     batched = flags.max_num_batched_tokens or min((flags.max_num_seqs or requests) * length, tokens)
     requests = flags.max_num_seqs or min(requests, batched)
     if batched < requests:
@@ -62,13 +65,6 @@ def assumes_a_card(flags: EngineFlags) -> bool:
     return None in given and flags.device_name is None and (card is None or STEPS[1][0] <= card <= 80 * GIB)
 
 
-def _step(flags: EngineFlags) -> tuple[int, int]:
-    card = STEPS[1][0] if flags.device_bytes is None else flags.device_bytes
-    if "a100" in (flags.device_name or "").lower() and card < STEPS[0][0]:
-        card = 0
-    return next((tokens, requests) for least, tokens, requests in STEPS if card >= least)
-
-
 def _model_type(model: Model, flags: EngineFlags) -> str:
     """Return the element type of weights and activation: the flag's, else the checkpoint's as vLLM serves it."""
     is_given = flags.dtype not in (None, "auto")
@@ -94,7 +90,15 @@ def _cache_type(model: Model, flags: EngineFlags) -> str:
     given = flags.kv_cache_dtype or "auto"
     if given not in _CACHE_TYPES:
         raise PlanError(f"--kv-cache-dtype: {given!r}; the built-in plans {', '.join(_CACHE_TYPES)}")
-    given = _stored_type(model) if given == "auto" else given
+    if given == "auto":  # a quantized checkpoint may ask for one (utils/torch_utils.py, layers/attention/attention.py)
+        for keys in (model.quantization, model.quantization.inside("quantization")):
+            for key in (name for name, value in keys.items() if "kv_cache" in name and value):
+                value, given = keys[key], "fp8"
+                scheme = (value.get("num_bits"), value.get("type")) if isinstance(value, dict) else value
+                if scheme not in ("FP8", (8, "float")) or model.family.keeps == "latent":
+                    raise PlanError(
+                        f"quantization_config.{key}: {short(value)}; name a --kv-cache-dtype to plan without it"
+                    )
     is_quantized = given.startswith("fp8")
     # Kernels of their own (Triton's), which older cards have without 8-bit caches.
     has_own = model.family.keeps == "latent" or model.architecture in ("GptOssForCausalLM", _GEMMA_3)
@@ -106,17 +110,6 @@ def _cache_type(model: Model, flags: EngineFlags) -> str:
     if not model.is_sparse:
         return given
     return PACKED if is_quantized else "auto"  # models/config.py: bfloat16 is the model's own
-
-
-def _stored_type(model: Model) -> str:
-    """Return the type that a quantized checkpoint asks for (utils/torch_utils.py, layers/attention/attention.py)."""
-    places = (model.quantization, model.quantization.inside("quantization"))
-    asked = {key: value for keys in places for key in keys if "kv_cache" in key and (value := keys.get(key))}
-    for key, value in asked.items():
-        scheme = (value.get("num_bits"), value.get("type")) if isinstance(value, dict) else value
-        if scheme not in ("FP8", (8, "float")) or model.family.keeps == "latent":
-            raise PlanError(f"quantization_config.{key}: {short(value)}; name a --kv-cache-dtype to plan without it")
-    return "fp8" if asked else "auto"
 
 
 def _state_type(model: Model, own: str) -> str:

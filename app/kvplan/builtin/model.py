@@ -93,6 +93,8 @@ def read_model(config: Mapping[str, Any]) -> Model:
     if layers > _MAX_LAYERS:
         raise text.refused("num_hidden_layers", f"{_MAX_LAYERS} at most; no model has as many")
     is_latent = family.keeps == "latent"
+    latent = ("kv_lora_rank", "qk_rope_head_dim")
+    kv_heads, head_size = (1, sum(map(text.number, latent))) if is_latent else _heads(text, heads)
     longest, length_key, rotary_rows = longest_of(model_type, text)
     quantization = outer.inside("quantization_config") or text.inside("quantization_config")
     method = quantization.get("quant_method")
@@ -104,8 +106,8 @@ def read_model(config: Mapping[str, Any]) -> Model:
         text=text,
         layers=layers,
         heads=heads,
-        kv_heads=1 if is_latent else _kv_heads(text, heads),
-        head_size=sum(map(text.number, ("kv_lora_rank", "qk_rope_head_dim"))) if is_latent else _head_size(text, heads),
+        kv_heads=kv_heads,
+        head_size=head_size,
         windows=(None,) * layers if family.keeps != "attention" else _windows(model_type, text, layers),
         linear=_linear(text, layers) if family.keeps == "delta" else (False,) * layers,
         is_sparse=is_latent and text.optional("index_topk") is not None,
@@ -119,20 +121,16 @@ def read_model(config: Mapping[str, Any]) -> Model:
     )
 
 
-def _kv_heads(text: Keys, heads: int) -> int:
-    kv_heads = text.number("num_key_value_heads")
-    if kv_heads > heads or heads % kv_heads:
-        raise text.refused("num_key_value_heads", f"it must divide the {heads} attention heads")
-    return kv_heads
-
-
-def _head_size(text: Keys, heads: int) -> int:
+def _heads(text: Keys, heads: int) -> tuple[int, int]:
+    """Return the KV heads, and the size of a head."""
     if text.get("kv_lora_rank") is not None:
         raise text.refused("kv_lora_rank", "MLA is not known for this architecture")
-    given, hidden = text.optional("head_dim"), text.number("hidden_size")
+    kv_heads, given, hidden = text.number("num_key_value_heads"), text.optional("head_dim"), text.number("hidden_size")
+    if kv_heads > heads or heads % kv_heads:
+        raise text.refused("num_key_value_heads", f"it must divide the {heads} attention heads")
     if given is None and hidden % heads:
         raise text.refused("hidden_size", f"{heads} heads must divide it, or head_dim must be given")
-    return given or hidden // heads
+    return kv_heads, given or hidden // heads
 
 
 def _types(text: Keys, layers: int, known: tuple[str, ...], pattern: int | None) -> tuple[str, ...] | None:

@@ -26,6 +26,7 @@ from kvplan.specs import (
 )
 
 _OLDEST_CAPABILITY: Final = 8
+_PACKED_BYTES: Final = 656  # of one token (v1/kv_cache_interface.py)
 # The flags whose other values the built-in does not plan.
 _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "platform": ("cuda",),
@@ -148,11 +149,6 @@ def _doubts(model: Model, flags: EngineFlags) -> Iterator[str]:
         yield "Windows depend on --max-num-batched-tokens, whose default differs by card. Give it, or the card's name."
 
 
-# --- The layers of each worker as vLLM's specs have them, for one rank of each pipeline stage ---
-
-_PACKED_BYTES: Final = 656  # of one token (v1/kv_cache_interface.py)
-
-
 def worker_layers(model: Model, flags: EngineFlags) -> tuple[list[Layers], int]:
     """Return the layers of one rank of each pipeline stage, and the block size that vLLM ends up with.
 
@@ -183,7 +179,13 @@ def worker_layers(model: Model, flags: EngineFlags) -> tuple[list[Layers], int]:
         if model.family.keeps == "latent":
             packed = _PACKED_BYTES if cache == PACKED else None
             latent = MlaAttention(kv_heads=1, token_head_bytes=packed, cache_dtype=cache, **geometry)
-            return {f"{name}.self_attn.attn": latent, **_indexer(model, name, block)}
+            if not model.is_sparse:
+                return {f"{name}.self_attn.attn": latent}
+            # The keys by which sparse attention picks its tokens: 8-bit elements, and a scale for each 128 of them.
+            width = model.text.number("index_head_dim")
+            size = width + width // 128 * 4
+            indexer = MlaAttention(block_size=block, kv_heads=1, head_size=size, element_bytes=1)
+            return {f"{name}.self_attn.attn": latent, f"{name}.self_attn.indexer": indexer}
         window = model.windows[layer]
         if window is None:
             return {f"{name}.self_attn.attn": FullAttention(kv_heads=kv_heads, **geometry)}
@@ -196,15 +198,6 @@ def worker_layers(model: Model, flags: EngineFlags) -> tuple[list[Layers], int]:
         {name: spec for layer in range(*bounds) for name, spec in kept(layer).items()}
         for bounds in stage_bounds(model.layers, stages)
     ], block
-
-
-def _indexer(model: Model, name: str, block: int) -> dict[str, LayerSpec]:
-    """Return the keys by which sparse attention picks its tokens: 8-bit elements, and a scale for each 128 of them."""
-    if not model.is_sparse:
-        return {}
-    width = model.text.number("index_head_dim")
-    size = width + width // 128 * 4
-    return {f"{name}.self_attn.indexer": MlaAttention(block_size=block, kv_heads=1, head_size=size, element_bytes=1)}
 
 
 def _state(model: Model, flags: EngineFlags) -> MambaState:

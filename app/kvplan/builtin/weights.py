@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.builtin.defaults import MODEL_BYTES
-from kvplan.builtin.model import Keys, Model
+from kvplan.builtin.model import Model
 from kvplan.errors import PlanError
 from kvplan.figure import GIB, MIB, Figure, ceil_div, estimated
 from kvplan.flags import EngineFlags
@@ -119,7 +119,15 @@ def _held(model: Model, flags: EngineFlags, stage: int) -> _Held:
 def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Held:
     text, heads = model.text, model.heads // ranks
     if model.family.keeps == "latent":
-        return _latent(model, hidden, heads)
+        numbers = ("qk_rope_head_dim", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        rope, latent, nope, value = map(text.number, numbers)
+        query_rank, queries = text.optional("q_lora_rank"), heads * (nope + rope)
+        linear = hidden * queries if query_rank is None else query_rank * (hidden + queries)
+        linear += hidden * (latent + rope) + heads * (nope + value) * latent + hidden * heads * value
+        if model.is_sparse:
+            width, index_heads = text.number("index_head_dim"), text.number("index_n_heads")
+            linear += (query_rank or hidden) * index_heads * width + hidden * (width + index_heads)
+        return _Held(linear, 0)
     if model.linear[layer]:
         keys = text.number("linear_num_key_heads") * text.number("linear_key_head_dim") // ranks
         value_heads = text.number("linear_num_value_heads") // ranks
@@ -131,21 +139,18 @@ def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Held:
     return _Held(hidden * width, 0)
 
 
-def _latent(model: Model, hidden: int, heads: int) -> _Held:
-    numbers = ("qk_rope_head_dim", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
-    rope, latent, nope, value = map(model.text.number, numbers)
-    query_rank, queries = model.text.optional("q_lora_rank"), heads * (nope + rope)
-    linear = hidden * queries if query_rank is None else query_rank * (hidden + queries)
-    linear += hidden * (latent + rope) + heads * (nope + value) * latent + hidden * heads * value
-    if model.is_sparse:
-        width, index_heads = model.text.number("index_head_dim"), model.text.number("index_n_heads")
-        linear += (query_rank or hidden) * index_heads * width + hidden * (width + index_heads)
-    return _Held(linear, 0)
-
-
 def _feed_forward(model: Model, layer: int, hidden: int, flags: EngineFlags) -> _Held:
     text, ranks = model.text, flags.tensor_parallel_size
-    if not model.experts or _is_dense(text, layer):
+    is_dense = not model.experts
+    if model.experts:  # of whose layers some may have one feed-forward part alone
+        listed = text.get("mlp_only_layers") or []
+        if not isinstance(listed, list):
+            raise text.refused("mlp_only_layers", "a list of layers is needed")
+        every = text.optional("decoder_sparse_step") or text.optional("moe_layer_freq") or 1
+        place = layer + (0 if text.get("n_routed_experts") is not None else 1)
+        is_first = layer < (text.optional("first_k_dense_replace", 0) or 0)
+        is_dense = is_first or layer in listed or place % every != 0
+    if is_dense:
         return _Held(3 * hidden * (text.number("intermediate_size") // ranks), 0)
     inner = text.optional("moe_intermediate_size") or text.number("intermediate_size")
     shared = text.optional("shared_expert_intermediate_size", 0) or (text.optional("n_shared_experts", 0) or 0) * inner
@@ -155,19 +160,6 @@ def _feed_forward(model: Model, layer: int, hidden: int, flags: EngineFlags) -> 
         ceil_div(model.experts, spread) * inner if flags.enable_expert_parallel else model.experts * inner // spread
     )
     return _Held(3 * hidden * (experts + shared // ranks), model.experts * hidden)
-
-
-def _is_dense(text: Keys, layer: int) -> bool:
-    """Return whether a layer of a mixture has one feed-forward part alone."""
-    listed = text.get("mlp_only_layers") or []
-    if not isinstance(listed, list):
-        raise text.refused("mlp_only_layers", "a list of layers is needed")
-    every = text.optional("decoder_sparse_step") or text.optional("moe_layer_freq") or 1
-    offset = 0 if text.get("n_routed_experts") is not None else 1
-    return layer < (text.optional("first_k_dense_replace", 0) or 0) or layer in listed or (layer + offset) % every != 0
-
-
-# --- The activation peak of vLLM's profiling run: an estimate with wide bounds ---
 
 
 def activation_of(model: Model, flags: EngineFlags) -> Figure:

@@ -15,6 +15,7 @@ from typing import Any
 from highwater_worker.plan import arguments, budget, versions
 from highwater_worker.plan.cards import Card
 from highwater_worker.plan.estimates import STATUS, Figure, exact, kv_cache, left
+from highwater_worker.plan.pool import kv_pool
 from highwater_worker.plan.told import GUESSED, LOG, NOT_COUNTED, PRETENDED, say
 
 SCHEMA = 1
@@ -72,8 +73,13 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
         remains = [left(size, of_rank) for size, of_rank in zip(requested, parts)]
         rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
         found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
-    found["kv_cache"] = pool = _kv_cache(config, specs, remains, each)
-    found["status"] = STATUS[pool["fits"]] if remains else "not_known"
+
+    def pool(sizes: list[int]) -> dict[str, Any]:
+        values = [versions.kept_for_images(size, config) for size in sizes for _ in range(each)]
+        return kv_pool(config, specs, values or [1 << 50] * len(specs))
+
+    found["kv_cache"] = kv = kv_cache(remains, pool, "exact")
+    found["status"] = STATUS[kv["fits"]] if remains else "not_known"
     found["encoder"] = None
     if getattr(config.model_config, "is_multimodal_model", False):
         found["encoder"] = _or_error(versions.encoder_budget, config)
@@ -104,16 +110,6 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
                 say(NOT_COUNTED, f"the activation peak: {_said(error)}")
         versions.update_block_size(config)
         return {**seen, "specs": runner.get_kv_cache_spec()}
-
-
-def _kv_cache(config: Any, specs: list[Any], remains: list[Figure], each: int) -> dict[str, Any]:
-    from highwater_worker.plan.pool import kv_pool
-
-    def pool(sizes: list[int]) -> dict[str, Any]:
-        values = [versions.kept_for_images(size, config) for size in sizes for _ in range(each)]
-        return kv_pool(config, specs, values or [1 << 50] * len(specs))
-
-    return kv_cache(remains, pool, "exact")
 
 
 def _image(config: Any, width: int, height: int) -> dict[str, int]:

@@ -21,6 +21,14 @@ _NOTHING = (
     *("set_stream", "init", "_lazy_init", "manual_seed_all", "manual_seed"),
 )
 _ZERO = ("max_memory_allocated", "memory_allocated", "memory_reserved", "max_memory_reserved", "current_device")
+# The capability that vLLM's compiled predicates ask of a card (csrc: scaled_mm_entry.cu); 89 is 8.9.
+_SINCE = {
+    "cutlass_scaled_mm_supports_fp8": 89,
+    "cutlass_scaled_mm_supports_block_fp8": 90,
+    "cutlass_sparse_scaled_mm_supported": 90,
+    "cutlass_scaled_mm_supports_fp4": 100,
+    "mxfp4_experts_quant_supported": 100,
+}
 _SHARED_BYTES, _REGISTERS = 227 << 10, 1 << 16  # of a multiprocessor
 
 
@@ -37,7 +45,10 @@ def pretend(card: Card) -> None:
     platform.__getattr__ = lambda _self, name: None if name.startswith("__") else getattr(device, name, None)
     importlib.import_module("vllm.platforms")._current_platform = platform()  # type: ignore[attr-defined]
     versions.pretend_packages(_DEVICES)
-    stand_in_for_operators(torch._ops._OpNamespace, _what_the_card_can(card.capability[0] * 10 + card.capability[1]))
+    number = card.capability[0] * 10 + card.capability[1]
+    can = {name: number >= least for name, least in _SINCE.items()}
+    can["cutlass_group_gemm_supported"] = number in (90, 100)
+    stand_in_for_operators(torch._ops._OpNamespace, can)
     if card.is_npu:
         platform.pre_register_and_update()
         importlib.import_module("vllm_ascend.utils").adapt_patch(is_global_patch=True)
@@ -111,11 +122,3 @@ def _pretend_triton(card: Card) -> None:
     driver.get_device_capability = _always(card.capability)
     driver.utils = SimpleNamespace(get_device_properties=_always({**sizes, "warpSize": 32}))
     importlib.import_module("triton.runtime").driver.set_active(driver)
-
-
-def _what_the_card_can(number: int) -> dict[str, bool]:
-    """Return the answers of vLLM's compiled predicates (csrc: scaled_mm_entry.cu); 89 is a capability of 8.9."""
-    since = {"scaled_mm_supports_fp8": 89, "scaled_mm_supports_block_fp8": 90, "sparse_scaled_mm_supported": 90}
-    since |= {"scaled_mm_supports_fp4": 100, "mxfp4_experts_quant_supported": 100}
-    found = {name if "mxfp4" in name else f"cutlass_{name}": number >= least for name, least in since.items()}
-    return found | {"cutlass_group_gemm_supported": number in (90, 100)}

@@ -66,7 +66,11 @@ def ask(question: dict[str, Any], card: Card, deadline_seconds: float) -> dict[s
     reading, writing = os.pipe()
     if not (child := _fork()):
         try:
-            _answer(question, card, writing)
+            had = set(sys.modules)
+            answer = importlib.import_module("highwater_worker.plan.answer").answer(question, card)
+            answer["modules"] = [name for name in sys.modules if name not in had]
+            with os.fdopen(writing, "w") as answers:
+                json.dump(answer, answers, default=str)
         finally:
             os._exit(0)
     os.close(writing)
@@ -111,14 +115,6 @@ def _watch(child: int, imported: int, deadline_seconds: float) -> None:
         ended = os.waitpid(child, 0)[1]
         why = f"signal {os.WTERMSIG(ended)}" if os.WIFSIGNALED(ended) else f"status {os.WEXITSTATUS(ended)}"
         raise CannotBeAskedError(f"importing vLLM ended the process with {why}; stderr has what it said")
-
-
-def _answer(question: dict[str, Any], card: Card, writing: int) -> None:
-    had = set(sys.modules)
-    found = importlib.import_module("highwater_worker.plan.answer").answer(question, card)
-    found["modules"] = [name for name in sys.modules if name not in had]
-    with os.fdopen(writing, "w") as answers:
-        json.dump(found, answers, default=str)
 
 
 def _read(reading: int, child: int, deadline_seconds: float) -> bytes:
