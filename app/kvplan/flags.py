@@ -91,7 +91,6 @@ class Limits:
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     num_gpu_blocks_override: int | None = None  # the number of blocks to make; None: what fits
-    prefix_caching: bool = True
     mamba_cache_mode: str = "none"  # which states are kept: ``none``, ``align`` or ``all``
     hybrid_manager: bool = True  # layers of several kinds may have groups of their own
     max_encoder_tokens: int = 0  # the longest input of an encoder whose states the decoder's layers keep
@@ -112,7 +111,6 @@ class Limits:
             decode_context_parallel_size=flags.decode_context_parallel_size,
             prefill_context_parallel_size=flags.prefill_context_parallel_size,
             num_gpu_blocks_override=flags.num_gpu_blocks_override,
-            prefix_caching=flags.enable_prefix_caching is not False,
             mamba_cache_mode=flags.mamba_cache_mode or "none",
             hybrid_manager=not flags.disable_hybrid_kv_cache_manager,
             max_encoder_tokens=max_encoder_tokens,

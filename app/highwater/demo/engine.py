@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +19,7 @@ import yaml
 from highwater.demo.errors import DemoError, signs_of_life
 from highwater.demo.process import KeptServer
 from highwater.engine.capabilities import EXTENSION
-from highwater.files.worker_package import copy_worker_package
+from highwater.files.worker_package import copy_worker_package, package_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,13 +147,13 @@ def link_extension(folder: Path) -> Path:
     The engine must see this package and nothing else of the environment that it is installed in. Raises DemoError where
     `highwater_worker` is not installed beside `highwater`.
     """
-    spec = find_spec("highwater_worker")
-    if spec is None or not spec.submodule_search_locations:
+    place = package_folder()
+    if place is None:
         raise DemoError("the package highwater_worker, which the engine's workers are to load, cannot be found")
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "highwater_worker"
     link.unlink(missing_ok=True)
-    link.symlink_to(Path(spec.submodule_search_locations[0]).absolute(), target_is_directory=True)
+    link.symlink_to(place.absolute(), target_is_directory=True)
     return folder
 
 

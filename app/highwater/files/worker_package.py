@@ -84,17 +84,19 @@ def _refuse_place(folder: Path) -> None:
         raise WorkerPackageError(
             f"{str(folder)!r} cannot be on a PYTHONPATH: name a folder without {os.pathsep!r} in its path"
         )
-    for place in _package_folders():
-        if folder.resolve().is_relative_to(place.resolve()):
-            raise WorkerPackageError(
-                f"{folder} lies within the worker package itself: name a folder outside of {place}"
-            )
+    place = package_folder()
+    if place is not None and folder.resolve().is_relative_to(place.resolve()):
+        raise WorkerPackageError(f"{folder} lies within the worker package itself: name a folder outside of {place}")
 
 
-def _package_folders() -> list[Path]:
-    """Return where the package is imported from: an editable install has its files elsewhere than its metadata."""
+def package_folder() -> Path | None:
+    """Return where the package is imported from; ``None``: it is no folder of files here.
+
+    An editable install has its files elsewhere than its metadata.
+    """
     spec = find_spec(PACKAGE)
-    return [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    return next((place for place in places[:1] if (place / "__init__.py").is_file()), None)
 
 
 def _installed() -> tuple[str, dict[str, bytes]]:
@@ -105,10 +107,10 @@ def _installed() -> tuple[str, dict[str, bytes]]:
             f"the distribution {DISTRIBUTION} is not installed beside highwater: run `pip install {DISTRIBUTION}`, or "
             "`pip install ./worker_ext` in the repository"
         ) from exc
-    places = _package_folders()
-    if not places or not (places[0] / "__init__.py").is_file():
+    place = package_folder()
+    if place is None:
         raise WorkerPackageError(f"the package {PACKAGE} is not a folder of files here, and so cannot be copied")
-    files = {f"{PACKAGE}/{path.relative_to(places[0]).as_posix()}": path.read_bytes() for path in _sources(places[0])}
+    files = {f"{PACKAGE}/{path.relative_to(place).as_posix()}": path.read_bytes() for path in _sources(place)}
     metadata = _metadata_name(installed.version)
     for name in _METADATA_FILES:
         text = installed.read_text(name)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias
 
+from highwater.files.worker_package import package_folder
 from highwater.plan.command_line import Line, parse
 from highwater.plan.model_files import NoModelError, checkpoint_bytes, folder_of, read_object
 from highwater.readings.schema import SCHEMA
@@ -168,11 +169,9 @@ class VllmRoad:
 
 def worker_package() -> Path:
     """Return the folder of the worker package that is installed here. Raises PlanError: it is no folder."""
-    spec = find_spec("highwater_worker")
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    if not places or not Path(places[0], "plan").is_dir():
+    if (folder := package_folder()) is None:
         raise PlanError("the worker package is not a folder of files here: run `pip install vllm-highwater-worker`")
-    return Path(places[0]).resolve()
+    return folder.resolve()
 
 
 def engine_here() -> str | None:
