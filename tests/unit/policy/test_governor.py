@@ -63,14 +63,6 @@ def leave_free(core: Core, free: int, *, cached: int = 0, rank: int | None = Non
 # --- the default ---
 
 
-async def test_the_story_in_one_unit_does_not_call_for_anything():
-    """mem_get_info counts 54,650 and 58,432 MiB of 62,420, and 3,988 MiB are free after the benchmark."""
-    assert (USED_READY // MIB, USED_AFTER // MIB, TOTAL // MIB) == (54_650, 58_432, 62_420)
-    core = await grown(DEFAULT)
-    await core.tick()
-    assert (core.fake.resets(), core.governor.status().level) == ([], "calm")
-
-
 @pytest.mark.parametrize("utilization", [0.90, 0.95])
 async def test_the_default_waits_for_its_own_water_and_then_acts_at_once(utilization):
     core = core_on(rules=[DEFAULT])
@@ -122,16 +114,6 @@ async def test_a_shortage_that_nothing_here_can_help_is_told_once():
     assert status.summary.startswith(f"short by {math.ceil((LOW - 256 * MIB) / MIB):,} MiB on rank 0")
 
 
-async def test_a_second_wave_right_after_relief_is_met_at_once():
-    core = core_on(rules=[DEFAULT])
-    await core.tick()
-    for _ in range(5):
-        leave_free(core, HIGH // 2 - MIB, cached=4096 * MIB)
-        await core.tick(0.2)
-    assert core.fake.resets() == ["release"] * 5
-    assert core.governor.status().actions_last_hour == 5
-
-
 async def test_more_than_an_hours_worth_of_actions_is_not_held_back():
     core = core_on(rules=[DEFAULT])
     await core.tick()
@@ -141,16 +123,6 @@ async def test_more_than_an_hours_worth_of_actions_is_not_held_back():
     assert (len(core.fake.resets()), core.governor.status().actions_last_hour) == (70, 70)
     await core.tick(3600.0)
     assert core.governor.status().actions_last_hour == 0
-
-
-async def test_after_traffic_an_idle_engine_is_tidied_once():
-    core = core_on(rules=[DEFAULT])
-    core.fake.running = 4
-    await core.tick()
-    core.fake.running = 0
-    for _ in range(120):
-        await core.tick()
-    assert core.fake.resets() == ["release"]
 
 
 async def test_the_status_of_each_rank_is_told_in_bytes():
@@ -251,20 +223,6 @@ async def test_only_what_is_needed_is_spilled():
 
 
 TRIM_LOW = int(0.85 * TOTAL)
-
-
-async def test_a_cache_rule_trims_to_low_water():
-    rule = Rule(
-        name="cache",
-        signal="encoder_cache_bytes",
-        high_water=20 * IMAGE_BYTES,
-        low_water=10 * IMAGE_BYTES + 5,
-        remedies=SIGNAL_REMEDIES["encoder_cache_bytes"],
-    )
-    core = await grown(rule)
-    await core.tick()
-    assert [len(worker.entries) for worker in core.fake.workers] == [10, 10]
-    assert core.fake.resets() == ["trim", "release"]
 
 
 async def test_a_remedy_that_helps_the_wrong_rank_is_ineffective():
