@@ -77,20 +77,15 @@ def main(grace_seconds: float, command: list[str]) -> int:
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        status = _end(engine, grace_seconds)
+        if engine.poll() is None:
+            engine.terminate()
+            try:
+                engine.wait(grace_seconds)
+            except subprocess.TimeoutExpired:
+                engine.kill()
+        status = engine.wait()
+        end_session(os.getsid(0), but=os.getpid(), grace_seconds=grace_seconds)
     return status if status >= 0 else 128 - status
-
-
-def _end(engine: subprocess.Popen[bytes], grace_seconds: float) -> int:
-    if engine.poll() is None:
-        engine.terminate()
-        try:
-            engine.wait(grace_seconds)
-        except subprocess.TimeoutExpired:
-            engine.kill()
-    status = engine.wait()
-    end_session(os.getsid(0), but=os.getpid(), grace_seconds=grace_seconds)
-    return status
 
 
 if __name__ == "__main__":

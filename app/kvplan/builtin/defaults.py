@@ -40,6 +40,10 @@ def filled(model: Model, flags: EngineFlags) -> EngineFlags:
     if batched < requests:
         raise PlanError(f"--max-num-batched-tokens: {batched}; vLLM refuses less than --max-num-seqs, {requests}")
     own, cache = _model_type(model, flags), _cache_type(model, flags)
+    # The states of a delta net have the model's type, or that of Qwen3.5's own key (models/config.py).
+    state = model.text.get("mamba_ssm_dtype") if model.model_type.startswith("qwen3_5") else None
+    if state not in (None, "float32", "float16", "bfloat16"):
+        raise model.text.refused("mamba_ssm_dtype", "float32, float16 or bfloat16 is needed")
     is_hybrid, caches = model.family.keeps == "delta", flags.enable_prefix_caching is not False
     return replace(
         flags,
@@ -53,7 +57,7 @@ def filled(model: Model, flags: EngineFlags) -> EngineFlags:
         enable_prefix_caching=caches,
         async_scheduling=flags.async_scheduling is not False,
         mamba_cache_dtype=own,
-        mamba_ssm_cache_dtype=_state_type(model, own),
+        mamba_ssm_cache_dtype=str(state or own),
         # MambaModelConfig (models/config.py): the only mode with prefix caching, whatever is asked for.
         mamba_cache_mode="align" if is_hybrid and caches else "none",
     )
@@ -110,14 +114,6 @@ def _cache_type(model: Model, flags: EngineFlags) -> str:
     if not model.is_sparse:
         return given
     return PACKED if is_quantized else "auto"  # models/config.py: bfloat16 is the model's own
-
-
-def _state_type(model: Model, own: str) -> str:
-    """Return the element type of a delta net's states: the model's, or that of Qwen3.5's own key (models/config.py)."""
-    named = model.text.get("mamba_ssm_dtype") if model.model_type.startswith("qwen3_5") else None
-    if named not in (None, "float32", "float16", "bfloat16"):
-        raise model.text.refused("mamba_ssm_dtype", "float32, float16 or bfloat16 is needed")
-    return str(named or own)
 
 
 def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:

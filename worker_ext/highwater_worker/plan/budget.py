@@ -7,7 +7,6 @@ Qwen2.5-7B has 14.19 GiB of tensors, and 14.25 GiB are counted and printed.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 from highwater_worker.plan import estimates, versions
@@ -46,21 +45,17 @@ class CachingAllocator:
 def weights_of(models: list[Any]) -> tuple[int, int]:
     """Return the bytes of all tensors on the device, each storage once; and as the allocator counts them."""
     allocator, kind = CachingAllocator(), importlib.import_module("torch").Tensor
-    tensors = (one for model in models for module in model.modules() for one in _tensors(module))
-    storages = (one.untyped_storage() for one in tensors if isinstance(one, kind) and one.is_meta)
+    held: list[Any] = []
+    for module in (module for model in models for module in model.modules()):
+        parameters = (one for one in module._parameters.values() if one is not None)
+        held += (one for one in parameters if not getattr(one, "_vllm_is_uva_offloaded", False))
+        for one in (*module._buffers.values(), *vars(module).values()):
+            held += one if isinstance(one, (tuple, list)) else (one,)  # adapters keep tuples of tensors
+    storages = (one.untyped_storage() for one in held if isinstance(one, kind) and one.is_meta)
     sizes = {storage._cdata: storage.nbytes() for storage in storages if storage.nbytes()}
     for size in sizes.values():
         allocator.allocate(size)
     return sum(sizes.values()), allocator.allocated_bytes
-
-
-def _tensors(module: Any) -> Iterator[Any]:
-    """Yield what a module holds: parameters that stay on the card, buffers, and adapters' tuples of tensors."""
-    for parameter in module._parameters.values():
-        if parameter is not None and not getattr(parameter, "_vllm_is_uva_offloaded", False):
-            yield parameter
-    for one in (*module._buffers.values(), *vars(module).values()):
-        yield from one if isinstance(one, (tuple, list)) else (one,)
 
 
 def activation(peak: int, config: Any) -> Figure:

@@ -6,7 +6,7 @@ import gc
 import importlib
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -121,25 +121,22 @@ def _after_loading(model: Any, dtype: Any) -> None:
     """
     failed: set[str] = set()
     for module in list(model.modules()):
-        if (step := _step_after_loading(module, dtype)) is None:
+        method: Any = getattr(module, "quant_method", None)
+        quantizes = getattr(method, "uses_meta_device", False)
+        is_mla = hasattr(module, "kv_b_proj") and hasattr(module, "process_weights_after_loading")
+        if not quantizes and not is_mla:
             continue
         before = dict(module._parameters), dict(module._buffers), dict(module._modules)
         try:
-            step()
+            if quantizes:
+                method.process_weights_after_loading(module)
+            else:
+                module.process_weights_after_loading(dtype)
         except Exception as error:  # noqa: BLE001 - a kernel that is not there, or a value that is none
             module._parameters, module._buffers, module._modules = before
             failed.add(f"{type(module).__name__} ({type(error).__name__}: {str(error)[:80]})")
     for name in sorted(failed):
         say(NOT_COUNTED, f"what loading makes of the weights of {name}")
-
-
-def _step_after_loading(module: Any, dtype: Any) -> Callable[[], Any] | None:
-    method: Any = getattr(module, "quant_method", None)
-    if getattr(method, "uses_meta_device", False):
-        return lambda: method.process_weights_after_loading(module)
-    if hasattr(module, "kv_b_proj") and hasattr(module, "process_weights_after_loading"):  # MLA
-        return lambda: module.process_weights_after_loading(dtype)
-    return None
 
 
 # --- the profiling run: the activation peak, where kernels do nothing ---
