@@ -78,7 +78,8 @@ def card_under(
     """
     if flags.kv_cache_memory_bytes is None and flags.num_gpu_blocks_override is None:
         return None
-    numbers = {number: _standing_in(engine, changed)[number] for number in caches}
+    standing_in = _standing_in(engine, changed)
+    numbers = {number: standing_in[number] for number in caches}
     made = {number: engine.workers[one].budget.kv_cache.tensor_bytes for number, one in numbers.items()}
     is_as_much = all(
         cache <= (engine.available_bytes[numbers[number]] if made[number] is None else made[number] or 0)

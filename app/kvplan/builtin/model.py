@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from kvplan.errors import PlanError, short
 
+MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _UNKNOWN: Final = "is not among those that the built-in plans"
 _MAX_LAYERS: Final = 4096
 _EXPERT_KEYS: Final = ("num_experts", "num_local_experts", "n_routed_experts")

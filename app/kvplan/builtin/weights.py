@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.builtin.defaults import MODEL_BYTES
-from kvplan.builtin.model import Model
+from kvplan.builtin.model import MODEL_BYTES, Model
 from kvplan.errors import PlanError
 from kvplan.figure import GIB, MIB, Figure, ceil_div, estimated
 from kvplan.flags import EngineFlags

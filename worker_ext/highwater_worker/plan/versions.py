@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from highwater_worker.plan.stand_ins import anything
-
 
 def first(*places: str) -> Any:
     """Return the first of these `module:name` that there is; raises ImportError if there is none."""
@@ -57,8 +55,8 @@ def pretend_packages(devices: int) -> None:
         importlib.import_module("vllm._custom_ops")  # registers its fakes by what is really there
 
 
-def patch_modules() -> None:
-    """Replace what would look at a card; once absent operators have their stand-ins."""
+def patch_modules(anything: Any) -> None:
+    """Replace what would look at a card, once absent operators have their stand-ins; `anything` makes one by a name."""
     torch = importlib.import_module("torch")
     for name in ("FA2", "FA3"):  # which of them a card gets is decided by its capability
         patch(f"vllm.vllm_flash_attn.flash_attn_interface:{name}_AVAILABLE", True)

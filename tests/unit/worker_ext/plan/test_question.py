@@ -70,13 +70,13 @@ def serve(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[dict[str, Any]]:
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
     monkeypatch.setattr(command.os, "fdopen", lambda *_: written)
     monkeypatch.setattr(command.os, "dup2", lambda *_: None)
-    monkeypatch.setattr(command.process, "import_vllm", no_vllm)
+    monkeypatch.setattr(command, "import_vllm", no_vllm)
     assert command.main(["--serve"]) == 0
     return [json.loads(line) for line in written.getvalue().splitlines()]
 
 
 def no_vllm(*_: object) -> None:
-    raise command.process.CannotBeAskedError("no vLLM")
+    raise command.CannotBeAskedError("no vLLM")
 
 
 def test_every_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from highwater_worker.plan import told
 from highwater_worker.plan.budget import CachingAllocator
-from highwater_worker.plan.stand_ins import (
+from highwater_worker.plan.platform import (
     StandIns,
     anything,
     stand_in_for_operators,
