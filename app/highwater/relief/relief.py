@@ -29,8 +29,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -77,17 +77,23 @@ _NEXT: Mapping[State, frozenset[State]] = {
 
 
 class States:
-    """The state that the one relief under way is in, ``now``."""
+    """Lets one relief after the other through; ``now`` is the state that the one under way is in."""
 
     def __init__(self) -> None:
         self.now: State = "idle"
+        self._turn = asyncio.Lock()
 
-    @contextmanager
-    def one_relief(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.now = "idle"
+    @property
+    def busy(self) -> bool:
+        return self._turn.locked()
+
+    @asynccontextmanager
+    async def one_relief(self) -> AsyncIterator[None]:
+        async with self._turn:
+            try:
+                yield
+            finally:
+                self.now = "idle"
 
     @asynccontextmanager
     async def enter(self, state: State, seconds: float) -> AsyncIterator[None]:
@@ -166,7 +172,6 @@ class Relief:
         self._quiescer = quiescer
         self._observer = observer
         self._clock = clock
-        self._turn = asyncio.Lock()
         self._states = States()
 
     @property
@@ -175,7 +180,7 @@ class Relief:
 
     @property
     def busy(self) -> bool:
-        return self._turn.locked()
+        return self._states.busy
 
     def unavailable(self, name: str, status: EngineStatus) -> str | None:
         remedy, can = self.remedies[name], self._poller.capabilities
@@ -241,17 +246,16 @@ class Relief:
         """Bring back what a trim moved to the host, by rank. Raises Refused where a worker cannot, and NotAvailable."""
         if (problem := no_extension(self._poller.capabilities)) is not None:
             raise Refused(problem)
-        async with self._turn:
-            with self._states.one_relief():
-                try:
-                    async with self._states.enter("calling", self._rounds_seconds()):
-                        restored = await call_workers_in_rounds(self._engine, "restore", {})
-                except EngineError as exc:
-                    raise NotAvailable(self._not_restored(str(exc), caller)) from exc
-                except TimeoutError as exc:
-                    late = f"it has not ended within {self._rounds_seconds():g} s"
-                    raise NotAvailable(self._not_restored(late, caller)) from exc
-                report = await self._poll("measuring") if restored.ok else None
+        async with self._states.one_relief():
+            try:
+                async with self._states.enter("calling", self._rounds_seconds()):
+                    restored = await call_workers_in_rounds(self._engine, "restore", {})
+            except EngineError as exc:
+                raise NotAvailable(self._not_restored(str(exc), caller)) from exc
+            except TimeoutError as exc:
+                late = f"it has not ended within {self._rounds_seconds():g} s"
+                raise NotAvailable(self._not_restored(late, caller)) from exc
+            report = await self._poll("measuring") if restored.ok else None
         if not restored.ok:
             raise Refused(self._not_restored(str(restored.reason), caller))
         spilled = report.encoder_cache.host_bytes if report is not None and report.encoder_cache else None
@@ -267,17 +271,16 @@ class Relief:
     # --- running one remedy ---
 
     async def _carry_out(self, run: RemedyRun) -> RemedyOutcome:
-        async with self._turn:
-            with self._states.one_relief():
-                try:
-                    return await self._relieve(run)
-                except RequestError:
-                    raise  # recorded where it arose
-                except BaseException as exc:
-                    # Cancelled, or unexpected: raised again, and recorded first, as the remedy may have run.
-                    what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
-                    self._record(run, run.ended("failed", reason=f"{what} while {self.state}"))
-                    raise
+        async with self._states.one_relief():
+            try:
+                return await self._relieve(run)
+            except RequestError:
+                raise  # recorded where it arose
+            except BaseException as exc:
+                # Cancelled, or unexpected: raised again, and recorded first, as the remedy may have run.
+                what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
+                self._record(run, run.ended("failed", reason=f"{what} while {self.state}"))
+                raise
 
     async def _relieve(self, run: RemedyRun) -> RemedyOutcome:
         before = await self._before(run)

@@ -521,9 +521,8 @@ async def test_requests_wait_for_the_reset_and_not_for_the_release_after_it(monk
 def test_a_state_that_cannot_follow_is_an_error():
     async def wrong() -> None:
         states = States()
-        with states.one_relief():
-            async with states.enter("reading", 1.0), states.enter("measuring", 1.0):
-                pytest.fail("nothing was called")
+        async with states.one_relief(), states.enter("reading", 1.0), states.enter("measuring", 1.0):
+            pytest.fail("nothing was called")
 
     with pytest.raises(RuntimeError, match="does not go from reading to measuring"):
         asyncio.run(wrong())
