@@ -58,8 +58,15 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
     """
     version, files = _installed()
     try:
-        folder = folder.absolute()
-        _refuse_place(folder)
+        folder, place = folder.absolute(), package_folder()
+        if not str(folder).isprintable() or os.pathsep in str(folder):
+            raise WorkerPackageError(
+                f"{str(folder)!r} cannot be on a PYTHONPATH: name a folder without {os.pathsep!r} in its path"
+            )
+        if place is not None and folder.resolve().is_relative_to(place.resolve()):
+            raise WorkerPackageError(
+                f"{folder} lies within the worker package itself: name a folder outside of {place}"
+            )
         missing = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for place in missing:
@@ -77,16 +84,6 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
             "can write to"
         ) from exc
     return CopiedPackage(folder, version, is_new)
-
-
-def _refuse_place(folder: Path) -> None:
-    if not str(folder).isprintable() or os.pathsep in str(folder):
-        raise WorkerPackageError(
-            f"{str(folder)!r} cannot be on a PYTHONPATH: name a folder without {os.pathsep!r} in its path"
-        )
-    place = package_folder()
-    if place is not None and folder.resolve().is_relative_to(place.resolve()):
-        raise WorkerPackageError(f"{folder} lies within the worker package itself: name a folder outside of {place}")
 
 
 def package_folder() -> Path | None:

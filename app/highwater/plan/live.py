@@ -209,6 +209,8 @@ def live_json(engine: LiveEngine, plan: LivePlan, granted: Granted | None = None
     needed = plan.pool.needed_bytes if chosen is None else chosen.needed_bytes
     if available.low is not None and available.high is not None:
         fits = fits if (needed <= available.low) == (needed <= available.high) else None
+    encoder = plan.encoder or EncoderLimits()
+    cached, width, element = encoder.cache_size, encoder.embed_width, encoder.embed_bytes
     line, architecture = str(UNNAMED.changed(plan.changed)), engine.workers[0].budget.architecture
     others = f", with {line.removeprefix(f'{UNNAMED} ')}" if plan.changed else ""
     # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
@@ -232,21 +234,17 @@ def live_json(engine: LiveEngine, plan: LivePlan, granted: Granted | None = None
             "on_card": None if plan.card is None else plan.card.why,
             "grades": grades,
         },
-        "encoder": None if plan.encoder is None else _encoder_json(plan.encoder),
+        "encoder": plan.encoder
+        and {
+            "compute_embeddings": plan.encoder.compute_budget,
+            "cache_embeddings": cached,
+            "cache_bytes": None if cached is None or width is None or element is None else cached * width * element,
+            "items": {
+                modality: {"max_embeddings": size, "cached": cached // size if cached is not None and size else None}
+                for modality, size in (plan.encoder.max_tokens_per_item or {}).items()
+            },
+        },
         "command_line": line if plan.changed else None,
         "notes": [*available.notes, *plan.notes],
         **({} if granted is None else {"wish": wish_json(granted)}),
-    }
-
-
-def _encoder_json(encoder: EncoderLimits) -> dict[str, Any]:
-    size, width, element = encoder.cache_size, encoder.embed_width, encoder.embed_bytes
-    return {
-        "compute_embeddings": encoder.compute_budget,
-        "cache_embeddings": size,
-        "cache_bytes": None if size is None or width is None or element is None else size * width * element,
-        "items": {
-            modality: {"max_embeddings": largest, "cached": size // largest if size is not None and largest else None}
-            for modality, largest in (encoder.max_tokens_per_item or {}).items()
-        },
     }

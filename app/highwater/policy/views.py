@@ -187,19 +187,17 @@ def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode =
     if not views:
         return "there are no rules: nothing is given back by itself"
     view = next(view for view in views if view.level == level)
-    return (view.reason or _calm(view)) + ("; observe mode: nothing is done" if mode == "observe" else "")
-
-
-def _calm(view: RuleView) -> str:
-    signal, worst = view.rule.signal, view.worst
-    if worst is None or worst.value is None or worst.high is None:
-        return f"rule {view.rule.name} is calm"
-    numbers = (worst.value, worst.high)
-    value, water = (f"{one:.3f}" if signal in RATIO_SIGNALS else f"{one / MIB:,.0f} MiB" for one in numbers)
-    if signal == "device_free_bytes":
-        rank = rank_title(worst.reading.dp_rank, worst.reading.rank)
-        return f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
-    return f"{signal} is {value}; from {water} on memory is given back"
+    rule, worst = view.rule, view.worst
+    text = view.reason or f"rule {rule.name} is calm"
+    if view.reason is None and worst is not None and worst.value is not None and worst.high is not None:
+        numbers = (worst.value, worst.high)
+        is_ratio = rule.signal in RATIO_SIGNALS
+        value, water = (f"{one:.3f}" if is_ratio else f"{one / MIB:,.0f} MiB" for one in numbers)
+        text = f"{rule.signal} is {value}; from {water} on memory is given back"
+        if rule.signal == "device_free_bytes":
+            rank = rank_title(worst.reading.dp_rank, worst.reading.rank)
+            text = f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
+    return f"{text}; observe mode: nothing is done" if mode == "observe" else text
 
 
 def _rank(rule: Rule, pressure: Pressure, growth: RankGrowth | None) -> RankPressure:

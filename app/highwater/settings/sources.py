@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
@@ -45,7 +45,13 @@ def load(
     """
     env = os.environ if environ is None else environ
     variables = {key: env[variable(key)] for key, _ in keys() if variable(key) in env}
-    problems = list(_unknown_variables(env))
+    problems = []
+    known = {variable(key) for key, _ in keys()} | _NOT_SETTINGS
+    for name in sorted(env):
+        if name.startswith(PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name):
+            near = _nearest(name, known, lambda text: re.sub("_+", "_", text))
+            meant = f"did you mean {near}?" if near else "see highwater serve --help"
+            problems.append(f"{masked(name)}: is not a setting; {meant}")
     merged: dict[str, Any] = {}
     for file, texts in ((env.get(CONFIG_VARIABLE), variables), (config, flags or {})):
         try:
@@ -67,16 +73,6 @@ def load(
         if not problems:
             return settings
     raise SettingsError(problems)
-
-
-def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
-    known = {variable(key) for key, _ in keys()} | _NOT_SETTINGS
-    for name in sorted(env):
-        if name.startswith(PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name):
-            near = _nearest(name, known, lambda text: re.sub("_+", "_", text))
-            yield f"{masked(name)}: is not a setting; " + (
-                f"did you mean {near}?" if near else "see highwater serve --help"
-            )
 
 
 def _nearest(given: str, known: Iterable[str], plain: Callable[[str], str] = str) -> str | None:
