@@ -1,4 +1,4 @@
-"""What a plan is for: vLLM's own flags, what each may be, and the part of them that sizes a KV cache."""
+"""The flags that a plan is for: vLLM's own, what each may be, and the part of them that sizes a KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How short of memory each rank is by a rule, and what a remedy can give there. Pure.
+"""The shortage of memory on each rank by a rule, and what a remedy can give there. Pure.
 
 The waters of the default rule are free bytes on each rank, derived from the engine's own plan. A server dies of one
 absolute demand (an image's activations, a workspace) that meets too few free bytes while the allocator keeps blocks

@@ -1,4 +1,4 @@
-"""What this process takes of the system: open files, which bound its connections, and the C library's memory.
+"""The resources of this process: open files, which bound its connections, and the C library's memory.
 
 Pieces of a large body are 256 KB each. By default glibc maps and unmaps memory of that size at each call, and the
 kernel clears every page again: more CPU than everything else that an upload costs. Retained, the same few pages are
