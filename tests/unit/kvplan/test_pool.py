@@ -13,11 +13,8 @@ from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
 from kvplan.specs import CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
 from tests.kv_cases import plan, random_questions
-from tests.support.pool_oracle import Question, ask_oracle, differences
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kvplan.pool import KvPool
     from kvplan.specs import Layers, LayerSpec
 
@@ -150,9 +147,6 @@ def test_what_is_no_model_is_refused(workers: list[Layers], available: list[int]
         plan_pool(workers, available, LIMITS, generation_of("0.19.0"))
 
 
-# --- the oracle ---
-
-
 def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
     refused = 0
     for question in random_questions("0.32.0", count=60, seed=7):
@@ -165,57 +159,6 @@ def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
             assert not isinstance(again, PlanError)
             assert again.fits is fits
     assert refused > 10
-
-
-def answering(folder: Path, text: str) -> Path:
-    """Return a program that stands in for a Python with vLLM."""
-    program = folder / "python"
-    program.write_text(f"#!/bin/sh\n{text}\n")
-    program.chmod(0o755)
-    return program
-
-
-QUESTION = Question(workers=[layers(1)], available_bytes=[600 * PAGE], limits=LIMITS)
-AGREED = {
-    "fits": True,
-    "blocks": 600,
-    "tokens": 9600,
-    "max_concurrency": 600 / 512,
-    "groups": [{"layers": 1, "block_size": 16}],
-    "checks": [{"available_bytes": 599 * PAGE, "needed_bytes": 512 * PAGE, "max_model_len": 8192}],
-}
-
-
-def test_an_oracle_that_cannot_answer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="could not be started"):
-        ask_oracle(tmp_path / "none", [QUESTION])
-    silent = answering(tmp_path, "echo \"No module named 'vllm'\" >&2; exit 1")
-    with pytest.raises(PlanError, match="answered 0 of 1 questions: No module named 'vllm'"):
-        ask_oracle(silent, [QUESTION])
-    other = answering(tmp_path, "cat >/dev/null; echo hello; echo world")
-    with pytest.raises(PlanError, match="something else than JSON: 'hello'"):
-        ask_oracle(other, [QUESTION])
-    with pytest.raises(PlanError, match="did not answer within 0 s"):
-        ask_oracle(answering(tmp_path, "exec tail -f /dev/null"), [QUESTION], timeout_seconds=0.1)
-
-
-def test_the_answers_come_with_the_version_asked(tmp_path: Path) -> None:
-    program = answering(tmp_path, """cat >/dev/null; echo '{"vllm_version": "0.32.0"}'; echo '{"fits": true}'""")
-    answers = ask_oracle(program, [QUESTION])
-    assert (answers.vllm_version, list(answers.answers)) == ("0.32.0", [{"fits": True}])
-
-
-def test_agreement_is_silent_and_every_difference_is_a_sentence() -> None:
-    pool = plan(QUESTION, "0.32.0")
-    assert differences(pool, AGREED) == ()
-    assert differences(pool, AGREED | {"blocks": 601}) == ("blocks is 600 in the plan and 601 in vLLM",)
-    assert differences(PlanError("layers: no"), AGREED) == (
-        "the plan refuses these layers (layers: no), vLLM does not",
-    )
-    assert differences(pool, {"unanswerable": "no field"}) == ("vLLM could not be asked: no field",)
-    crashed = {"fits": False, "refused_by_check": False, "error": "AssertionError: ", "checks": []}
-    assert differences(pool, crashed) == ("the plan is a pool, vLLM ends with AssertionError: ",)
-    assert differences(PlanError("layers: no"), crashed) == ()
 
 
 def test_attention_takes_a_key_and_a_value_of_every_token_and_head() -> None:
