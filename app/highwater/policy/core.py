@@ -341,5 +341,5 @@ def _worst(rule: Rule, counted: Sequence[Pressure]) -> Pressure | None:
     known = [pressure for pressure in counted if pressure.value is not None]
     if rule.is_derived:
         return min(known, key=lambda pressure: (pressure.value or 0) - (pressure.high or 0), default=None)
-    pick = min if rule.signal == "device_free_bytes" else max
+    pick = min if rule.traits.falls else max
     return pick(known, key=lambda pressure: pressure.value or 0, default=None)

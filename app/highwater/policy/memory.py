@@ -11,7 +11,7 @@ from highwater.accounting.freed import credit
 from highwater.accounting.host_share import host_share, host_used
 from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.policy.pressure import Facts, Pressure, is_relieved, possible_gain, pressures
-from highwater.policy.rules import HOST_SIGNALS, Rule
+from highwater.policy.rules import Rule
 from highwater.readings.policy import ActionOutcome, PolicyLevel, RankFreed, RulePhase
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import UNNEEDED, Outcome, RemedyResult, Target
@@ -179,7 +179,7 @@ def learn(
     ranks: tuple[RankFreed, ...] = ()
     freed_bytes = None
     if result.outcome in {"done", "failed"} and after:
-        ranks, freed_bytes = _freed(remedy, rule.signal, result, before, after)
+        ranks, freed_bytes = _freed(action, result, before, after)
     run = LastRun(
         at=now,
         outcome=result.outcome,
@@ -221,11 +221,11 @@ def _judged(action: Action, run: LastRun, after: Sequence[RankReading], now: flo
 
 
 def _freed(
-    remedy: str, signal: str, result: RemedyResult, before: Sequence[RankReading], after: Sequence[RankReading]
+    action: Action, result: RemedyResult, before: Sequence[RankReading], after: Sequence[RankReading]
 ) -> tuple[tuple[RankFreed, ...], int | None]:
     """Return what the remedy freed of the signal, by rank and in all. Ranks of one host share its memory."""
-    if signal not in HOST_SIGNALS:
-        credited = credit(remedy, before, after, result.detail)
+    if not action.rule.traits.is_of_host:
+        credited = credit(action.remedy, before, after, result.detail)
         return credited.ranks, credited.freed_bytes or 0
     earlier = {rank_key(reading): host_share(reading)[0] for reading in before}
     ranks = tuple(

@@ -25,14 +25,14 @@ where it did not, what is at rest alone counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from highwater.accounting.host_share import host_ratio, host_share
 from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.remedies import TRAITS, PossibleGain, reserve_bytes
-from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, Rule
+from highwater.policy.rules import Rule
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 from highwater.text.table import rank_title
@@ -102,7 +102,7 @@ def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
     if rule.is_derived:
         baseline = {rank_key(reading): reading for reading in facts.baseline}
         ranks = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
-    elif rule.signal in _GROWTH:
+    elif rule.traits.value is None:
         ranks = _growth(rule, report)
     else:
         ranks = [_own(rule, reading) for reading in report.ranks]
@@ -110,7 +110,7 @@ def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
         reading = pressure.reading
         if reading.asleep_tags:
             ranks[number] = replace(pressure, note=f"asleep: {', '.join(reading.asleep_tags)}")
-        elif rule.signal in HOST_SIGNALS and not reading.host_memory.cgroup_limit_bytes:
+        elif rule.traits.is_of_host and not reading.host_memory.cgroup_limit_bytes:
             note = "its container has no memory limit: what the whole machine uses is not the engine's to give back"
             ranks[number] = replace(pressure, note=note)
     return ranks
@@ -122,14 +122,13 @@ def is_reached(rule: Rule, pressure: Pressure) -> bool:
         return False
     if rule.is_derived:
         return pressure.value < pressure.high
-    falls = rule.signal in FALLING_SIGNALS
-    return pressure.value <= pressure.high if falls else pressure.value >= pressure.high
+    return pressure.value <= pressure.high if rule.traits.falls else pressure.value >= pressure.high
 
 
 def is_relieved(rule: Rule, pressure: Pressure) -> bool:
     if pressure.value is None or pressure.low is None:
         return True
-    return _relieved(rule.signal, pressure.value, pressure.low)
+    return _relieved(rule, pressure.value, pressure.low)
 
 
 def possible_gain(remedy: str, signal: str, reading: RankReading) -> PossibleGain:
@@ -137,8 +136,8 @@ def possible_gain(remedy: str, signal: str, reading: RankReading) -> PossibleGai
     return traits.can_give(reading) if signal in traits.lowers else PossibleGain(None)
 
 
-def _relieved(signal: str, value: float, water: float) -> bool:
-    return value >= water if signal in FALLING_SIGNALS else value <= water
+def _relieved(rule: Rule, value: float, water: float) -> bool:
+    return value >= water if rule.traits.falls else value <= water
 
 
 # --- the default rule ---
@@ -228,34 +227,31 @@ def _derived(rule: Rule, reading: RankReading, baseline: RankReading | None) -> 
 
 # --- an operator's rules ---
 
-_GROWTH = frozenset({"device_growth_bytes", "host_growth_bytes"})
-
 
 def _own(rule: Rule, reading: RankReading) -> Pressure:
     high, low = rule.high_water or 0.0, rule.low_water or 0.0
-    value = _VALUES[rule.signal](reading)
+    value = None if rule.traits.value is None else rule.traits.value(reading)
     if value is None:
         return Pressure(reading=reading, value=None, high=high, low=low, note=f"{rule.signal} is not known")
     totals = {"device_used_ratio": reading.total_bytes or 0, "host_used_ratio": host_share(reading)[1] or 0}
     scale = totals.get(rule.signal, 1)
-    is_free = rule.signal == "device_free_bytes"
     free = reading.free_bytes if reading.free_bytes is not None else math.inf
-    high_free = high if is_free else (1 - high) * (reading.total_bytes or 0)
+    high_free = high if rule.traits.falls else (1 - high) * (reading.total_bytes or 0)
     return Pressure(
         reading=reading,
         value=value,
         high=high,
         low=low,
-        need_bytes=max(math.ceil((low - value if is_free else value - low) * scale), 0),
+        need_bytes=max(math.ceil((low - value if rule.traits.falls else value - low) * scale), 0),
         gain_bytes=min(rule.min_gain_bytes, int(abs(high - low) * scale)),
-        is_urgent=rule.signal in FILL_SIGNALS and free < high_free / 2,
+        is_urgent=rule.traits.is_fill and free < high_free / 2,
     )
 
 
 def _growth(rule: Rule, report: Report) -> list[Pressure]:
     """Return the ranks by growth, which is a sum over them: each has an even share of what is to be given back."""
     growth, count = report.growth, max(len(report.ranks), 1)
-    grown = growth.since_ready_bytes if rule.signal == "device_growth_bytes" else growth.host_since_ready_bytes
+    grown = growth.host_since_ready_bytes if rule.traits.is_of_host else growth.since_ready_bytes
     high, low = rule.high_water or 0.0, rule.low_water or 0.0
     need = max(-(math.floor(low - grown) // count), 0) if grown is not None else 0
     gain = min(rule.min_gain_bytes, int((high - low) / count))
@@ -264,15 +260,6 @@ def _growth(rule: Rule, report: Report) -> list[Pressure]:
         Pressure(reading=reading, value=grown, high=high, low=low, need_bytes=need, gain_bytes=gain, note=note)
         for reading in report.ranks
     ]
-
-
-# A rank's value of each signal that is its own.
-_VALUES: Mapping[str, Callable[[RankReading], float | None]] = {
-    "device_used_ratio": lambda reading: reading.used_ratio,
-    "device_free_bytes": lambda reading: reading.free_bytes,
-    "encoder_cache_bytes": lambda reading: reading.components.encoder_cache_bytes,
-    "host_used_ratio": host_ratio,
-}
 
 
 # --- waters that the engine cannot reach ---
@@ -285,20 +272,19 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
     """
     if rule.is_derived:
         return None
-    at_rest = list(_at_rest(rule.signal, baseline, ranks))
+    at_rest, falls = list(_at_rest(rule, baseline, ranks)), rule.traits.falls
     if not at_rest:
         return None
-    falls = rule.signal == "device_free_bytes"
     reading, value = (min if falls else max)(at_rest, key=lambda pair: pair[1])
     for key, water in (("low_water", rule.low_water or 0.0), ("high_water", rule.high_water or 0.0)):
-        if _relieved(rule.signal, value, water):
+        if _relieved(rule, value, water):
             continue
         has, better = ("has", "or less") if falls else ("uses", "or more")
-        shown = f"{value:.4g}" if rule.signal.endswith("_ratio") else f"{value:.0f}"
+        shown = f"{value:.4g}" if rule.traits.is_ratio else f"{value:.0f}"
         rounded = f"{min(math.ceil(value * 100) / 100, 1.0):g}"
-        if rule.signal == "device_free_bytes":
+        if falls:
             rounded = str(math.floor(value / MIB) * MIB)
-        other = "free memory on the host" if rule.signal.startswith("host_") else "lower --gpu-memory-utilization"
+        other = "free memory on the host" if rule.traits.is_of_host else "lower --gpu-memory-utilization"
         where = f"rank {rank_title(reading.dp_rank, reading.rank)}"
         return (
             f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: {where} {has} {shown} at "
@@ -309,17 +295,17 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
 
 
 def _at_rest(
-    signal: str, baseline: Sequence[RankReading], ranks: Sequence[RankReading]
+    rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[RankReading]
 ) -> Iterator[tuple[RankReading, float]]:
-    if signal == "host_used_ratio":
+    if rule.signal == "host_used_ratio":
         # Only the first readings show what a host has in use at rest.
         yield from ((reading, ratio) for reading in baseline if (ratio := host_ratio(reading)) is not None)
         return
-    if signal not in FILL_SIGNALS:
+    if not rule.traits.is_fill:
         return  # 0 at rest by what they count
     known = {rank_key(reading): reading for reading in (*ranks, *baseline)}
     for reading in known.values():
         size, total = at_rest_bytes(reading), reading.total_bytes
         if size is None or not total or reading.asleep_tags:
             continue
-        yield reading, (total - size if signal == "device_free_bytes" else size / total)
+        yield reading, (total - size if rule.traits.falls else size / total)

@@ -11,7 +11,7 @@ from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.remedies import TRAITS
 from highwater.policy.memory import MAX_RELAPSES, RuleMemory
 from highwater.policy.pressure import Facts, Pressure, is_reached, possible_gain
-from highwater.policy.rules import FILL_SIGNALS, HOST_SIGNALS, MIN_GAIN_BYTES, RATIO_SIGNALS, Rule
+from highwater.policy.rules import MIN_GAIN_BYTES, Rule
 from highwater.readings.growth import RankGrowth
 from highwater.readings.policy import PolicyLevel, PolicyMode, RankPressure, RemedyState, RulePhase, RuleStatus
 from highwater.readings.report import Report
@@ -44,7 +44,7 @@ class RuleView:
 def short_text(pressure: Pressure, rule: Rule) -> str:
     where = f"rank {rank_title(*pressure.key)}"
     missing = f"{math.ceil(pressure.need_bytes / MIB):,} MiB"
-    if rule.signal in FILL_SIGNALS:
+    if rule.traits.is_fill:
         return f"short by {missing} on {where}"
     return f"{rule.signal} is {missing} over low water on {where}"
 
@@ -103,7 +103,7 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
 
 
 def _what_it_could_give(remedy: str, rule: Rule, level: PolicyLevel, needy: Sequence[Pressure]) -> str | None:
-    if rule.signal not in TRAITS[remedy].lowers and rule.signal not in HOST_SIGNALS:
+    if rule.signal not in TRAITS[remedy].lowers and not rule.traits.is_of_host:
         return None
     gains = [possible_gain(remedy, rule.signal, pressure.reading) for pressure in needy]
     most = f"{math.ceil(sum(gain.size or 0 for gain in gains) / MIB):,} MiB"
@@ -175,7 +175,7 @@ def rule_status(
         reason=view.reason,
         since=memory.since + to_unix if memory.since is not None else None,
         rest_until=rest_until,
-        ranks=ranks if rule.signal in FILL_SIGNALS else (),
+        ranks=ranks if rule.traits.is_fill else (),
         remedies=tuple(remedies),
         is_dormant=view.phase == "held"
         and is_at_work
@@ -191,10 +191,10 @@ def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode =
     text = view.reason or f"rule {rule.name} is calm"
     if view.reason is None and worst is not None and worst.value is not None and worst.high is not None:
         numbers = (worst.value, worst.high)
-        is_ratio = rule.signal in RATIO_SIGNALS
+        is_ratio = rule.traits.is_ratio
         value, water = (f"{one:.3f}" if is_ratio else f"{one / MIB:,.0f} MiB" for one in numbers)
         text = f"{rule.signal} is {value}; from {water} on memory is given back"
-        if rule.signal == "device_free_bytes":
+        if rule.traits.falls:
             rank = rank_title(worst.reading.dp_rank, worst.reading.rank)
             text = f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
     return f"{text}; observe mode: nothing is done" if mode == "observe" else text
@@ -206,7 +206,7 @@ def _rank(rule: Rule, pressure: Pressure, growth: RankGrowth | None) -> RankPres
     def as_free(water: float | None) -> int | None:
         if water is None:
             return None
-        if rule.signal == "device_free_bytes":
+        if rule.traits.falls:
             return int(water)
         return int((1 - water) * total) if total is not None else None
 
