@@ -29,7 +29,7 @@ from highwater.api.proxy_metrics import connection_families, traffic_families
 from highwater.diagnose.evidence import IncidentKind
 from highwater.host.cgroup import memory_limit
 from highwater.host.watch import HostNow
-from highwater.policy.rules import RATIO_SIGNALS
+from highwater.policy.rules import SIGNALS
 from highwater.proxy.traffic import Connections
 from highwater.readings.engine import EngineState
 from highwater.readings.growth import SeriesGrowth
@@ -252,7 +252,7 @@ def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
     yield gauge("policy_short_bytes", text, ("rule", "rank"), short)
     # Value and waters by unit: no family mixes units.
     for unit, are_ratios in (("bytes", False), ("ratio", True)):
-        of_unit = [rule for rule in rules if (rule.signal in RATIO_SIGNALS) == are_ratios]
+        of_unit = [rule for rule in rules if SIGNALS[rule.signal].is_ratio == are_ratios]
         for name, text, read in _WATERS:
             yield gauge(f"policy_{name}_{unit}", text, ("rule",), [((rule.name,), read(rule)) for rule in of_unit])
 
