@@ -126,16 +126,6 @@ class RemedyRun:
     release_after: bool = True
     caller: Caller | None = None
 
-    def ended(self, outcome: Outcome, *, reason: str | None) -> RemedyResult:
-        traits = self.remedy.traits
-        return RemedyResult(
-            remedy=traits.name,
-            outcome=outcome,
-            reason=reason,
-            frees=traits.frees,
-            does_not_free=traits.does_not_free,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class RemedyOutcome:
@@ -194,9 +184,7 @@ class Relief:
         """Run one remedy for a rule, or only record that it would have been run. Raises NotAvailable as `_before`."""
         run = RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
         if observe:
-            result = run.ended("observed", reason="the policy is in observe mode")
-            self._record(run, result)
-            return RemedyOutcome(result, (), ())
+            return RemedyOutcome(self._ended(run, "observed", "the policy is in observe mode"), (), ())
         return await self._carry_out(run)
 
     async def reclaim(
@@ -279,7 +267,7 @@ class Relief:
             except BaseException as exc:
                 # Cancelled, or unexpected: raised again, and recorded first, as the remedy may have run.
                 what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
-                self._record(run, run.ended("failed", reason=f"{what} while {self.state}"))
+                self._ended(run, "failed", f"{what} while {self.state}")
                 raise
 
     async def _relieve(self, run: RemedyRun) -> RemedyOutcome:
@@ -293,7 +281,7 @@ class Relief:
         is_held = not run.force and run.remedy.needs_gate(capabilities, run.mode)
         if run.dry_run:
             plan = f"dry run; {self._quiescer.plan() if is_held else 'no request has to wait for it'}"
-            return RemedyOutcome(run.ended("observed", reason=plan), before.ranks, before.ranks)
+            return RemedyOutcome(self._ended(run, "observed", plan), before.ranks, before.ranks)
 
         started = self._clock()
         quiesced: Quiesced | None = None
@@ -326,8 +314,10 @@ class Relief:
         freed_bytes, freed_components = total(deltas)
         credited = credit(run.remedy.name, before.ranks, readings, done.detail, is_released=is_released)
         reason = "; ".join(text for text in (done.reason, unmeasured) if text) or None
-        result = replace(
-            run.ended("done" if done.ok else "failed", reason=reason),
+        result = self._ended(
+            run,
+            "done" if done.ok else "failed",
+            reason,
             seconds=self._clock() - started,
             freed_bytes=freed_bytes,
             freed_components=freed_components,
@@ -338,7 +328,6 @@ class Relief:
             held_seconds=quiesced.held_seconds if quiesced is not None else None,
             detail=done.detail,
         )
-        self._record(run, result)
         return RemedyOutcome(result, before.ranks, readings, done.answer)
 
     async def _call(self, run: RemedyRun, seconds: float) -> RunResult:
@@ -390,8 +379,7 @@ class Relief:
         return MAX_SECONDS + 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
 
     def _refused(self, run: RemedyRun, before: Report, reason: str, held_seconds: float | None = None) -> RemedyOutcome:
-        result = replace(run.ended("refused", reason=reason), held_seconds=held_seconds)
-        self._record(run, result)
+        result = self._ended(run, "refused", reason, held_seconds=held_seconds)
         return RemedyOutcome(result, before.ranks, before.ranks)
 
     async def _before(self, run: RemedyRun) -> Report:
@@ -415,20 +403,29 @@ class Relief:
         return replace(report, ranks=()) if report.stale else report
 
     def _not_available(self, run: RemedyRun, reason: str, outcome: Outcome = "failed") -> NotAvailable:
-        self._record(run, run.ended(outcome, reason=reason))
+        self._ended(run, outcome, reason)
         return NotAvailable(reason)
 
-    # --- writing down ---
-
-    def _record(self, run: RemedyRun, result: RemedyResult) -> None:
+    def _ended(self, run: RemedyRun, outcome: Outcome, reason: str | None, **figures: Any) -> RemedyResult:  # noqa: ANN401 - fields of the result
+        """Write down how it ended, also where it was refused, failed or cancelled; a dry run leaves no trace."""
+        traits = run.remedy.traits
+        result = RemedyResult(
+            remedy=traits.name,
+            outcome=outcome,
+            reason=reason,
+            frees=traits.frees,
+            does_not_free=traits.does_not_free,
+            **figures,
+        )
         if run.dry_run:
-            return
+            return result
         self._observer.remedy_ended(result, run.trigger)
         kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
         summary = summary_of(result)
         self._history.record(kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller)
         by = f"{run.trigger} by {run.caller.address or 'an unknown peer'}" if run.caller else run.trigger
         log.info("%s (%s)", summary, run.rule or by)
+        return result
 
 
 def summary_of(result: RemedyResult) -> str:
