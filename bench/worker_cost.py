@@ -12,8 +12,8 @@ import httpx
 
 from bench.figure import Figure, number
 from bench.stage import CALL_SECONDS, Stage
+from highwater.demo.engine import CACHE_TOKENS
 from highwater.demo.errors import DemoError
-from highwater.demo.model import CACHE_TOKENS
 from highwater.demo.traffic import send_images
 from tests.engines import image_tokens
 

@@ -22,15 +22,14 @@ from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.accounting.remedies import GAIN_FIELDS
 from highwater.diagnose.log.messages import KNOWN
 from highwater.exit_codes import MEANINGS
-from highwater.policy.core import RETRY_SECONDS, URGENT_COOLDOWN_SECONDS
+from highwater.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_COOLDOWN_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
-from highwater.policy.rules import FALLING_SIGNALS, MIN_GAIN_BYTES, SIGNAL_REMEDIES
+from highwater.policy.pressure import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
+from highwater.policy.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES, SIGNALS
 from highwater.policy.rules import Rule as PolicyRule
-from highwater.policy.tidying import IDLE_SECONDS, MIN_TIDY_BYTES, TIDY_SHARE
-from highwater.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
 from highwater.readings.engine import STATES
 from highwater.readings.rank import Device, WorkerBudget, WorkerMemory
-from highwater.settings.keys import keys, variable
+from highwater.settings.settings import keys, variable
 from highwater.units import GIB, MIB
 from kvplan.generations import Span
 
@@ -84,7 +83,7 @@ def signal_table() -> str:
     rows = [
         [
             f"`{signal}`",
-            "falls" if signal in FALLING_SIGNALS else "rises",
+            "falls" if SIGNALS[signal].falls else "rises",
             ", ".join(f"`{name}`" for name in remedies) or "none: the rule must name them",
         ]
         for signal, remedies in SIGNAL_REMEDIES.items()

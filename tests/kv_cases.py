@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from kvplan.errors import PlanError
+from kvplan.flags import Limits
 from kvplan.generations import Generation, generation_of
-from kvplan.limits import Limits
 from kvplan.pool import KvPool, plan_pool
 from kvplan.specs import (
     ChunkedLocal,

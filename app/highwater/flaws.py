@@ -73,21 +73,20 @@ def sentences(
             near = nearest(key)
             yield f"{key}: there is no such key" + (f"; did you mean {near}?" if near else "")
             continue
-        shown = "" if error["type"] == "missing" or not key else _shown(error["input"], fields.get(key))
+        given, metadata = error["input"], fields[key].metadata if key in fields else ()
+        mark = next((mark for mark in metadata if isinstance(mark, MayHoldSecret)), None)
+        if error["type"] == "missing" or not key or (mark is not None and mark.shown is None):
+            shown = ""
+        elif mark is not None and mark.shown is not None:
+            shown = f"{mark.shown(given)!r} "
+        elif isinstance(given, str):
+            shown = f"{masked(given)!r} "
+        else:
+            shown = "" if _may_hold_credentials(repr(given)) else f"{given!r} "
         message = _PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
         if shown and error["type"] == "tuple_type" and str(error["input"]).startswith("/"):
             message += f", such as {json.dumps([error['input']])}"
         yield f"{key}: {shown if len(shown) <= _SHOWN_LENGTH else ''}{message}".removeprefix(": ")
-
-
-def _shown(given: object, field: FieldInfo | None) -> str:
-    for mark in () if field is None else field.metadata:
-        if isinstance(mark, MayHoldSecret):
-            return "" if mark.shown is None else f"{mark.shown(given)!r} "
-    if isinstance(given, str):
-        return f"{masked(given)!r} "
-    shown = repr(given)
-    return "" if _may_hold_credentials(shown) else f"{shown} "
 
 
 def masked(text: str) -> str:

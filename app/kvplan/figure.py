@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 # How a figure is known, best first: the engine's own number, a formula of vLLM's, a value that was measured, an
 # estimate between bounds.
@@ -15,8 +14,7 @@ MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """One part of a memory budget: its likely size in bytes, and bounds, which differ in an estimate alone."""
 
     bytes: int

@@ -1,14 +1,18 @@
-"""The command line that a plan is for: vLLM's own flags, with each version's defaults filled in."""
+"""The flags that a plan is for: vLLM's own, what each may be, and the part of them that sizes a KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias
+
+from kvplan.errors import PlanError, short
 
 Platform: TypeAlias = Literal["cuda", "ascend", "cpu"]
 
 DEFAULT_CAPABILITY: Final = "9.0"
+_MAX_RANKS: Final = 1024
+_MAX_NUMBER: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +57,69 @@ class EngineFlags:
     @property
     def compute_capability_major(self) -> int:
         return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
+
+
+KINDS: Final[Mapping[str, str]] = {
+    field.name: str(field.type).partition("[")[0].partition(" |")[0] for field in fields(EngineFlags)
+}
+"""The type of each flag's value by name: ``int``, ``float``, ``bool``, ``str``, ``Mapping``, ``Platform``."""
+
+
+def checked(key: str, value: Any) -> Any:  # noqa: ANN401 - a value that somebody sent
+    """Return a flag's value. Raises PlanError: it is none that the flag takes."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    match KINDS[key]:
+        case "int":
+            most = _MAX_RANKS if key.endswith("_parallel_size") else _MAX_NUMBER
+            if not is_number or isinstance(value, float) or not 1 <= value <= most:
+                raise PlanError(f"{key}: {short(value)} must be a whole number of 1 to {most}")
+        case "float" if not is_number or not 0 < value <= 1:
+            raise PlanError(f"{key}: {short(value)} must be a share over 0 and up to 1")
+        case "str" if not isinstance(value, str):
+            raise PlanError(f"{key}: {short(value)} must be a word, such as auto or fp8")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The values of `VllmConfig` that vLLM's KV cache sizing reads, with vLLM's defaults filled in."""
+
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    async_scheduling: bool = False  # the next step is scheduled while one runs: twice as many tokens are under way
+    decode_context_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    num_gpu_blocks_override: int | None = None  # the number of blocks to make; None: what fits
+    mamba_cache_mode: str = "none"  # which states are kept: ``none``, ``align`` or ``all``
+    hybrid_manager: bool = True  # layers of several kinds may have groups of their own
+    max_encoder_tokens: int = 0  # the longest input of an encoder whose states the decoder's layers keep
+    pipeline_parallel_size: int = 1  # the stages, each of which has a step of its own under way
+    # The second model runner, which schedules ahead with several stages too. On CUDA it is the default of models
+    # without experts and states from 0.26 on (0.26.0, vllm/config/vllm.py:605), of all from 0.29 on (0.32.0,
+    # vllm/config/vllm.py:703).
+    v2_model_runner: bool = False
+    extra_retained_tokens: int = 0  # tokens kept before a sliding window for drafters of several modules (0.28)
+
+    @classmethod
+    def of(cls, flags: EngineFlags, *, max_encoder_tokens: int, v2_model_runner: bool) -> Limits:
+        return cls(
+            max_model_len=flags.max_model_len or 0,
+            max_num_batched_tokens=flags.max_num_batched_tokens or 0,
+            max_num_seqs=flags.max_num_seqs or 0,
+            async_scheduling=bool(flags.async_scheduling),
+            decode_context_parallel_size=flags.decode_context_parallel_size,
+            prefill_context_parallel_size=flags.prefill_context_parallel_size,
+            num_gpu_blocks_override=flags.num_gpu_blocks_override,
+            mamba_cache_mode=flags.mamba_cache_mode or "none",
+            hybrid_manager=not flags.disable_hybrid_kv_cache_manager,
+            max_encoder_tokens=max_encoder_tokens,
+            pipeline_parallel_size=flags.pipeline_parallel_size,
+            v2_model_runner=v2_model_runner,
+        )
+
+    @property
+    def max_in_flight_tokens(self) -> int:
+        """The tokens of all steps that may be under way at once (0.26.0, vllm/config/vllm.py:512)."""
+        ahead = self.async_scheduling and (self.v2_model_runner or self.pipeline_parallel_size == 1)
+        return (self.pipeline_parallel_size + ahead) * self.max_num_batched_tokens

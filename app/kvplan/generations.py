@@ -2,24 +2,36 @@
 
 A generation is the rules of the oldest version with every change applied that a later version has. The sources were
 read in the wheels of 0.12.0 to 0.32.0 (every minor release, the first and the last patch of each) and in 0.33.0, which
-sizes as 0.32 does; a file and line is
-that of the version named beside it. ``utils`` is vllm/v1/core/kv_cache_utils.py, ``specs`` is
-vllm/v1/kv_cache_interface.py.
+sizes as 0.32 does; a file and line is that of the version named beside it. ``utils`` is
+vllm/v1/core/kv_cache_utils.py, ``specs`` is vllm/v1/kv_cache_interface.py.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from kvplan.errors import PlanError
-from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN, OLDEST_READ, Release, text_of
+from kvplan.figure import MIB
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(.*)", re.DOTALL)
 # What may follow the three numbers: 0.19.2rc1.dev8+g4b7f5ea1a, 0.12.0.post2, 0.18.0+cpu.
 _SUFFIX = re.compile(r"(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[\w.]+)?")
+
+# The numbers of a version: 0.20.1 is (0, 20, 1). A minor release, (0, 20), compares with it too.
+Release: TypeAlias = tuple[int, ...]
+
+OLDEST_KNOWN: Final[Release] = (0, 11, 0)  # planned by the rules of the next
+OLDEST_READ: Final[Release] = (0, 12, 0)
+NEWEST_KNOWN: Final[Release] = (0, 33, 0)
+NEWEST_TESTED: Final[Release] = (0, 32, 0)  # docs/tested.toml (tests/helm/test_tested.py)
+
+
+def text_of(release: Release) -> str:
+    return ".".join(map(str, release))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +155,31 @@ def generation_of(version: str) -> Generation:
         if change.since <= release:
             generation = replace(generation, **change.rules)
     return generation
+
+
+NEWEST: Final = generation_of(text_of(NEWEST_TESTED))
+
+
+# --- what a start counts beside the KV cache, as far as a running engine's budget and plan follow it ---
+
+# `docs/ascend_rules.toml` says where those of vllm-ascend were read; releases after the newest are taken to keep them.
+# vllm-ascend's profile does not count the multimodal encoder.
+ASCEND_SKIPS_ENCODER: Final = Span((0, 11), (0, 13))
+ASCEND_TAKES_KV_CACHE_BYTES: Final = Span((0, 19))  # `--kv-cache-memory-bytes`, which it ignored before
+# It fits what the profile left to its own layout of the KV cache, before it stores the figure, and once more before it
+# returns it (vllm-ascend 0.27.1rc1, 0.30.0rc2 worker/worker.py `determine_available_memory`).
+ASCEND_RESCALES: Final = Span((0, 24))
+# Model runner V2 profiles the encoder (vllm 0.27.0 v1/worker/gpu/model_runner.py:702; not in 0.26.0, there line 673).
+V2_PROFILES_ENCODER: Final = Span((0, 27))
+# What vLLM's log leaves free beside the KV cache that it suggests (vllm 0.32.0 v1/worker/gpu_worker.py:994).
+SUGGESTION_MARGIN: Final = 150 * MIB
+
+
+def requested_bytes(total_bytes: int, utilization: float, release: Release, platform: str) -> int:
+    """Return vLLM's budget of a device, with its own rounding.
+
+    `v1/worker/utils.py: request_memory` rounds up from 0.14 on; before, and on Ascend, the fraction is kept and lost
+    when the KV cache's bytes are made whole.
+    """
+    product = total_bytes * utilization
+    return math.ceil(product) if release >= (0, 14) and platform != "ascend" else int(product)

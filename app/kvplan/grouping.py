@@ -12,8 +12,8 @@ from itertools import starmap
 
 from kvplan.errors import PlanError
 from kvplan.figure import ceil_div
+from kvplan.flags import Limits
 from kvplan.generations import Generation
-from kvplan.limits import Limits
 from kvplan.specs import (
     AttentionLayer,
     ChunkedLocal,
@@ -43,7 +43,6 @@ class LayerGroup:
 
     @property
     def kind(self) -> str:
-        """The kind of its layers, or ``mixed`` where they differ in size."""
         return "mixed" if self.is_mixed else self.spec.kind
 
     def page_bytes(self, names: Collection[str] | None = None) -> int:
@@ -71,10 +70,14 @@ def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tupl
     try:
         layers = _with_equal_pages(layers, generation)
     except _UnequalPages:
-        fallback = _all_kept_for_mla(layers, generation)
-        if fallback is None:
+        # Sliding window layers are kept whole beside MLA layers (`_try_get_full_allocation_fallback_groups`).
+        kinds = {type(spec) for spec in layers.values()}
+        if not generation.keeps_all_for_mla or not {MlaAttention, SlidingWindow} <= kinds or ChunkedLocal in kinds:
             raise
-        return (LayerGroup(fallback, is_mixed=True),)
+        layers = _promoted(layers, generation)
+        if not _is_one_type(layers, generation):
+            raise
+        return (LayerGroup(layers, is_mixed=True),)
     return _groups_of_equal_pages(layers, generation)
 
 
@@ -165,19 +168,14 @@ def _with_equal_pages(layers: Layers, generation: Generation) -> Layers:
                 return grown
             # A page that is padded, or a state, does not grow with its block: an assertion of vLLM's fails.
             raise PlanError(problem)
-        if _can_be_padded(spec, generation):
+        if isinstance(spec, AttentionLayer) and (
+            (generation.pads_pages == "by_stride" and spec.indexes_by_block_stride)
+            or (generation.pads_pages == "all_but_mla" and not isinstance(spec, MlaAttention))
+        ):
             return replace(spec, page_bytes_padded=largest)
         raise _UnequalPages(problem)
 
     return dict(zip(layers, starmap(equalled, layers.items()), strict=True))
-
-
-def _can_be_padded(spec: LayerSpec, generation: Generation) -> bool:
-    if not isinstance(spec, AttentionLayer):
-        return False
-    if generation.pads_pages == "by_stride":
-        return spec.indexes_by_block_stride
-    return generation.pads_pages == "all_but_mla" and not isinstance(spec, MlaAttention)
 
 
 def _groups_of_equal_pages(layers: Layers, generation: Generation) -> tuple[LayerGroup, ...]:
@@ -203,20 +201,17 @@ def _buckets(layers: Layers, generation: Generation) -> list[tuple[list[str], La
     buckets: list[tuple[list[str], list[LayerSpec]]] = []
     for spec, names in equal.items():
         for known, specs in buckets:
-            if _merges([*specs, spec], generation):
+            try:
+                is_shared = _merged([*specs, spec], generation) is not None
+            except PlanError:
+                is_shared = False
+            if is_shared:
                 known.extend(names)
                 specs.append(spec)
                 break
         else:
             buckets.append((list(names), [spec]))
     return [(names, _merged(specs, generation) or specs[0]) for names, specs in buckets]
-
-
-def _merges(specs: Sequence[LayerSpec], generation: Generation) -> bool:
-    try:
-        return _merged(specs, generation) is not None
-    except PlanError:
-        return False
 
 
 def _keep_whole(layers: Layers, generation: Generation) -> Layers:
@@ -267,15 +262,6 @@ def _promote(spec: LayerSpec, block_size: int | None, generation: Generation) ->
     if generation.promoted_take_block:
         padded = max(padded, promoted.content_bytes)
     return replace(promoted, page_bytes_padded=padded)
-
-
-def _all_kept_for_mla(layers: Layers, generation: Generation) -> Layers | None:
-    """Keep sliding window layers whole beside MLA layers (`_try_get_full_allocation_fallback_groups`)."""
-    kinds = {type(spec) for spec in layers.values()}
-    if not generation.keeps_all_for_mla or not {MlaAttention, SlidingWindow} <= kinds or ChunkedLocal in kinds:
-        return None
-    promoted = _promoted(layers, generation)
-    return promoted if _is_one_type(promoted, generation) else None
 
 
 def merge_workers(workers: Sequence[Layers]) -> Layers:

@@ -8,14 +8,15 @@ the largest group, because the groups lie over each other in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from kvplan.errors import PlanError
 from kvplan.figure import GIB, ceil_div
+from kvplan.flags import Limits
 from kvplan.generations import Generation
 from kvplan.grouping import LayerGroup, group_layers, merge_workers
-from kvplan.limits import Limits
 from kvplan.specs import (
     ChunkedLocal,
     CrossAttention,
@@ -71,8 +72,24 @@ class KvPool:
 
     @property
     def blocks_per_request(self) -> int:
-        """The blocks that one request of the maximum length takes of all groups."""
         return sum(group.blocks_per_request for group in self.groups)
+
+    def answer(self, max_model_len: int) -> dict[str, Any]:
+        """Return it as an answer of docs/plan-by-vllm.md has a KV cache."""
+        return {
+            "fits": self.fits,
+            "refusal": None if self.refusal is None else self.refusal.message,
+            "available_bytes": self.available_bytes,
+            "bytes_per_block": self.bytes_per_block,
+            "block_size": min(group.block_size for group in self.groups),
+            "blocks": self.blocks,
+            "tokens": self.tokens,
+            "max_concurrency": self.max_concurrency,
+            "needed_bytes": self.needed_bytes,
+            "max_model_len_that_fits": self.max_model_len_that_fits,
+            "max_model_len": max_model_len,
+            "groups": [asdict(group) for group in self.groups],
+        }
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
@@ -215,17 +232,15 @@ class _Sizing:
 
     @property
     def _token_ranks(self) -> int:
-        """The ranks that the tokens of a sequence are spread over."""
         limits = self.limits
         prefill = limits.prefill_context_parallel_size if self.generation.prefill_context_counts else 1
         return limits.decode_context_parallel_size * prefill
 
     def checks(self, workers: Sequence[Layers], available_bytes: Sequence[int]) -> list[_Check]:
-        """Return the comparisons that this version makes at start, in its order."""
         rules = self.generation
         if rules.checked_layers == "own":
             return [
-                _Check(place, available_bytes[place], partial(self._needs_of_layers, list(worker.values())))
+                _Check(place, available_bytes[place], partial(self._needs_of_layers, tuple(worker.values())))
                 for place, worker in enumerate(workers)
             ]
         if not rules.checked_workers:
@@ -251,30 +266,22 @@ class _Sizing:
         if check is None:
             return None
         needed, available, longest = check.needed_bytes(length), check.available_bytes, check.longest(length)
-        return Refusal(
-            worker=check.worker,
-            needed_bytes=needed,
-            available_bytes=available,
-            max_model_len=longest,
-            message=self._message(needed, available, longest),
-        )
-
-    def _message(self, needed: int, available: int, longest: int) -> str:
-        if available <= 0:
-            return "No available memory for the cache blocks."
-        text = (
-            f"max seq len ({self.limits.max_model_len}), ({self._gib(needed)} GiB KV cache is needed, "
-            f"which is larger than the available KV cache memory ({self._gib(available)} GiB)."
-        )
+        message = "No available memory for the cache blocks."
+        if available > 0:
+            message = (
+                f"max seq len ({length}), ({self._gib(needed)} GiB KV cache is needed, "
+                f"which is larger than the available KV cache memory ({self._gib(available)} GiB)."
+            )
         if longest:
-            text += f" Based on the available memory, the estimated maximum model length is {longest}."
-        return text
+            message += f" Based on the available memory, the estimated maximum model length is {longest}."
+        return Refusal(
+            worker=check.worker, needed_bytes=needed, available_bytes=available, max_model_len=longest, message=message
+        )
 
     def _gib(self, size: int) -> str:
         return f"{size / GIB:.2f}" if self.generation.gib_digits == "fixed" else str(round(size / GIB, 2))
 
     def printed_tokens(self, blocks: int, concurrency: float) -> int:
-        """Return "GPU KV cache size" as this version computes it."""
         if self.generation.tokens_printed == "length":
             return int(concurrency * self.limits.max_model_len)
         smallest = min(group.spec.block_size for group in self.groups)

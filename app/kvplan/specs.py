@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+from kvplan.errors import PlanError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
@@ -24,7 +26,6 @@ class LayerSpec:
 
     @property
     def content_bytes(self) -> int:
-        """The bytes of one block that this layer writes."""
         raise NotImplementedError
 
     @property
@@ -53,7 +54,6 @@ class AttentionLayer(LayerSpec):
 
     @property
     def content_bytes(self) -> int:
-        """Keys and values of a block's tokens."""
         if self.token_head_bytes is not None:
             return self.block_size * self.kv_heads * self.token_head_bytes
         width = self.head_size + (self.head_size if self.head_size_v is None else self.head_size_v)
@@ -119,9 +119,35 @@ class MambaState(LayerSpec):
 
     @property
     def content_bytes(self) -> int:
-        """The state, whatever the block size."""
         return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True))
 
 
 # By layer name, as vLLM names them; in the order of the model.
 Layers: TypeAlias = Mapping[str, LayerSpec]
+
+
+# --- One rank's part of a model: its layers, and its KV heads ---
+
+
+def stage_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Return the first layer and the end of each stage (vllm/distributed/utils.py, get_pp_indices).
+
+    Layers that are left over go to the stages before the last, from the back.
+    """
+    sizes = [layers // stages] * stages
+    for extra in range(layers % stages):
+        sizes[-(extra + 2)] += 1
+    starts = [sum(sizes[:i]) for i in range(stages)]
+    return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def rank_heads(heads: int, ranks: int, key: str = "--tensor-parallel-size") -> int:
+    """Return the KV heads of one rank: a part of them, or one, which several ranks then have alike.
+
+    Raises PlanError: vLLM would refuse to spread them; the message names the ranks by `key`.
+    """
+    if heads >= ranks and heads % ranks:
+        raise PlanError(f"{key}: {ranks}; the model's {heads} KV heads must be divisible by it")
+    if heads < ranks and ranks % heads:
+        raise PlanError(f"{key}: {ranks}; a multiple of the model's {heads} KV heads is needed")
+    return max(1, heads // ranks)

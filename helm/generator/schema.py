@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from highwater.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES
+from highwater.policy.rules import ALL_REMEDIES, SIGNAL_REMEDIES, SIGNALS
 from highwater.settings.settings import Settings
 
 Schema = dict[str, Any]
@@ -79,7 +79,7 @@ def config_schema() -> dict[str, Any]:
     rule = config["properties"]["policy"]["properties"]["rules"]["items"]
     # Settings check these names in code; a key that a rule requires is never null.
     properties = rule["properties"]
-    properties["signal"]["enum"] = [*SIGNAL_REMEDIES]
+    properties["signal"]["enum"] = [*SIGNALS]
     properties["remedies"]["items"]["enum"] = [*ALL_REMEDIES]
     properties["remedies"]["uniqueItems"] = True
     for key in rule["required"]:
@@ -90,8 +90,8 @@ def config_schema() -> dict[str, Any]:
 def signals() -> dict[str, list[str]]:
     """Return the signals by kind: the templates compare two values of a rule, which a schema cannot."""
     return {
-        "falling": sorted(FALLING_SIGNALS),
-        "ratios": sorted(RATIO_SIGNALS),
+        "falling": sorted(signal for signal, traits in SIGNALS.items() if traits.falls),
+        "ratios": sorted(signal for signal, traits in SIGNALS.items() if traits.is_ratio),
         "withoutRemedies": sorted(signal for signal, remedies in SIGNAL_REMEDIES.items() if not remedies),
     }
 

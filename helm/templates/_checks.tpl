@@ -173,7 +173,7 @@ are told together.
 {{- end -}}
 {{- end -}}
 
-{{- /* As the sidecar would judge them at its start (app/highwater/policy/settings.py). */ -}}
+{{- /* As the sidecar would judge them at its start (app/highwater/policy/rules.py). */ -}}
 {{- define "highwater.ruleProblems" -}}
 {{- $rules := (.Values.config.policy | default dict).rules | default list -}}
 {{- $signals := .Files.Get "files/signals.json" | fromJson -}}

@@ -14,8 +14,7 @@ from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory
-from highwater.policy.rules import Rule
-from highwater.policy.settings import PolicySettings
+from highwater.policy.rules import PolicySettings, Rule
 from tests.browser.conftest import ELSEWHERE, beside
 from tests.browser.measure import RING, an_hour_of_eight, flood, heap_bytes, times_to_paint
 from tests.browser.sample import Story, an_hour

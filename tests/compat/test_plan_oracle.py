@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from highwater.demo.environment import DEFAULT_VERSION
-from kvplan.generations import CHANGES
-from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN
+from kvplan.generations import CHANGES, NEWEST_KNOWN, OLDEST_KNOWN
 from tests.oracles import BORROWED, disagreements
 
 from .conftest import VERSIONS

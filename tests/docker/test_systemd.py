@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.settings.keys import keys, variable
+from highwater.settings.settings import keys, variable
 from tests.docker.image import DOCKER, ROOT
 
 UNITS = DOCKER / "systemd"

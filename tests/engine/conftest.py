@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER, DemoEngine, EngineOptions, link_extension
+from highwater.demo.engine import SHIM_FOLDER, DemoEngine, EngineOptions, build_model, link_extension
 from highwater.demo.environment import EngineEnvironment, ensure_environment
-from highwater.demo.model import build_model
 from highwater.demo.process import KeptProcess, free_port
 from highwater.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep

@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from highwater.demo import story
-from highwater.demo.engine import START_SECONDS, DemoEngine, EngineOptions
+from highwater.demo.engine import CACHE_TOKENS, START_SECONDS, DemoEngine, EngineOptions
 from highwater.demo.errors import DemoError
-from highwater.demo.model import CACHE_TOKENS
 from highwater.demo.traffic import IMAGE_SIDE, send_images
 from tests.engines import image_cache_bytes, image_tokens, send_texts, worker_pids
 from tests.tested import Ran, confirm

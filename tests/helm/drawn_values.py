@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from highwater.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES
+from highwater.policy.rules import ALL_REMEDIES, SIGNAL_REMEDIES, SIGNALS
 
 Values = dict[str, Any]
 Draw = st.DrawFn
@@ -43,9 +43,9 @@ CONFIG_FOLDERS = {
 def rules(draw: Draw) -> Values:
     """A rule that the sidecar would take."""
     signal = draw(st.sampled_from([*SIGNAL_REMEDIES]))
-    scale = 1.0 if signal in RATIO_SIGNALS else 1e9
+    scale = 1.0 if SIGNALS[signal].is_ratio else 1e9
     waters = sorted(draw(st.lists(st.sampled_from([0.1, 0.5, 0.9, 1.0]), min_size=2, max_size=2, unique=True)))
-    low, high = waters if signal not in FALLING_SIGNALS else waters[::-1]
+    low, high = waters if not SIGNALS[signal].falls else waters[::-1]
     remedies = draw(st.lists(st.sampled_from(ALL_REMEDIES), unique=True, min_size=0 if SIGNAL_REMEDIES[signal] else 1))
     rule = {"name": signal, "signal": signal, "high_water": high * scale, "low_water": low * scale}
     return rule | ({"remedies": remedies} if remedies else {})

@@ -13,7 +13,7 @@ from helm_python import HelmRenderError, HelmValuesError
 from helm.generator.__main__ import files as generated
 from helm.generator.schema import CHARTS_OWN
 from highwater.errors import SettingsError
-from highwater.settings.keys import is_list, keys, variable
+from highwater.settings.settings import is_list, keys, variable
 from highwater.settings.sources import load
 from tests.helm.chart import CI_FILES, HELM, chart, ci_values, container, env, files, merged, pod
 

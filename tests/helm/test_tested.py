@@ -15,7 +15,7 @@ import yaml
 from packaging.version import Version
 
 from highwater.demo.environment import DEFAULT_VERSION
-from kvplan.versions import NEWEST_TESTED, text_of
+from kvplan.generations import NEWEST_TESTED, text_of
 from tests.helm.chart import CI_FILES, HELM, LEAST, ci_values, container, merged, pod, pods
 from tests.tested import WRITES, confirm, records, rows
 

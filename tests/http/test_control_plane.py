@@ -19,7 +19,7 @@ import pytest_asyncio
 from highwater.api.services import MAX_WAITING
 from highwater.engine.client import Engine
 from highwater.main import create_app
-from highwater.policy.settings import PolicySettings
+from highwater.policy.rules import PolicySettings
 from highwater.readings.engine import Progress
 from highwater.settings.settings import Settings
 from highwater.wiring.control_plane import CONTROL_BODY_BYTES

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from highwater.cli import main
 from highwater.commands.events import follow_events
-from highwater.policy.settings import PolicySettings
+from highwater.policy.rules import PolicySettings
 from tests.fakes.engine import NO_SNAPSHOT
 from tests.http.test_control_plane import both_on_ports
 from tests.unit.commands.reports import as_json, report

@@ -14,7 +14,7 @@ from gated_proxy.exchange import EngineExchange, State
 from gated_proxy.gate import Gate
 from gated_proxy.heads import parse_head
 from highwater.main import create_app
-from highwater.policy.settings import PolicySettings
+from highwater.policy.rules import PolicySettings
 from highwater.settings.sections import GateSettings
 from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine

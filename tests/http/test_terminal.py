@@ -31,7 +31,7 @@ from highwater.cli import main
 from highwater.client.sidecar import SidecarClient
 from highwater.commands.top.feed import follow_memory
 from highwater.demo.sidecar import DemoSidecar
-from highwater.policy.settings import PolicySettings
+from highwater.policy.rules import PolicySettings
 from tests.fakes.engine import IMAGE_BYTES, FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import both_on_ports

@@ -23,7 +23,7 @@ from highwater.cli import main
 from highwater.demo.process import answers, free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.main import create_app
-from highwater.policy.settings import PolicySettings
+from highwater.policy.rules import PolicySettings
 from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving

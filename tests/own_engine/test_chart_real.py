@@ -18,9 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER
+from highwater.demo.engine import CACHE_TOKENS, MAX_MODEL_LEN, SHIM_FOLDER, build_model
 from highwater.demo.environment import EngineEnvironment
-from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
 from highwater.demo.process import KeptProcess, free_port
 from highwater.demo.traffic import send_images
 from tests.helm.chart import CI_FILES, Object, ci_values, container, merged, objects, pod, pods

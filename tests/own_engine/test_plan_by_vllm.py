@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from highwater.demo.engine import build_model
 from highwater.demo.environment import DEFAULT_VERSION
-from highwater.demo.model import build_model
 from tests.fakes.cann.ascend import folder_of_both
 from tests.support.asked_starts import Asked, asked, model_folder, parts_of, pool_of
 from tests.support.asked_sweep import builtin, cases, compare, vllm_of

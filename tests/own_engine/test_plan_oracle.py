@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from highwater.demo.environment import DEFAULT_VERSION
-from kvplan.versions import NEWEST_KNOWN, text_of
+from kvplan.generations import NEWEST_KNOWN, text_of
 from tests.oracles import disagreements
 
 pytestmark = pytest.mark.long("plan")

@@ -15,7 +15,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from highwater.accounting.engine_budget import EngineBudget
-from highwater.demo.model import build_model
+from highwater.demo.engine import build_model
 from highwater.plan.budget import rank_budget
 from tests.engine.conftest import make_weights
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo.model import build_model
+from highwater.demo.engine import build_model
 from tests.engine.conftest import make_weights
 from tests.engines import ROOT
 from tests.fakes.cann.ascend import Release, environ_of_vllm_ascend

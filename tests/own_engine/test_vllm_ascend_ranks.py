@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from highwater.demo.engine import build_model
 from highwater.demo.environment import cache_dir
-from highwater.demo.model import build_model
 from tests.engine.conftest import make_weights
 from tests.engine.published import unpacked_source
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import httpx
 
-from highwater.demo.engine import DemoEngine, EngineOptions
-from highwater.demo.model import build_model
+from highwater.demo.engine import DemoEngine, EngineOptions, build_model
 from tests.engines import watching
 from tests.patience import LIMIT_SECONDS
 

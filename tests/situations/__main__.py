@@ -24,7 +24,6 @@ EVENTS_SHOWN = 40
 @click.option("--events", is_flag=True, help="the sidecar's last events of each row that missed a goal")
 @click.option("--no-docs", is_flag=True, help="leave docs/policy-situations.md as it is")
 def main(*, only: tuple[str, ...], events: bool, no_docs: bool) -> None:
-    """Drive the sidecar through every situation."""
     # The sidecar's own log would say what the table says, on a clock that is not ours.
     logging.disable(logging.CRITICAL)
     results = []

@@ -83,19 +83,16 @@ class Shape:
 
 
 def constant(random: Random) -> Load:
-    """Some clients, each with one request at a time."""
     seconds = random.uniform(1, 20)
     return Load(random, under_way=random.randrange(1, 40), lasts=lambda _: seconds, images=random.choice((0.0, 0.5)))
 
 
 def arriving(random: Random) -> Load:
-    """Requests that come by chance, on average at one pace."""
     pace, seconds = random.uniform(0.2, 4), random.uniform(2, 30)
     return Load(random, lambda _: pace, under_way=int(pace * seconds), lasts=lambda _: seconds, images=0.3)
 
 
 def rising(random: Random) -> Load:
-    """From few to many requests within the hours."""
     low, high, seconds = random.uniform(0.2, 1), random.uniform(2, 8), random.uniform(2, 30)
     hours = random.uniform(0.2, HOURS)
     return Load(
@@ -116,7 +113,6 @@ def queueing(random: Random) -> Load:
 
 
 def daily(random: Random) -> Load:
-    """A rhythm of a few hours."""
     pace, phase, seconds = random.uniform(1, 4), random.uniform(0, 6.3), random.uniform(2, 20)
     period = random.uniform(1, 12) * 3600
     return Load(random, lambda at: pace * (0.6 + 0.4 * math.sin(6.283 * at / period + phase)), lasts=lambda _: seconds)
@@ -338,7 +334,6 @@ def rates_of(name: str, seeds: Iterable[int], *, every: int = 4) -> Rates:
 
 
 def rows(rates: Iterable[Rates]) -> list[tuple[str, ...]]:
-    """A row for each shape."""
     return [
         (
             one.shape,

@@ -42,11 +42,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(cast("selectors.BaseSelector", _Selector(self)))
 
     def time(self) -> float:
-        """Virtual seconds."""
         return self._now
 
     def wall_time(self) -> float:
-        """Unix seconds, as the machine's wall clock shows them."""
         return EPOCH + self._now - START + self.wall_offset
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
@@ -61,11 +59,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def must_wait(self) -> bool:
-        """Return whether something happens in real time now."""
         return self._jobs > 0
 
     def jump(self, seconds: float) -> None:
-        """Let time pass."""
         self._now += seconds
 
 

@@ -48,7 +48,6 @@ class Card:
 
     @property
     def free(self) -> int:
-        """Bytes that the driver can give to anybody."""
         return self.total - self.neighbours - sum(rank.driver_bytes for rank in self.ranks)
 
 
@@ -115,18 +114,15 @@ class Rank:
 
     @property
     def allocated(self) -> int:
-        """Return what torch counts as allocated; also what is unmapped while the engine sleeps."""
         plan = self.plan
         return plan.weights + plan.kv_cache + plan.other + self.live + self.leaked
 
     @property
     def reserved(self) -> int:
-        """Return what torch's allocator has of the driver."""
         return self.allocated + self.reusable + self.stray + self.split + self.plan.graphs_free
 
     @property
     def driver_bytes(self) -> int:
-        """Return what the process holds of the card."""
         unmapped = sum({"weights": self.plan.weights, "kv_cache": self.plan.kv_cache}[tag] for tag in self.asleep)
         return self.reserved + self.plan.context + self.workspace - unmapped
 
@@ -174,7 +170,6 @@ class Rank:
             raise DeviceFullError(what, nbytes, self)
 
     def end(self) -> None:
-        """The process is gone, and all it held."""
         self.card.ranks.remove(self)
 
 
@@ -206,12 +201,10 @@ class ModelDeviceModule(FakeDeviceModule):
         """Nobody looks at the calls, and a day has many."""
 
     def mem_get_info(self, index: object = None) -> tuple[int, int]:
-        """Return what the driver has free, and all there is."""
         card = self._rank(index).card
         return max(card.free, 0), card.total
 
     def memory_stats(self, index: object = None) -> dict[str, object]:
-        """Return the allocator's figures, under torch's names."""
         rank = self._rank(index)
         return {
             "allocated_bytes.all.current": rank.allocated,
@@ -226,7 +219,6 @@ class ModelDeviceModule(FakeDeviceModule):
         }
 
     def get_device_properties(self, index: object = None) -> SimpleNamespace:
-        """Return what never changes."""
         rank = self._rank(index)
         return SimpleNamespace(total_memory=rank.card.total, uuid=f"0000-{rank.index:04d}", is_integrated=False)
 
@@ -270,7 +262,6 @@ class ModelTorch(FakeTorch):
         setattr(self, kind, self.device_module)
 
     def empty_like(self, tensor: FakeTensor, device: Any, pin_memory: bool = False) -> FakeTensor:
-        """Return room for a copy, on the host or on the device."""
         made = super().empty_like(tensor, device, pin_memory)
         if made.device.type != "cpu":
             made = self.tensor(tensor.shape)
@@ -284,7 +275,6 @@ class ModelTorch(FakeTorch):
         return made
 
     def empty(self, nbytes: int, dtype: str, device: str) -> FakeTensor:
-        """Return a block of the device."""
         del dtype, device
         return FakeTensor(0, device=self.kind, storage=EncoderStorage(nbytes, self._current))
 

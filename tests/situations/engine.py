@@ -139,7 +139,6 @@ class EngineModel:
             self.watcher.began()
 
     def end(self, *, restart: bool = True) -> None:
-        """The processes are gone, at once; somebody may start them again."""
         self.is_ready = False
         self.face.vanish()
         for worker in self.workers:
@@ -149,7 +148,6 @@ class EngineModel:
             self._start = asyncio.create_task(self._load())
 
     async def close(self) -> None:
-        """End for good."""
         if self._start is not None:
             self._start.cancel()
         self.end(restart=False)
@@ -168,17 +166,14 @@ class EngineModel:
 
     @property
     def is_asleep(self) -> bool:
-        """Return whether a pool of any rank is unmapped."""
         return any(worker.memory.asleep for worker in self.workers)
 
     @property
     def is_working(self) -> bool:
-        """Return whether requests run."""
         return self.is_ready and self.traffic is not None and not self.is_asleep
 
     @property
     def is_held(self) -> bool:
-        """Return whether a call holds the workers now."""
         return self._turn.locked()
 
     # --- steps ---

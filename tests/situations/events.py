@@ -11,7 +11,6 @@ from tests.situations.situation import Event, Stage
 
 
 def traffic(**how: Any) -> Event:
-    """Change what clients ask for."""
     wanted = Traffic(**how)
 
     def event(stage: Stage) -> None:
@@ -21,7 +20,6 @@ def traffic(**how: Any) -> Event:
 
 
 def no_traffic(stage: Stage) -> None:
-    """No client asks for anything any more."""
     stage.engine.traffic = None
 
 
@@ -36,12 +34,10 @@ def neighbours(nbytes: int, rank: int = 0) -> Event:
 
 
 def end_engine(stage: Stage) -> None:
-    """The engine is restarted by its operator."""
     stage.engine.end()
 
 
 def sleep(stage: Stage) -> None:
-    """The engine is put to sleep."""
     stage.engine.sleep()
 
 
@@ -55,8 +51,6 @@ def wake_up(*tags: str) -> Event:
 
 
 def silence(rank: int, *, is_silent: bool) -> Event:
-    """One rank's answers no longer come, or come again."""
-
     def event(stage: Stage) -> None:
         stage.engine.workers[rank].is_silent = is_silent
 
@@ -64,8 +58,6 @@ def silence(rank: int, *, is_silent: bool) -> Event:
 
 
 def set_clock(seconds: float) -> Event:
-    """The machine's wall clock is set forward; negative: back."""
-
     def event(stage: Stage) -> None:
         stage.set_wall_clock(seconds)
 

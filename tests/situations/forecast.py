@@ -75,7 +75,6 @@ class Outcome:
 
     @property
     def missed(self) -> list[str]:
-        """The bounds that it missed."""
         share = self.given / max(self.readings, 1)
         too_few = [f"a forecast in {share:.0%} of the readings"] if self.shape in ALWAYS and share < LEAST_GIVEN else []
         too_many = [f"{self.given} forecasts"] if self.shape in NEVER and self.given else []
@@ -112,7 +111,6 @@ def said(course: Course, step: float, ranks: int) -> Iterator[tuple[float, float
 
 
 def _reading(course: Course, at: float, rank: int, pid: int) -> RankReading:
-    """Return a rank's reading: the first follows the course, the others stand still below it."""
     used = int(course.used(at)) if rank == 0 else int(course.total / 3)
     rest = int(course.total / 4)
     parts = replace(Components(weights_bytes=rest), **{course.grower: used - rest})
@@ -158,7 +156,6 @@ def outcome_of(shape: str, seeds: Iterable[int]) -> Outcome:
 
 
 def rows(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
-    """A row for each shape."""
     return [
         (
             one.shape,

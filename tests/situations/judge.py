@@ -91,7 +91,6 @@ class Outcome:
 
     @property
     def by_kind(self) -> Counter[str]:
-        """Return how many remedies of each kind."""
         return Counter(remedy.kind for remedy in self.remedies)
 
     @property
@@ -101,11 +100,9 @@ class Outcome:
 
     @property
     def seconds_held(self) -> float:
-        """Return how long remedies kept the workers from their steps."""
         return sum(remedy.ended_at - remedy.began_at for remedy in self.remedies)
 
     def in_vain_within_an_hour(self) -> int:
-        """The most within any hour."""
         times = [remedy.began_at for remedy in self.in_vain]
         return max((sum(at <= time < at + _HOUR for time in times) for at in times), default=0)
 
@@ -165,7 +162,6 @@ class Judge:
             self._marks[memory.index] = marks(memory.card.total, requested, rest)
 
     def looked(self, seconds: float) -> None:
-        """So much time passed in this state."""
         engine = self._engine
         now = engine.clock()
         if not engine.is_ready:
@@ -178,7 +174,6 @@ class Judge:
             self._look_at_pressure(worker, now)
 
     def remedy(self, kind: str, began_at: float, gave: tuple[int, ...]) -> None:
-        """One operation ended."""
         outcome, now = self.outcome, self._engine.clock()
         if kind == "release":
             outcome.given_back += sum(gave)
@@ -200,7 +195,6 @@ class Judge:
                 outcome.crowded_idle_periods.append(f"at {began_at - self._began_at:.0f} s")
 
     def died(self, error: DeviceFullError) -> None:
-        """An allocation failed for good."""
         engine, at = self._engine, self._engine.clock() - self._began_at
         worker = next(worker for worker in engine.workers if worker.memory is error.rank)
         could_give = error.rank.releasable + (worker.trimmable if self._cache_counts else 0)
@@ -210,7 +204,6 @@ class Judge:
             self.outcome.covered_deaths.append(f"{text}, {could_give / MIB:.0f} MiB could be given back")
 
     def finish(self) -> Outcome:
-        """The situation is over."""
         self.outcome.seconds = self._engine.clock() - self._began_at
         return self.outcome
 
@@ -278,7 +271,6 @@ class Judge:
 
 
 def missed_goals(outcome: Outcome, due: Due) -> Sequence[str]:
-    """The goals that a situation missed, each as a sentence."""
     missed = []
     if outcome.covered_deaths:
         missed.append(f"died {_times(outcome.covered_deaths)} though it was covered: {outcome.covered_deaths[0]}")

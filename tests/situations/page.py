@@ -16,7 +16,6 @@ _KINDS = {"release": "release", "trim": "trim", "reset_encoder_cache": "encoder 
 
 
 def table(results: Sequence[Result], layout: str) -> str:
-    """A row for each situation."""
     return tabulate([_row(result) for result in results], COLUMNS, tablefmt=layout, disable_numparse=True)
 
 

@@ -104,7 +104,6 @@ async def _play(situation: Situation, port: int) -> list[str]:
 
 
 def main() -> None:
-    """The engine's process."""
     name, port, path = sys.argv[1:]
     situation = next(row for row in REAL_TIME if row.name == name)
     missed = asyncio.run(_play(situation, int(port)))

@@ -172,7 +172,6 @@ def _small(name: str, title: str, total: int, utilization: float, *, weights: fl
 
 
 def _ramp(begin: float, end: float, sizes: tuple[float, float], steps: int = 40) -> Script:
-    """A neighbour that grows evenly."""
     first, last = sizes
     return tuple(
         (begin + (end - begin) * step / steps, neighbours(_gib(first + (last - first) * step / steps)))

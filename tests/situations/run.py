@@ -39,13 +39,11 @@ class Result:
 
 
 def run(situation: Situation) -> Result:
-    """Run one, and judge it."""
     outcome, events = run_virtually(lambda loop: _live(loop, situation))
     return Result(situation, outcome, missed_goals(outcome, situation), events)
 
 
 def model_of(situation: Situation, clock: Callable[[], float], port: int | None = None) -> EngineModel:
-    """The situation's engine, before its start."""
     return EngineModel(
         plan=situation.plan,
         cards=tuple(Card(total) for total in situation.cards),

@@ -43,7 +43,6 @@ class Course:
 
 
 def never(_: float) -> float:
-    """It is never full."""
     return math.inf
 
 
@@ -330,7 +329,6 @@ def load_with_rests(dice: Dice) -> Course:
 
 
 def noisy_ramp(dice: Dice) -> Course:
-    """Noise of a twentieth of all growth."""
     pace = dice.pace()
     return line(dice, pace, dice.room / 20, dice.room / pace)
 
@@ -352,7 +350,6 @@ def exponential(dice: Dice) -> Course:
 
 
 def two_paces(dice: Dice) -> Course:
-    """A ramp that goes on at another pace."""
     pace, other = dice.pace(), dice.random.choice((0.25, 0.5, 2, 4))
     turn = dice.room / pace * dice.random.uniform(0.2, 0.7)
     end = turn + (dice.room / pace - turn) / other
@@ -366,7 +363,6 @@ def two_paces(dice: Dice) -> Course:
 
 
 def load_that_begins(dice: Dice) -> Course:
-    """A ramp after a rest."""
     pace, rest = dice.pace(), dice.random.uniform(20, 400)
     end = rest + dice.room / pace
     shake = dice.noise(pace * dice.step / 4)

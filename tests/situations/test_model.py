@@ -60,57 +60,6 @@ def remedy(at: float, gave: int, *, kind: str = "release", was_working: bool = T
     return Remedy(kind, at, at + 0.4, (gave,), was_working)
 
 
-# --- the clock ---
-
-
-def test_an_hour_of_sleep_takes_no_time():
-    async def main(loop):
-        began = loop.time(), time.monotonic(), time.time()
-        await asyncio.sleep(3600)
-        return [now - was for was, now in zip(began, (loop.time(), time.monotonic(), time.time()), strict=True)]
-
-    began = time.perf_counter()
-    assert run_virtually(main) == pytest.approx([3600, 3600, 3600])
-    assert time.perf_counter() - began < 60  # by the clock: an hour is over in it
-
-
-def test_time_stands_still_while_a_thread_works():
-    """A timer of a millisecond does not overtake a job that takes ten."""
-
-    async def main(loop):
-        order = []
-        loop.call_later(0.001, order.append, "timer")
-        await loop.run_in_executor(None, time.sleep, 0.01)
-        order.append("thread")
-        await asyncio.sleep(0.002)
-        return order
-
-    assert run_virtually(main) == ["thread", "timer"]
-
-
-def test_an_engine_answers_at_once_or_breaks_off_or_refuses():
-    """A timeout of the client's never fires for an engine that answers; one that went is told apart from a slow one."""
-
-    async def main(loop):
-        engine = EngineModel(plan=PLAN, cards=(Card(16 * GIB),), options=OPTIONS, version="0.32.0", clock=loop.time)
-        await engine.face.appear()
-        began, met = loop.time(), []
-        options = {"base_url": "http://engine", "transport": InProcess(engine.face)}
-        async with httpx.AsyncClient(**options, timeout=1.0) as client:  # by the clock: a virtual one
-            statuses = {(await client.get("/health")).status_code for _ in range(50)}
-            at_once = loop.time() - began
-            with pytest.raises(httpx.ReadTimeout):
-                await client.post("/v1/chat/completions")
-            loop.call_later(0.5, engine.face.vanish)
-            for failure in (httpx.ReadError, httpx.ConnectError):
-                with pytest.raises(failure):
-                    await client.post("/v1/chat/completions")
-                met.append(loop.time() - began)
-        return statuses, at_once, met
-
-    assert run_virtually(main) == ({200}, 0.0, [1.5, 1.5])
-
-
 # --- the model ---
 
 
@@ -132,7 +81,6 @@ def test_a_full_device_is_tried_once_more_with_empty_hands():
 
 
 def test_memory_outside_of_the_allocator_finds_no_such_help():
-    """This is how an engine dies beside gigabytes of unused reserve."""
     card = Card(16 * GIB)
     rank = Rank(card, 0, PLAN)
     rank.stray = card.free - 100 * MIB
@@ -165,7 +113,6 @@ def _asked(op: str, payload: str = "{}", *, traffic: Traffic | None = None) -> l
 
 
 def test_the_workers_answer_through_the_real_extension():
-    """The figures are the model's: what the extension works out of them is right."""
     (answer,) = _asked("memory", traffic=Traffic(images=2.0, stray=100 * MIB, split=10 * MIB))
     assert answer["ok"]
     images = 10  # within five seconds
@@ -278,7 +225,6 @@ def test_a_first_remedy_that_did_not_suffice_needs_a_next_one():
 
 
 def test_a_trim_has_its_own_component_and_the_release_after_it_no_credit():
-    """A trim that found nothing was in vain, whatever the release after it gave."""
     clock = Clock()
     judge = Judge(_engine(clock))
     judge.remedy("trim", 0.0, (0,))

@@ -19,7 +19,6 @@ LONG = pytest.mark.long("policy")
     [pytest.param(row, id=row.name, marks=() if row.name in FAST else LONG) for row in SITUATIONS],
 )
 def test_every_goal_is_met(situation):
-    """No death that could have been prevented, nothing in vain, nothing under traffic that fits, and in time."""
     result = run(situation)
     shown = "\n".join(result.events[:30])
     assert not result.missed, f"{situation.name}: {'; '.join(result.missed)}\n{shown}"
@@ -29,11 +28,9 @@ def test_every_goal_is_met(situation):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("situation", [pytest.param(row, id=row.name) for row in REAL_TIME])
 def test_every_goal_is_met_in_real_time(situation, tmp_path):
-    """The same with `highwater serve` as a process, beside an engine that is one too."""
     assert run_in_real_time(situation, tmp_path) == []
 
 
 def test_names_are_unique():
-    """The page, the command line and the tests name rows by them."""
     names = [row.name for row in (*SITUATIONS, *REAL_TIME)]
     assert len(names) == len(set(names))

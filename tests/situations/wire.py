@@ -22,7 +22,6 @@ class Answer:
 
 
 def json_answer(value: object, status: int = 200) -> Answer:
-    """An answer of JSON."""
     return Answer(json.dumps(value).encode(), status)
 
 

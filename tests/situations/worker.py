@@ -62,7 +62,6 @@ class _WorkerBase:
         memory.reusable = memory.stray = 0
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Map these pools again, or all."""
         self.rank_memory.asleep -= self.rank_memory.asleep if tags is None else set(tags)
 
 
@@ -163,7 +162,6 @@ class ModelWorker:
         self.memory.take_for_a_moment(self.memory.plan.text_peak, "activations")
 
     def finish(self) -> None:
-        """No request runs."""
         self.worker.model_runner.requests = {}
 
     def needed_bytes(self) -> int:
@@ -171,7 +169,6 @@ class ModelWorker:
         return len(self.worker.model_runner.requests) * self.memory.plan.image
 
     def encoder_bytes(self) -> int:
-        """Encoder outputs on the device."""
         return sum(isinstance(value, FakeTensor) for value in dict.values(self.encoder_cache)) * self.memory.plan.image
 
     @property
@@ -180,7 +177,6 @@ class ModelWorker:
         return max(0, self.encoder_bytes() - self.needed_bytes())
 
     def ask(self, op: str, payload: str, torch: ModelTorch) -> dict[str, Any]:
-        """One operation, through the real extension."""
         torch.device_module.current = self.memory.index
         with _process(self.pid):
             answer: dict[str, Any] = json.loads(self.worker.highwater_rpc(op, payload))

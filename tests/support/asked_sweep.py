@@ -19,9 +19,8 @@ from highwater.demo.environment import DEFAULT_VERSION
 from highwater.plan.command_line import Line
 from kvplan.errors import PlanError
 from kvplan.flags import EngineFlags
-from kvplan.generations import generation_of
+from kvplan.generations import NEWEST_KNOWN, generation_of, text_of
 from kvplan.pool import plan_pool
-from kvplan.versions import NEWEST_KNOWN, text_of
 from tests.support.asked_starts import Asked, asked, completed, model_folder
 from tests.support.plan_models import CONFIGS as SHAPES
 from tests.support.printed_pools import CONFIGS, GIB

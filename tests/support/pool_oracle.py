@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.errors import PlanError
-from kvplan.limits import Limits
+from kvplan.flags import Limits
 from kvplan.pool import KvPool
 from kvplan.specs import Layers
 

@@ -10,8 +10,7 @@ from click.testing import CliRunner, Result
 
 from highwater import __version__, cli
 from highwater.commands import serve
-from highwater.settings.keys import keys, variable
-from highwater.settings.settings import Settings
+from highwater.settings.settings import Settings, keys, variable
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"

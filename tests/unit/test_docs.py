@@ -15,10 +15,10 @@ import yaml
 
 from highwater.cli import main
 from highwater.main import create_app
-from highwater.policy.settings import PolicyChange, PolicySettings
+from highwater.policy.rules import PolicyChange, PolicySettings
 from highwater.process.internal_errors import Part
 from highwater.readings.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
-from highwater.settings.keys import keys, variable
+from highwater.settings.settings import keys, variable
 from highwater.settings.sources import load
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,8 @@ from highwater.api.text.budget import budget_text
 from highwater.diagnose.rules.book import Explained
 from highwater.errors import CannotPlan
 from highwater.exit_codes import FAILED, OK
-from highwater.plan.kv_view import LiveEngine
-from highwater.plan.live import grant_live, plan_live
-from highwater.plan.live_answer import live_json
+from highwater.plan.live import grant_live, live_json, plan_live
+from highwater.plan.live_engine import LiveEngine
 from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish
 from highwater.readings.report import Report
 from highwater.units import ceil_div

@@ -24,7 +24,7 @@ from highwater.accounting.rank_key import rank_key
 from highwater.host.parts import parts_of
 from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostNow
-from highwater.policy.rules import RATIO_SIGNALS
+from highwater.policy.rules import SIGNALS
 from highwater.readings.engine import EngineState
 from highwater.readings.growth import GrowthKind, SeriesGrowth
 from highwater.readings.policy import PolicyLevel, PolicyMode, PolicyStatus, RulePhase
@@ -176,7 +176,7 @@ def policy_families(policy: PolicyStatus) -> Iterator[Metric]:
     yield family("policy_short_bytes", ("rule", "rank"), short)
     # Value and waters by unit: no family mixes units.
     for unit in ("bytes", "ratio"):
-        of_unit = [rule for rule in rules if (rule.signal in RATIO_SIGNALS) == (unit == "ratio")]
+        of_unit = [rule for rule in rules if SIGNALS[rule.signal].is_ratio == (unit == "ratio")]
         yield counted(f"policy_signal_{unit}", "rule", {rule.name: rule.value for rule in of_unit})
         yield counted(f"policy_high_water_{unit}", "rule", {rule.name: rule.high_water for rule in of_unit})
         yield counted(f"policy_low_water_{unit}", "rule", {rule.name: rule.low_water for rule in of_unit})

@@ -12,7 +12,7 @@ from highwater.api.problems import ProblemAnswer
 from highwater.api.services import Admin, Parts, Services, ending, wants_text
 from highwater.api.text.control import policy_text
 from highwater.exit_codes import OK
-from highwater.policy.settings import PolicyChange
+from highwater.policy.rules import PolicyChange
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.schema import SCHEMA

@@ -15,7 +15,7 @@ from highwater.diagnose.rules.book import Explained, explained
 from highwater.errors import TooManyWaiting
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.plan.explanation import explain
-from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
+from highwater.plan.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 import click
 
 from highwater.demo import story
-from highwater.demo.commands import commands_to_try, own_command, usual_port
 from highwater.demo.engine import EngineOptions
 from highwater.demo.environment import ensure_environment
 from highwater.demo.errors import DemoError
+from highwater.demo.sidecar import commands_to_try, own_command, usual_port
 
 WATCHED_IMAGES = 40
 """Images of the demonstration's first half: enough to see the encoder cache grow."""

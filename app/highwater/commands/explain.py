@@ -18,7 +18,7 @@ from highwater.exit_codes import FAILED
 from highwater.flaws import flaw
 from highwater.plan.beside import ask_beside, beside, beside_text, card_name, is_command, why_not
 from highwater.plan.command_line import read_line
-from highwater.plan.json_file import read_object
+from highwater.plan.model_files import read_object
 from highwater.plan.roads import VllmRoad, engine_here
 from highwater.readings.schema import SCHEMA
 from highwater.text.printable import cleaned

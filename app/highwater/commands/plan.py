@@ -18,11 +18,9 @@ from highwater.commands.plan_measured import read_measured
 from highwater.commands.plan_text import show
 from highwater.errors import SidecarRefused
 from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK
-from highwater.plan.card import judge_given
+from highwater.plan.card import Device, judge_given, read_device
 from highwater.plan.command_line import Line, parse, read_line, size_of
-from highwater.plan.device import Device, read_device
-from highwater.plan.json_file import read_object
-from highwater.plan.model_files import NoModelError, folder_of, hub_cache, placed
+from highwater.plan.model_files import NoModelError, folder_of, hub_cache, placed, read_object
 from highwater.plan.roads import (
     MODULE,
     Answer,

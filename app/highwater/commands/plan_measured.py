@@ -13,7 +13,7 @@ from typing import Any, Final
 from highwater.diagnose.log.file import WholeLines
 from highwater.diagnose.log.reader import Reader
 from highwater.plan.command_line import Line, size_of
-from highwater.plan.json_file import read_content
+from highwater.plan.model_files import read_content
 from highwater.units import GIB
 from kvplan.errors import PlanError
 

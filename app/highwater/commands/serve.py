@@ -18,11 +18,9 @@ from highwater.commands.healthcheck import PATHS, ask
 from highwater.errors import SettingsError, os_reason
 from highwater.exit_codes import CANNOT_LISTEN, FAILED, INVALID
 from highwater.flaws import masked
-from highwater.process.descriptors import raise_limit
 from highwater.process.log_format import configure_log
-from highwater.process.malloc import retain_freed_memory
-from highwater.settings.keys import is_list, keys, variable
-from highwater.settings.settings import Settings
+from highwater.process.resources import raise_limit, retain_freed_memory
+from highwater.settings.settings import Settings, is_list, keys, variable
 from highwater.settings.sources import CONFIG_VARIABLE, load
 
 _PROBE_SECONDS: Final = 0.3

@@ -1,21 +1,25 @@
 """A real vLLM server as a child process: started, waited for, and ended with everything that it started.
 
-It listens on 127.0.0.1 only: in dev mode any client of the port may run anything in the workers.
+It listens on 127.0.0.1 only: in dev mode any client of the port may run anything in the workers. Its model is a tiny
+Qwen3-VL (or text-only Qwen3), written from `model.yaml`: no weights, no download. The engine fills the weights itself
+(`--load-format dummy`), so the generated text is noise; what is real is everything around it: the image processor, the
+encoder, the encoder cache, the scheduler.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
 
 from highwater.demo.errors import DemoError, signs_of_life
-from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
 from highwater.demo.process import KeptServer
 from highwater.engine.capabilities import EXTENSION
-from highwater.files.worker_package import copy_worker_package
+from highwater.files.worker_package import copy_worker_package, package_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +30,11 @@ SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
 START_SECONDS = 400.0
 """The time that a start may take: half a minute on two free cores, many times that where others keep them busy."""
 KV_CACHE_BYTES = 256 * 1024**2
+MAX_MODEL_LEN = 4096
+CACHE_TOKENS = 24576
+"""Capacity of the encoder cache in image tokens; vLLM takes it from `--max-num-batched-tokens`. 384 MiB here."""
+BYTE_COUNT = 256
+_PLAN = Path(__file__).parent / "model.yaml"
 
 
 @dataclass(frozen=True)
@@ -138,11 +147,40 @@ def link_extension(folder: Path) -> Path:
     The engine must see this package and nothing else of the environment that it is installed in. Raises DemoError where
     `highwater_worker` is not installed beside `highwater`.
     """
-    spec = find_spec("highwater_worker")
-    if spec is None or not spec.submodule_search_locations:
+    place = package_folder()
+    if place is None:
         raise DemoError("the package highwater_worker, which the engine's workers are to load, cannot be found")
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "highwater_worker"
     link.unlink(missing_ok=True)
-    link.symlink_to(Path(spec.submodule_search_locations[0]).absolute(), target_is_directory=True)
+    link.symlink_to(place.absolute(), target_is_directory=True)
+    return folder
+
+
+def build_model(folder: Path, *, multimodal: bool = True) -> Path:
+    """Write the model into `folder`, over files of the same names: Qwen3-VL with a vision tower, or the text model."""
+    files: dict[str, dict[str, Any]] = yaml.safe_load(_PLAN.read_text(encoding="utf-8"))
+    if not multimodal:
+        files = {name: content for name, content in files.items() if "preprocessor" not in name}
+        text = files["config.json"]["text_config"]
+        del text["rope_scaling"]
+        files["config.json"] = text | {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "tie_word_embeddings": True,
+        }
+    tokenizer = files["tokenizer.json"]
+    # Byte-level BPE writes printable bytes as themselves, and the others as characters from 256 on, as GPT-2 laid down
+    # and the `ByteLevel` parts of the tokenizers library expect.
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(BYTE_COUNT, 2 * BYTE_COUNT))
+    tokenizer["model"]["vocab"] = {chr(byte if byte in printable else next(others)): byte for byte in range(BYTE_COUNT)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    tokenizer["added_tokens"] = [
+        {"id": number, "content": token, **flags}
+        for number, token in enumerate(tokenizer["added_tokens"], start=BYTE_COUNT)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return folder

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from highwater.demo.errors import DemoError, last_lines, signs_of_life
-from kvplan.versions import NEWEST_TESTED, text_of
+from kvplan.generations import NEWEST_TESTED, text_of
 
 DEFAULT_VERSION = text_of(NEWEST_TESTED)
 # Where pip's configured index has no CPU build of torch, PyTorch's own index has one.
@@ -132,21 +132,18 @@ def _build(environment: EngineEnvironment, recipe: Recipe, announce: Callable[[s
         for step in recipe.pip_steps:
             log.write(f"\n$ pip {' '.join(step)}\n")
             log.flush()
-            _pip(environment.python, recipe.before_step(root, step), log_path)
+            arguments = recipe.before_step(root, step)
+            command = [str(environment.python), "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
+            status = _run(command, log_path)
+            errors = [line for line in last_lines(log_path, 20).splitlines() if line.startswith("ERROR")]
+            if status != 0 and arguments[0] == "install" and any("torch" in line for line in errors):
+                status = _run([*command, "--extra-index-url", TORCH_CPU_INDEX], log_path)
+            if status != 0:
+                raise DemoError.with_log(f"pip {' '.join(arguments)} failed with status {status}", log_path)
     # Written last and in one piece: its presence is what makes an environment complete.
     draft = root / f"{MARKER}.part"
     draft.write_text(json.dumps({"version": environment.version, "pip_steps": recipe.pip_steps}) + "\n")
     draft.rename(root / MARKER)
-
-
-def _pip(python: Path, step: tuple[str, ...], log_path: Path) -> None:
-    command = [str(python), "-m", "pip", "--no-input", "--disable-pip-version-check", *step]
-    status = _run(command, log_path)
-    errors = [line for line in last_lines(log_path, 20).splitlines() if line.startswith("ERROR")]
-    if status != 0 and step[0] == "install" and any("torch" in line for line in errors):
-        status = _run([*command, "--extra-index-url", TORCH_CPU_INDEX], log_path)
-    if status != 0:
-        raise DemoError.with_log(f"pip {' '.join(step)} failed with status {status}", log_path)
 
 
 def _run(command: list[str], log_path: Path) -> int:

@@ -25,16 +25,13 @@ _STATE, _SESSION = 0, 3  # fields of /proc/<pid>/stat, counted from behind the c
 
 def session_pids(session_id: int) -> list[int]:
     """Return the live processes of a session, in order of their ids; zombies are not live."""
-    return sorted(int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _is_in_session(entry, session_id))
-
-
-def _is_in_session(entry: Path, session_id: int) -> bool:
-    try:
-        stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False  # it has ended since it was listed
-    fields = stat.rpartition(")")[2].split()
-    return int(fields[_SESSION]) == session_id and fields[_STATE] not in {"Z", "X"}
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it may have ended since it was listed
+            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(fields[_SESSION]) == session_id and fields[_STATE] not in {"Z", "X"}:
+                found.append(int(entry.name))
+    return sorted(found)
 
 
 def end_session(session_id: int, *, but: int | None = None, grace_seconds: float = 0.0) -> None:
@@ -72,32 +69,23 @@ def main(grace_seconds: float, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     engine = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
-        _wait_for_end_of(engine.pid, sys.stdin.fileno())
+        poll = select.poll()
+        poll.register(os.pidfd_open(engine.pid), select.POLLIN)
+        poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
+        poll.poll()
     except KeyboardInterrupt:
         pass
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        status = _end(engine, grace_seconds)
+        if engine.poll() is None:
+            engine.terminate()
+            try:
+                engine.wait(grace_seconds)
+            except subprocess.TimeoutExpired:
+                engine.kill()
+        status = engine.wait()
+        end_session(os.getsid(0), but=os.getpid(), grace_seconds=grace_seconds)
     return status if status >= 0 else 128 - status
-
-
-def _wait_for_end_of(pid: int, pipe: int) -> None:
-    poll = select.poll()
-    poll.register(os.pidfd_open(pid), select.POLLIN)
-    poll.register(pipe, select.POLLIN | select.POLLHUP)
-    poll.poll()
-
-
-def _end(engine: subprocess.Popen[bytes], grace_seconds: float) -> int:
-    if engine.poll() is None:
-        engine.terminate()
-        try:
-            engine.wait(grace_seconds)
-        except subprocess.TimeoutExpired:
-            engine.kill()
-    status = engine.wait()
-    end_session(os.getsid(0), but=os.getpid(), grace_seconds=grace_seconds)
-    return status
 
 
 if __name__ == "__main__":

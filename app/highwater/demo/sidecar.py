@@ -1,4 +1,4 @@
-"""The sidecar as a child process, and the calls that the demonstration makes to it."""
+"""The sidecar as a child process, the calls that the demonstration makes to it, and commands to try, as pasted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Any, Self
 import httpx
 
 from highwater.demo.errors import DemoError
-from highwater.demo.process import KeptServer, environ_with
+from highwater.demo.process import KeptServer, environ_with, free_port
 from highwater.files.admin_token import find_token
 
 START_SECONDS = 600.0
 CALL_SECONDS = 60.0
+USUAL_PORT = 8001
+"""The sidecar's own default, which the pages write."""
 
 
 class DemoSidecar(KeptServer):
@@ -68,3 +70,35 @@ class DemoSidecar(KeptServer):
         own = [sys.executable, "-m", "highwater", *words, "--url", self.control_url]
         shown = subprocess.run(own, env=self._environ(), capture_output=True, text=True, check=False)
         return f"\n$ highwater {shlex.join(words)}\n{shown.stdout.rstrip() or shown.stderr.rstrip()}"
+
+
+def usual_port() -> int:
+    """Return the port that the pages write, or a free one where something listens there."""
+    try:
+        return free_port(USUAL_PORT)
+    except OSError:
+        return free_port()
+
+
+def own_command(program: str) -> str:
+    """Return how to type the `highwater` that runs, quoted for a shell; `program` is `sys.argv[0]`.
+
+    It need not be on the shell's path: `make` installs it into a virtual environment that nobody has activated.
+    """
+    path = Path(program).absolute()
+    if path.name != "highwater":  # run as a module
+        path = Path(sys.executable).with_name("highwater")
+    return shlex.quote(str(path)) if path.is_file() else f"{shlex.quote(sys.executable)} -m highwater"
+
+
+def commands_to_try(highwater: str, sidecar_url: str, port: int) -> list[str]:
+    token = f'"Authorization: Bearer $({highwater} token --port {port})"'
+    return [
+        f"{highwater} top --url {sidecar_url}",
+        f"curl '{sidecar_url}/memory?format=text'",
+        f"curl -H {token} '{sidecar_url}/memory/encoder-cache?limit=3'",
+        f"curl {sidecar_url}/metrics",
+        f"{highwater} reclaim --url {sidecar_url}",
+        f"curl -X POST -H {token} {sidecar_url}/memory/reclaim",
+        f"curl -N -H 'Accept: text/event-stream' {sidecar_url}/memory/events",
+    ]

@@ -20,12 +20,11 @@ from typing import Any, TypeAlias
 
 import click
 
-from highwater.demo.commands import own_command
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError, NotInTime
 from highwater.demo.process import answers
-from highwater.demo.sidecar import DemoSidecar
+from highwater.demo.sidecar import DemoSidecar, own_command
 from highwater.demo.traffic import send_images
 from highwater.units import MIB, size_text
 
@@ -144,20 +143,16 @@ def tell(engine: DemoEngine, sidecar: DemoSidecar, *, images: int, say: Callable
         f"encoder cache held {before} entries before it and {after} after. It frees {reset['frees']}."
     )
     say(sidecar.command("reclaim"))
-    _automatic(engine, sidecar, first_image=images, say=say)
-
-
-def _automatic(engine: DemoEngine, sidecar: DemoSidecar, *, first_image: int, say: Callable[[str], None]) -> None:
-    before = sidecar.call("GET", "/policy")
+    policy = sidecar.call("GET", "/policy")
     say(
         "\nNow by itself: PUT /policy with a rule that acts once the encoder cache holds "
         f"{size_text(RULE_HIGH_BYTES)}, and traffic until then"
     )
     sidecar.call("PUT", "/policy", {"rules": [RULE]})
     try:
-        events = _traffic_until_reset(engine, sidecar, first_image)
+        events = _traffic_until_reset(engine, sidecar, images)
     finally:
-        sidecar.call("PUT", "/policy", {"mode": before["mode"], "rules": before["rules"]})
+        sidecar.call("PUT", "/policy", {"mode": policy["mode"], "rules": policy["rules"]})
     for event in events:
         say(f"  {time.strftime('%H:%M:%S', time.localtime(event['at']))} {event['summary']}")
 

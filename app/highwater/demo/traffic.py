@@ -43,11 +43,9 @@ def png(seed: int, *, width: int = IMAGE_SIDE, height: int = IMAGE_SIDE) -> byte
     rows = (b"\0" + row) * height  # each row begins with its filter: none
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
-    return _PNG_SIGNATURE + b"".join(_png_chunk(kind, data) for kind, data in chunks)
-
-
-def _png_chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return _PNG_SIGNATURE + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
 
 
 def image_url(seed: int, *, width: int = IMAGE_SIDE, height: int = IMAGE_SIDE) -> str:

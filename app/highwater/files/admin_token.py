@@ -26,8 +26,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from highwater.errors import os_reason
-from highwater.files.private_file import NotPrivate, read_private, replace_private
-from highwater.files.regular import signature
+from highwater.files.regular import NotPrivate, read_private, replace_private, signature
 
 TOKEN_VARIABLE = "HIGHWATER_ADMIN_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_FILE_VARIABLE = "HIGHWATER_ADMIN_TOKEN_FILE"  # noqa: S105 - the variable's name

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from highwater.errors import NotKept, os_reason
-from highwater.files.private_file import replace_private
-from highwater.files.regular import FileTooLargeError, NotARegularFileError, read_regular
+from highwater.files.regular import FileTooLargeError, NotARegularFileError, read_regular, replace_private
 from highwater.text.strict_json import parse_json
 from highwater.units import MIB
 
@@ -69,52 +68,47 @@ class StateFile:
                 sections[section] = copy.deepcopy(dict(value))
             elif section not in self._sections:
                 return
-            self._store(self.path, sections)
+            if self._is_in_the_way:
+                raise NotKept(self.path, "an unusable file is in its place; move it away and start the sidecar again")
+            content = json.dumps({"schema": SCHEMA, **sections}, indent=1, allow_nan=False).encode() + b"\n"
+            if len(content) > MAX_FILE_BYTES:
+                size = f"{len(content)} bytes, more than the {MAX_FILE_BYTES} that are allowed"
+                raise NotKept(self.path, f"it would have {size}")
+            try:
+                replace_private(self.path, content)
+            except OSError as exc:
+                raise NotKept(self.path, os_reason(exc)) from exc
             self._sections = sections
-
-    # --- reading ---
 
     def _load(self, path: Path) -> None:
         try:
-            self._sections = _sections(_read(path))
+            self._sections = _sections(read_regular(path, MAX_FILE_BYTES, follows_link=True))
+        except NotARegularFileError:
+            self._set_aside(path, "is not a file")
+        except FileTooLargeError:
+            self._set_aside(path, f"has more than {MAX_FILE_BYTES} bytes")
         except FileNotFoundError:
             if not os.access(path.parent, os.W_OK | os.X_OK):
                 self.problem = f"state_file: {path} cannot be written: {path.parent} is missing or not writable"
         except _Unusable as exc:
             self._set_aside(path, str(exc))
         except OSError as exc:
-            self._set_aside(path, f"cannot be read: {_reason(exc)}")
+            self._set_aside(path, f"cannot be read: {os_reason(exc)}")
 
     def _set_aside(self, path: Path, reason: str) -> None:
         try:
-            aside = _set_aside(path)
-        except (_Unusable, OSError) as exc:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise NotARegularFileError
+            stamp = int(time.time())
+            while (aside := path.with_name(f"{path.name}.corrupt-{stamp}")).exists():
+                stamp += 1
+            path.rename(aside)
+        except OSError as exc:
             self._is_in_the_way = True
-            self.problem = f"state_file: {path} {reason}, and was not set aside: {_reason(exc)}; nothing can be kept"
+            why = "it is no file of ours" if isinstance(exc, NotARegularFileError) else os_reason(exc)
+            self.problem = f"state_file: {path} {reason}, and was not set aside: {why}; nothing can be kept"
         else:
             self.problem = f"state_file: {path} {reason}; it was set aside as {aside}, and nothing of it is in force"
-
-    # --- writing ---
-
-    def _store(self, path: Path, sections: Mapping[str, Any]) -> None:
-        if self._is_in_the_way:
-            raise NotKept(path, "an unusable file is in its place; move it away and start the sidecar again")
-        content = json.dumps({"schema": SCHEMA, **sections}, indent=1, allow_nan=False).encode() + b"\n"
-        if len(content) > MAX_FILE_BYTES:
-            raise NotKept(path, f"it would have {len(content)} bytes, more than the {MAX_FILE_BYTES} that are allowed")
-        try:
-            replace_private(path, content)
-        except OSError as exc:
-            raise NotKept(path, _reason(exc)) from exc
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_regular(path, MAX_FILE_BYTES, follows_link=True)
-    except NotARegularFileError as exc:
-        raise _Unusable("is not a file") from exc
-    except FileTooLargeError as exc:
-        raise _Unusable(f"has more than {MAX_FILE_BYTES} bytes") from exc
 
 
 def _sections(content: bytes) -> dict[str, dict[str, Any]]:
@@ -130,16 +124,3 @@ def _sections(content: bytes) -> dict[str, dict[str, Any]]:
     if not all(isinstance(section, dict) for section in whole.values()):
         raise _Unusable("has a section that is not a JSON object")
     return whole
-
-
-def _set_aside(path: Path) -> Path:
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise _Unusable("it is no file of ours")
-    stamp = int(time.time())
-    while (aside := path.with_name(f"{path.name}.corrupt-{stamp}")).exists():
-        stamp += 1
-    return path.rename(aside)
-
-
-def _reason(exc: Exception) -> str:
-    return os_reason(exc) if isinstance(exc, OSError) else str(exc)

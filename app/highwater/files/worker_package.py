@@ -58,8 +58,15 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
     """
     version, files = _installed()
     try:
-        folder = folder.absolute()
-        _refuse_place(folder)
+        folder, place = folder.absolute(), package_folder()
+        if not str(folder).isprintable() or os.pathsep in str(folder):
+            raise WorkerPackageError(
+                f"{str(folder)!r} cannot be on a PYTHONPATH: name a folder without {os.pathsep!r} in its path"
+            )
+        if place is not None and folder.resolve().is_relative_to(place.resolve()):
+            raise WorkerPackageError(
+                f"{folder} lies within the worker package itself: name a folder outside of {place}"
+            )
         missing = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for place in missing:
@@ -79,22 +86,14 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
     return CopiedPackage(folder, version, is_new)
 
 
-def _refuse_place(folder: Path) -> None:
-    if not str(folder).isprintable() or os.pathsep in str(folder):
-        raise WorkerPackageError(
-            f"{str(folder)!r} cannot be on a PYTHONPATH: name a folder without {os.pathsep!r} in its path"
-        )
-    for place in _package_folders():
-        if folder.resolve().is_relative_to(place.resolve()):
-            raise WorkerPackageError(
-                f"{folder} lies within the worker package itself: name a folder outside of {place}"
-            )
+def package_folder() -> Path | None:
+    """Return where the package is imported from; ``None``: it is no folder of files here.
 
-
-def _package_folders() -> list[Path]:
-    """Return where the package is imported from: an editable install has its files elsewhere than its metadata."""
+    An editable install has its files elsewhere than its metadata.
+    """
     spec = find_spec(PACKAGE)
-    return [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    return next((place for place in places[:1] if (place / "__init__.py").is_file()), None)
 
 
 def _installed() -> tuple[str, dict[str, bytes]]:
@@ -105,10 +104,10 @@ def _installed() -> tuple[str, dict[str, bytes]]:
             f"the distribution {DISTRIBUTION} is not installed beside highwater: run `pip install {DISTRIBUTION}`, or "
             "`pip install ./worker_ext` in the repository"
         ) from exc
-    places = _package_folders()
-    if not places or not (places[0] / "__init__.py").is_file():
+    place = package_folder()
+    if place is None:
         raise WorkerPackageError(f"the package {PACKAGE} is not a folder of files here, and so cannot be copied")
-    files = {f"{PACKAGE}/{path.relative_to(places[0]).as_posix()}": path.read_bytes() for path in _sources(places[0])}
+    files = {f"{PACKAGE}/{path.relative_to(place).as_posix()}": path.read_bytes() for path in _sources(place)}
     metadata = _metadata_name(installed.version)
     for name in _METADATA_FILES:
         text = installed.read_text(name)
@@ -146,21 +145,19 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    foreign = sorted(path.name for path in folder.iterdir() if not _is_ours(path))
+    foreign = []
+    for path in sorted(folder.iterdir()):
+        name = path.name
+        is_link_of_ours = path.is_symlink() and str(path.readlink()).startswith(_STORE_PREFIX)
+        is_ours = is_link_of_ours and (name == PACKAGE or _is_metadata(name))
+        if not (is_ours or name in _NOT_FOREIGN or name.startswith(_STORE_PREFIX)):
+            foreign.append(name)
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise WorkerPackageError(
             f"{folder} holds {foreign[0]}{more}, which `highwater extension` did not write; name an empty folder, or "
             "one that holds an older copy and nothing else"
         )
-
-
-def _is_ours(path: Path) -> bool:
-    name = path.name
-    if name in _NOT_FOREIGN or name.startswith(_STORE_PREFIX):
-        return True
-    is_link_of_ours = path.is_symlink() and str(path.readlink()).startswith(_STORE_PREFIX)
-    return is_link_of_ours and (name == PACKAGE or _is_metadata(name))
 
 
 def _is_metadata(name: str) -> bool:
@@ -190,7 +187,10 @@ def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
             path.chmod(_FOLDER_MODE)
         # First the package, then the metadata that makes an engine load it.
         for name in sorted({name.partition("/")[0] for name in files}):
-            _link(folder, name, store)
+            draft = folder / f"{_STORE_PREFIX}{name}"
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(Path(store.name) / name)
+            draft.replace(folder / name)  # in one step for its readers
     except BaseException:
         if not any(_leads_to(folder / name, store) for name in (PACKAGE, *_metadata_names(folder))):
             shutil.rmtree(store, ignore_errors=True)
@@ -216,11 +216,3 @@ def _metadata_names(folder: Path) -> list[str]:
 
 def _leads_to(link: Path, store: Path) -> bool:
     return link.is_symlink() and link.readlink().parts[0] == store.name
-
-
-def _link(folder: Path, name: str, store: Path) -> None:
-    """Point a name into the store, in one step for its readers."""
-    draft = folder / f"{_STORE_PREFIX}{name}"
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(Path(store.name) / name)
-    draft.replace(folder / name)

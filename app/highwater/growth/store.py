@@ -22,8 +22,7 @@ from typing import Annotated, Final, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from highwater.errors import os_reason
-from highwater.files.private_file import replace_private
-from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.files.regular import NotARegularFileError, open_regular, replace_private
 from highwater.growth.book import FloorBook, FloorRow
 from highwater.growth.series import Place, SeriesKey
 from highwater.process.machine import boot_id

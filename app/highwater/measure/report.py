@@ -20,7 +20,7 @@ from highwater.diagnose.markdown import block, chart, code, moment, section, tab
 from highwater.diagnose.rules.book import judged
 from highwater.errors import HighwaterError
 from highwater.measure.load import shown_command
-from highwater.policy.rules import FALLING_SIGNALS, RATIO_SIGNALS
+from highwater.policy.rules import SIGNALS, SignalTraits
 from highwater.readings.policy import RuleStatus
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
@@ -310,8 +310,9 @@ def _high_water(rule: RuleStatus) -> str:
         return f"{rule.signal} under {' or '.join(waters)} MiB"
     if rule.high_water is None:
         return f"{rule.signal} by the engine's plan"
-    water = f"{rule.high_water:g}" if rule.signal in RATIO_SIGNALS else f"{mib(round(rule.high_water))} MiB"
-    return f"{rule.signal} {'<=' if rule.signal in FALLING_SIGNALS else '>='} {water}"
+    traits = SIGNALS.get(rule.signal, SignalTraits())  # a sidecar of another version may have more
+    water = f"{rule.high_water:g}" if traits.is_ratio else f"{mib(round(rule.high_water))} MiB"
+    return f"{rule.signal} {'<=' if traits.falls else '>='} {water}"
 
 
 def _meanings(experiment: Experiment) -> Iterator[str]:

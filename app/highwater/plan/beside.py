@@ -63,7 +63,6 @@ class Beside:
 
 
 def is_command(text: str) -> bool:
-    """Return whether a text is a command line of vLLM's rather than the name of a file."""
     return _COMMAND.match(text.strip()) is not None
 
 
@@ -133,7 +132,9 @@ def beside_text(explanation: Explanation, answer: Answer) -> str:
     rows = []
     for row in beside(explanation, answer):
         is_count = row.what in counts
-        here, there = (_count(one) if is_count else gib_text(one) for one in (row.here, row.there))
+        written = "{:,}" if isinstance(row.there, int) else "{:,.2f}"
+        sides = (row.here, row.there)
+        here, there = (written.format(one) if is_count and one is not None else gib_text(one) for one in sides)
         by = None if row.here is None or row.there is None else row.there - row.here
         known = row.grade or "" if row.low == row.high else f"{gib_text(row.low)} to {gib_text(row.high)}"
         moved = "" if not by else f"{by:+,.6g}" if is_count else size_text(by, signed=True)
@@ -151,7 +152,6 @@ def beside_text(explanation: Explanation, answer: Answer) -> str:
 
 
 def _differing(explanation: Explanation, rank: RankBudget, answer: Answer) -> dict[str, str]:
-    """Return the flags whose values differ, each with both."""
     config, found = answer.get("config") or {}, {}
     for flag, (section, name) in _FLAGS.items():
         here = explanation.parallel.get(name, getattr(explanation.limits, name, None))
@@ -167,7 +167,3 @@ def _by(flags: str, differing: Mapping[str, str]) -> tuple[str, ...]:
 
 def _sum(sizes: Sequence[int]) -> int | None:
     return sum(sizes) if sizes else None
-
-
-def _count(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
-from highwater.plan.budget_parts import BudgetPart, part_of
-from highwater.plan.kv_view import available_bytes
-from highwater.plan.start_rules import ASCEND_RESCALES, SUGGESTION_MARGIN, requested_bytes
+from highwater.plan.live_engine import available_bytes
 from highwater.readings.rank import Device, Launch, RankReading, StartPhase
 from highwater.units import gib_text
+from kvplan.figure import Grade
+from kvplan.generations import ASCEND_RESCALES, SUGGESTION_MARGIN, requested_bytes
 
 Counting: TypeAlias = Literal["parts", "consumed", "cpu", "given", "remainder"]
 
@@ -31,7 +31,59 @@ FORMULAS: Final[Mapping[Counting, str]] = {
     "remainder": "KV cache = total x utilization - what the profile found (this version keeps the result alone)",
 }
 # vLLM's own rounding of a share of the device to whole bytes is at most this.
-_ROUNDING_BYTES = 16
+_ROUNDING_BYTES: Final = 16
+# By key, or by key and how else the part may be known: title, grade, source and reason.
+_PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
+    "weights": ("weights", "engine", "model_memory_usage", "by how much loading the model raised the device's use"),
+    "weights:seen": ("weights", "measured", "parameters and buffers", "this engine does not report it"),
+    "process": ("rest of the process", "exact", "requested_cpu_memory - rss",
+                "interpreter, libraries, heap, and what the profiling pass left: the resident size of the process"),
+    "consumed": ("persistent and non-torch", "exact", "total_consumed - weights",
+                 "tensors that stay beside the weights, contexts, collectives and workspaces: this version counts one"
+                 " sum"),
+    "persistent": ("persistent tensors", "measured", "allocated after loading - weights",
+                   "allocated before the profile and no weights: buffers and caches that stay"),
+    "activation": ("peak activation", "engine", "peak_activation_memory",
+                   "what the profiling pass allocated at its highest and gave back again"),
+    "non_torch": ("non-torch", "engine", "non_torch_memory", "contexts, collectives and workspaces that came between"
+                  " the engine's first look and the profile's end"),
+    "non_torch:rest": ("non-torch", "exact", "total_consumed - weights - persistent",
+                       "contexts, collectives, workspaces, and blocks that PyTorch kept"),
+    "graphs": ("graphs (estimate)", "engine", "cudagraph_memory_estimate",
+               "set aside for the graphs that are captured after the profile"),
+    "mm_ipc": ("multimodal transfer", "exact", "--mm-ipc-gpu-memory-gb", "taken off the KV cache after the profile:"
+               " multimodal inputs that API servers hand over on the device"),
+    "rescaled": ("rescaled by vllm-ascend", "exact", "available_kv_cache_memory_bytes", "what the profile left, fitted"
+                 " to several groups of layers, shared buffers or offload; which is not reported"),
+    "kv_cache": ("KV cache", "exact", "kv_cache_config.num_blocks", "blocks for keys and values"),
+    "kv_cache:bytes": ("KV cache", "engine", "available_kv_cache_memory_bytes",
+                       "how much of it the blocks take is not reported"),
+    "null_block": ("null block", "exact", "BlockPool.null_block",
+                   "one block is a placeholder and is never given to a request"),
+    "rounding": ("rounding to blocks", "exact", "available - blocks",
+                 "less than one block here, or blocks that another rank has no room for"),
+    "unprofiled": ("everything else", "exact", "total - the above",
+                   "not profiled, because the KV cache's size was given: activation, graphs, non-torch, free"),
+    "profiled": ("counted by the profile", "exact", "requested - the above", "activation, persistent tensors, what is"
+                 " not PyTorch's, also of others: this version keeps one sum"),
+    "bytes": ("whole bytes", "exact", "int()", "vLLM computes with fractions of bytes"),
+    "unexplained": ("not explained", "exact", "requested - the above",
+                    "the engine's own figures do not sum to what it requested; this is the difference"),
+    "non_torch_uncounted": ("non-torch not counted", "measured", "used - reserved", ""),
+    "graphs_uncounted": ("graphs beyond that", "engine", "capture_model", ""),
+    "others": ("in use before the start", "engine", "init_snapshot", "in use before the engine's first look: other"
+               " processes, and this one's contexts, buffers and handles"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetPart:
+    key: str
+    title: str
+    bytes: int  # negative where vLLM's own figures sum to more than there is
+    grade: Grade  # ``exact``: follows from the engine's own figures; ``measured``: read by the worker package
+    source: str  # vLLM's own name for it, or where it was read
+    why: str  # its contents, in a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,18 +184,9 @@ class _Rank:
         return getattr(self._phases.get(phase), figure, None)
 
     def parts(self, whole: int | None) -> tuple[BudgetPart, ...]:
-        if self.counting is None or whole is None:
+        counting, memory = self.counting, self._memory
+        if counting is None or whole is None:
             return ()
-        parts = (*self._counted(), *_pool_parts(self._budget))
-        rest = whole - sum(part.bytes for part in parts)
-        key = {"given": "unprofiled", "remainder": "profiled"}.get(self.counting)
-        if key is None and rest:
-            key = "rescaled" if _rescales(self._budget) else "unexplained"
-            key = "bytes" if abs(rest) <= _ROUNDING_BYTES else key
-        return parts if key is None else (*parts, part_of(key, rest))
-
-    def _counted(self) -> list[BudgetPart]:
-        memory, counting = self._memory, self.counting
         seen = None if memory.weights_bytes is not None else self._reading.components.weights_bytes
         sizes: dict[str, int | None] = {"weights": memory.weights_bytes, "weights:seen": seen}
         weights = memory.weights_bytes or seen or 0
@@ -159,11 +202,17 @@ class _Rank:
             sizes["activation"] = self._peak
         if counting == "parts":
             sizes["non_torch"] = memory.non_torch_bytes
-        parts = [part_of(row, size) for row, size in sizes.items() if size is not None]
+        parts = [_part(row, size) for row, size in sizes.items() if size is not None]
         if self.graphs:
             why = "a negative estimate, which the start added to the KV cache" if self.graphs < 0 else None
-            parts.append(part_of("graphs", self.graphs, why))
-        return parts
+            parts.append(_part("graphs", self.graphs, why))
+        parts += _pool_parts(self._budget)
+        rest = whole - sum(part.bytes for part in parts)
+        key = {"given": "unprofiled", "remainder": "profiled"}.get(counting)
+        if key is None and rest:
+            key = "rescaled" if _rescales(self._budget) else "unexplained"
+            key = "bytes" if abs(rest) <= _ROUNDING_BYTES else key
+        return tuple(parts) if key is None else (*parts, _part(key, rest))
 
     def uncounted(self) -> tuple[BudgetPart, ...]:
         """Return the parts that the version's formula counts nowhere."""
@@ -171,7 +220,7 @@ class _Rank:
             return ()
         parts, memory, now = [], self._memory, self._reading.components.non_torch_bytes
         if self.counting == "parts" and self._persistent is not None and self._persistent > 0:
-            parts.append(part_of("persistent", self._persistent, "allocated before the profile, beside the weights"))
+            parts.append(_part("persistent", self._persistent, "allocated before the profile, beside the weights"))
         total, free = memory.total_bytes, memory.init_free_bytes
         others = total - free if total is not None and free is not None else self.at("before", "used_bytes")
         before = _first(memory.init_non_torch_bytes, others)
@@ -180,22 +229,27 @@ class _Rank:
             size = now - memory.non_torch_bytes - (memory.graphs_bytes or 0)
             early = f", {gib_text(before)} of it before the engine's first look" if before else ""
             why = f"of {gib_text(now)} now in use the profile counted {gib_text(memory.non_torch_bytes)}{early}"
-            parts += [part_of("non_torch_uncounted", size, why)] if size > 0 else []
+            parts += [_part("non_torch_uncounted", size, why)] if size > 0 else []
         elif before:
-            parts.append(part_of("others", before))
+            parts.append(_part("others", before))
         if memory.graphs_bytes is not None and memory.graphs_bytes > self.graphs:
             why = f"captured after the profile, which set {gib_text(self.graphs)} aside for them"
-            parts.append(part_of("graphs_uncounted", memory.graphs_bytes - self.graphs, why))
+            parts.append(_part("graphs_uncounted", memory.graphs_bytes - self.graphs, why))
         return tuple(parts)
 
     def observed(self) -> tuple[Observed, ...]:
         budget, memory, now = self._budget, self._memory, self._reading.components
         if self._reading.device.type == "cpu":
             return ()
+        # More than between steps was allocated at once, without weights, KV cache and other tensors; unless the highest
+        # was during the start, before the pool was made.
+        peak, pool = self._reading.torch.peak_allocated_bytes, budget.kv_cache.tensor_bytes
+        rest = _first(self.at("weights", "allocated_bytes"), memory.weights_bytes)
+        above = None if peak is None or pool is None or rest is None or peak <= rest + pool else peak - rest - pool
         estimate = memory.graphs_estimate_bytes
         about = "graphs" if estimate is None else f"graphs (estimated {gib_text(estimate)})"
         rows: list[tuple[str, str, int | None, int | None, str]] = [
-            ("activation", "peak activation", self._peak, self._observed_peak(),
+            ("activation", "peak activation", self._peak, above,
              "--max-num-batched-tokens --max-num-seqs --limit-mm-per-prompt"),
             ("graphs", about, None if estimate is None else self.graphs, memory.graphs_bytes,
              "--gpu-memory-utilization --compilation-config"),
@@ -206,26 +260,13 @@ class _Rank:
         if budget.encoder is not None and self._reading.encoder_cache is not None:
             rows.append(("encoder_cache", "encoder cache", encoder_bytes(budget, self._reading),
                          now.encoder_cache_bytes, "--max-num-batched-tokens --limit-mm-per-prompt"))  # fmt: skip
-        return tuple(_observed(*row) for row in rows if row[2:4] != (None, None))
-
-    def _observed_peak(self) -> int | None:
-        """Return how much more than between steps was allocated at once, without weights, KV cache and other tensors.
-
-        ``None`` where the highest was during the start, before the pool was made.
-        """
-        peak, pool = self._reading.torch.peak_allocated_bytes, self._budget.kv_cache.tensor_bytes
-        rest = _first(self.at("weights", "allocated_bytes"), self._memory.weights_bytes)
-        if peak is None or pool is None or rest is None or peak <= rest + pool:
-            return None
-        return peak - rest - pool
-
-
-def _observed(key: str, title: str, profiled: int | None, seen: int | None, settings: str) -> Observed:
-    risk = None if profiled is None or seen is None else max(seen - profiled, 0)
-    return Observed(
-        key=key, title=title, profiled_bytes=profiled, observed_bytes=seen, risk_bytes=risk,
-        settings=tuple(settings.split()),
-    )  # fmt: skip
+        return tuple(
+            Observed(
+                key=key, title=title, profiled_bytes=profiled, observed_bytes=seen, settings=tuple(settings.split()),
+                risk_bytes=None if profiled is None or seen is None else max(seen - profiled, 0),
+            )
+            for key, title, profiled, seen, settings in rows if profiled is not None or seen is not None
+        )  # fmt: skip
 
 
 def _counting(budget: EngineBudget, device: Device) -> Counting | None:
@@ -298,13 +339,13 @@ def _pool_parts(budget: EngineBudget) -> list[BudgetPart]:
     parts = []
     stored = None if kv.given_bytes is not None or _rescales(budget) else memory.available_bytes
     if stored is not None and stored != available:
-        parts.append(part_of("mm_ipc", stored - available))
+        parts.append(_part("mm_ipc", stored - available))
     block = block_bytes(budget)
     if block is None or kv.blocks is None:
-        return [*parts, part_of("kv_cache:bytes", available)]
+        return [*parts, _part("kv_cache:bytes", available)]
     taken, usable = kv.blocks * block, max(kv.blocks - 1, 0) * block
     sizes = {"kv_cache": usable, "null_block": taken - usable, "rounding": available - taken}
-    return [*parts, *(part_of(key, size) for key, size in sizes.items())]
+    return [*parts, *(_part(key, size) for key, size in sizes.items())]
 
 
 def block_bytes(budget: EngineBudget) -> int | None:
@@ -329,3 +370,10 @@ def encoder_bytes(budget: EngineBudget, reading: RankReading) -> int | None:
 
 def _first(*sizes: int | None) -> int | None:
     return next((size for size in sizes if size is not None), None)
+
+
+def _part(row: str, size: int, why: str | None = None) -> BudgetPart:
+    """Return the part of a row of `_PARTS`, of so many bytes; ``why`` replaces the row's reason."""
+    title, grade, source, usual = _PARTS[row]
+    key, reason = row.partition(":")[0], usual if why is None else why
+    return BudgetPart(key=key, title=title, bytes=size, grade=grade, source=source, why=reason)

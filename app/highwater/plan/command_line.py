@@ -10,18 +10,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import yaml
 
-from highwater.plan.pasted import ASSIGNMENT, words_of
 from kvplan.errors import PlanError, short
-from kvplan.flags import EngineFlags
+from kvplan.flags import KINDS, EngineFlags
 
 MAX_CONFIG_BYTES: Final = 1_000_000
 _MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
@@ -34,6 +34,16 @@ _IMAGE: Final = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)+([:@][\w.:-]+)?")
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SHORT: Final = {"tensor_parallel_size": "-tp"}
+
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
+_TOKEN: Final = re.compile(
+    r"""(?P<space>[ \t\r]+|\\[ \t\r]*\n|\#[^\n]*)
+    |(?P<redirect>(?:\d+|&)?(?:>>?|<)(?:&[\d-]+)?)
+    |(?P<end>\n|;|&&?|\|\|?&?)
+    |(?P<word>(?:[^\s'"\\;&|<>]|\\[^\n]|'[^']*'|"(?:\\.|[^"\\])*")+)""",
+    re.VERBOSE | re.DOTALL,
+)
+_VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,6 @@ class Line:
         return [*(f"{name}={value}" for name, value in self.environ.items()), "vllm", "serve", *self.words]
 
     def __str__(self) -> str:
-        """Return it as a shell takes it."""
         before = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
         return " ".join([*before, shlex.join(["vllm", "serve", *self.words])])
 
@@ -69,7 +78,6 @@ class Line:
         return given if given is not None else Line(tuple(_of_config(self.value("config"))), {}).value(name)
 
     def on(self, model: Path) -> Line:
-        """Return it for a model in another place."""
         is_first = self.words[:1] == (self.model,)
         return replace(self, words=(str(model), *self.words[1:])) if is_first else self.changed({"model": model})
 
@@ -107,9 +115,9 @@ def read_line(words: Sequence[str]) -> Line:
     """Return a pasted command line, which may be one text. Raises PlanError: it is another command."""
     rest = [word for word in words if word.strip()]
     if len(rest) == 1 and re.search(r"\s", rest[0]):
-        rest = words_of(rest[0], _is_server)
+        rest = _words_of(rest[0])
     environ: dict[str, str] = {}
-    while rest and (rest[0] in _BEFORE or ASSIGNMENT.match(rest[0])):
+    while rest and (rest[0] in _BEFORE or _ASSIGNMENT.match(rest[0])):
         name, is_assigned, value = rest.pop(0).partition("=")
         environ.update({name: value} if is_assigned else {})
     if (at := _container(rest)) is not None:
@@ -125,17 +133,12 @@ def read_line(words: Sequence[str]) -> Line:
             raise PlanError(
                 f"{words[0]}: what stands before 'vllm serve' is for highwater plan, without such an option"
             )
-        before = (word.partition("=") for word in rest[:at] if ASSIGNMENT.match(word))
+        before = (word.partition("=") for word in rest[:at] if _ASSIGNMENT.match(word))
         return Line(tuple(rest[at + 2 :]), {**environ, **{name: value for name, _, value in before}})
     if not rest or rest[0].rpartition("/")[2] in _OTHER_COMMANDS:
         said = f"begins with {short(shlex.join(rest[:3]))}" if rest else "is empty"
         raise PlanError(f"the command line {said}; must be a model and flags, or 'vllm serve MODEL ...'")
     return Line(tuple(rest), environ)
-
-
-def _is_server(words: Sequence[str]) -> bool:
-    is_module = any(module in words for module in _MODULES)
-    return is_module or _serve(words) is not None or _container(words) is not None or _of_a_shell(words) is not None
 
 
 def _serve(words: Sequence[str]) -> int | None:
@@ -168,6 +171,66 @@ def _in_container(words: list[str], environ: dict[str, str]) -> list[str]:
     pairs = itertools.pairwise([word for option in options for word in option.split("=", 1)])
     entry = next((value for option, value in pairs if option == "--entrypoint"), "")
     return [entry, *rest] if entry else rest
+
+
+# --- a shell's text: read, with more taken than a shell takes, and never run ---
+
+
+def _words_of(text: str) -> list[str]:
+    """Return the words of the first command that starts a server, after the assignments of the commands before it.
+
+    Where none is known to, all of the text is one command. Raises PlanError: it cannot be split.
+    """
+    variables: dict[str, str] = {}
+    exported: dict[str, str] = {}
+    first: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1] or match[2], match[0] if match[3] is None else match[3]
+        return variables.get(name, os.environ.get(name, default))
+
+    for raw in _commands(text):
+        words = [word for one in raw for word in shlex.split(one if "'" in one else _VARIABLE.sub(value, one))]
+        is_server = _of_a_shell(words) is not None or any(module in words for module in _MODULES)
+        if is_server or _serve(words) is not None or _container(words) is not None:
+            return [*(f"{name}={value}" for name, value in exported.items()), *words]
+        given = words[1:] if words[:1] == ["export"] else words
+        if given and all(_ASSIGNMENT.match(word) for word in given):
+            found = dict(word.split("=", 1) for word in given)
+            variables |= found
+            # One that the text uses itself, without `export`, is the shell's own.
+            is_own = given is words
+            exported |= {name: v for name, v in found.items() if not (is_own and re.search(rf"\${{?{name}\b", text))}
+        elif not first:
+            first = [*(f"{name}={value}" for name, value in exported.items()), *words]
+    return first
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Yield each command's words, still quoted, without redirections."""
+    words: list[str] = []
+    at, skips = 0, False
+    text = text.rstrip().rstrip("\\")  # a paste may end before the line did
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        if token is None:
+            said = short(" ".join(text.split()))
+            raise PlanError(f"the command line {said} cannot be split into words: a quote is open")
+        at, word = token.end(), token[0]
+        if token["redirect"]:
+            if word == "<" and (name := re.match(r"[\w ./-]+>", text[at:])):
+                raise PlanError(f"the command line holds <{name[0]}; put there what is meant")
+            skips = "&" not in word[1:]
+        elif token["word"]:
+            words += [] if skips else [word]
+            skips = False
+        elif token["end"]:
+            last = words[-1] if words else ""
+            is_open = last == "serve" or (last.startswith("-") and "=" not in last)
+            if word != "\n" or not (is_open or text[at:].lstrip().startswith(("-", "\\"))):
+                yield words
+                words, skips = [], False
+    yield words
 
 
 # --- what the built-in and a running engine take ---
@@ -204,23 +267,13 @@ def _mapping(text: str) -> dict[str, Any]:
     return found
 
 
-# Of `EngineFlags`, and what vLLM calls them besides.
-_VALUES: Final[Mapping[str, Callable[[str], Any]]] = {
-    **dict.fromkeys(
-        ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size",
-         "data_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size", "block_size",
-         "num_gpu_blocks_override", "mamba_block_size", "max_cudagraph_capture_size"), _count),
-    **dict.fromkeys(
-        ("dtype", "kv_cache_dtype", "quantization", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode",
-         "speculative_config"), str),
-    "kv_cache_memory_bytes": size_of,
-    "gpu_memory_utilization": float,
-    "limit_mm_per_prompt": _mapping,
+# The flags of `EngineFlags` that stand on a command line, and two that change a start's memory beside the KV cache.
+_OF_A_CARD: Final = ("platform", "device_bytes", "device_name", "compute_capability")
+_APART: Final = {"enforce_eager": "bool", "max_cudagraph_capture_size": "int"}
+_TAKEN: Final = {name: kind for name, kind in {**KINDS, **_APART}.items() if name not in _OF_A_CARD}
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "int": _count, "str": str, "float": float, "Mapping": _mapping, "kv_cache_memory_bytes": size_of,
 }  # fmt: skip
-_SWITCHES: Final = (
-    *("enable_expert_parallel", "enable_prefix_caching", "async_scheduling", "disable_hybrid_kv_cache_manager"),
-    "enforce_eager",
-)
 _ALIASES: Final = {
     "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
     "-dcp": "decode_context_parallel_size", "-pcp": "prefill_context_parallel_size", "-q": "quantization",
@@ -252,12 +305,7 @@ class Parsed:
     ignored: tuple[str, ...]  # flags that change no memory
 
     def flags(self, **more: Any) -> EngineFlags:  # noqa: ANN401 - `EngineFlags` says what each is
-        known = {field.name for field in fields(EngineFlags)}
-        apart = {"enforce_eager", "max_cudagraph_capture_size"}
-        unknown = sorted(self.given.keys() - known - apart)
-        if unknown:
-            raise PlanError(f"--{unknown[0].replace('_', '-')}: {short(self.given[unknown[0]])} is not planned")
-        return EngineFlags(**{key: value for key, value in {**self.given, **more}.items() if key in known})
+        return EngineFlags(**{key: value for key, value in {**self.given, **more}.items() if key in KINDS})
 
 
 def parse(line: Line) -> Parsed:
@@ -267,12 +315,13 @@ def parse(line: Line) -> Parsed:
     """
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("model_tag", nargs="?")
-    for name in (*_VALUES, *_SWITCHES):
+    for name, kind in _TAKEN.items():
         names = [f"--{name.replace('_', '-')}", *(alias for alias, of in _ALIASES.items() if of == name)]
-        if name in _SWITCHES:
+        if kind == "bool":
             parser.add_argument(*names, dest=name, action=argparse.BooleanOptionalAction)
         else:
-            parser.add_argument(*names, dest=name, type=_reader(_VALUES[name]), metavar="VALUE")
+            read = _READERS.get(name) or _READERS[kind]
+            parser.add_argument(*names, dest=name, type=_reader(read), metavar="VALUE")
     parser.add_argument("--model")
     for name in _IGNORED_VALUES:
         parser.add_argument(f"--{name}", nargs="+" if name == "served-model-name" else None, dest=f"ignored {name}")

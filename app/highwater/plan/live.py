@@ -8,19 +8,21 @@ A flag whose effect the running engine does not show is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 from highwater.accounting.engine_budget import EncoderLimits
 from highwater.plan.card import OnCard
-from highwater.plan.kv_view import OFFLINE, LiveEngine
+from highwater.plan.command_line import UNNAMED
 from highwater.plan.live_bytes import LiveBytes, bytes_under, card_under
-from highwater.plan.live_layers import layers_under
-from highwater.plan.start_rules import ASCEND_TAKES_KV_CACHE_BYTES
-from highwater.plan.wish import Granted, Images, ImageTokens, Wish, grant
+from highwater.plan.live_engine import OFFLINE, LiveEngine, layers_under
+from highwater.plan.wish import Granted, Images, ImageTokens, Wish, grant, wish_json
+from highwater.readings.schema import SCHEMA
+from highwater_worker.plan import estimates
 from kvplan.errors import PlanError, short
-from kvplan.flags import EngineFlags
-from kvplan.generations import generation_of
+from kvplan.figure import GRADES, Grade
+from kvplan.flags import KINDS, EngineFlags, checked
+from kvplan.generations import ASCEND_TAKES_KV_CACHE_BYTES, generation_of
 from kvplan.pool import KvPool, deciding_workers, plan_pool
 
 _LIMITS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override")
@@ -28,8 +30,6 @@ _LIMITS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_gpu_b
 _SIZES = ("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype", "tensor_parallel_size")
 CHANGEABLE = (*_LIMITS, *_SIZES)
 REQUEST_KEYS = (*CHANGEABLE, "images_per_prompt", "wish")
-_MAX_RANKS = 1024
-_MAX_NUMBER = 2**48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ def _image_tokens(encoder: EncoderLimits | None, images: Images | None, cached_i
 
 
 def _changes(engine: LiveEngine, requested: Mapping[str, Any]) -> dict[str, Any]:
-    flags, known = engine.flags, {field.name for field in fields(EngineFlags)}
+    flags, known = engine.flags, KINDS
     changed: dict[str, Any] = {}
     for key, value in requested.items():
         if key not in known:
@@ -141,7 +141,7 @@ def _changes(engine: LiveEngine, requested: Mapping[str, Any]) -> dict[str, Any]
             raise PlanError(
                 f"{key}: {short(value)} is not how the engine runs, and what it changes is not seen there; {OFFLINE}"
             )
-        changed[key] = _checked(key, value)
+        changed[key] = checked(key, value)
     if "gpu_memory_utilization" in changed and (
         "kv_cache_memory_bytes" in changed or flags.kv_cache_memory_bytes is not None
     ):
@@ -156,22 +156,6 @@ def _changes(engine: LiveEngine, requested: Mapping[str, Any]) -> dict[str, Any]
             f"{engine.version}, which takes it from 0.19 on; give gpu_memory_utilization or num_gpu_blocks_override"
         )
     return changed
-
-
-def _checked(key: str, value: Any) -> Any:  # noqa: ANN401 - a number or a word, by the key
-    if key == "kv_cache_dtype":
-        if not isinstance(value, str):
-            raise PlanError(f"{key}: {short(value)} must be a word, such as auto or fp8")
-        return value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if key == "gpu_memory_utilization":
-        if not is_number or not 0 < value <= 1:
-            raise PlanError(f"{key}: {short(value)} must be a share over 0 and up to 1")
-        return value
-    most = _MAX_RANKS if key == "tensor_parallel_size" else _MAX_NUMBER
-    if not is_number or isinstance(value, float) or not 1 <= value <= most:
-        raise PlanError(f"{key}: {short(value)} must be a whole number of 1 to {most}")
-    return value
 
 
 def _images(engine: LiveEngine, images_per_prompt: int | None) -> tuple[int | None, float]:
@@ -211,3 +195,56 @@ def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: KvPool) -> tupl
             "saw the start: under other flags vLLM may group them otherwise and make other blocks."
         )
     return tuple(notes)
+
+
+# --- A plan of a running engine, in the form of docs/plan-by-vllm.md ---
+
+_OF_BYTES: Final = ("available_bytes", "blocks", "tokens", "max_concurrency", "fits", "max_model_len_that_fits")
+
+
+def live_json(engine: LiveEngine, plan: LivePlan, granted: Granted | None = None) -> dict[str, Any]:
+    """Return a plan of a running engine, or of the flags that a wish was granted with, as `POST /memory/plan` does."""
+    pool, available, fits = plan.pool.answer(plan.flags.max_model_len or 0), plan.available, plan.fits
+    chosen = None if granted is None else granted.chosen
+    needed = plan.pool.needed_bytes if chosen is None else chosen.needed_bytes
+    if available.low is not None and available.high is not None:
+        fits = fits if (needed <= available.low) == (needed <= available.high) else None
+    encoder = plan.encoder or EncoderLimits()
+    cached, width, element = encoder.cache_size, encoder.embed_width, encoder.embed_bytes
+    line, architecture = str(UNNAMED.changed(plan.changed)), engine.workers[0].budget.architecture
+    others = f", with {line.removeprefix(f'{UNNAMED} ')}" if plan.changed else ""
+    # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
+    sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
+    grades: dict[str, Grade] = {**dict.fromkeys(_OF_BYTES, sized), **dict.fromkeys(estimates.OF_LAYERS, "exact")}
+    grades |= {"available_bytes": available.grade, "fits": sized if plan.card is None else "estimated"}
+    return {
+        "schema": SCHEMA,
+        "status": estimates.STATUS[fits],
+        "road": f"{architecture} on vLLM {engine.version}, as it started{others}",
+        "versions": {"vllm": engine.version},
+        "architecture": architecture,
+        "flags": asdict(plan.flags),
+        "changed": dict(plan.changed),
+        "kv_cache": {
+            **pool,
+            "fits": fits,
+            "available_bytes_low": available.low,
+            "available_bytes_high": available.high,
+            "refusal": plan.refusal,
+            "on_card": None if plan.card is None else plan.card.why,
+            "grades": grades,
+        },
+        "encoder": plan.encoder
+        and {
+            "compute_embeddings": plan.encoder.compute_budget,
+            "cache_embeddings": cached,
+            "cache_bytes": None if cached is None or width is None or element is None else cached * width * element,
+            "items": {
+                modality: {"max_embeddings": size, "cached": cached // size if cached is not None and size else None}
+                for modality, size in (plan.encoder.max_tokens_per_item or {}).items()
+            },
+        },
+        "command_line": line if plan.changed else None,
+        "notes": [*available.notes, *plan.notes],
+        **({} if granted is None else {"wish": wish_json(granted)}),
+    }

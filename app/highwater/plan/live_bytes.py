@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 
 from highwater.plan.budget import peak_and_graphs
 from highwater.plan.card import OnCard, fullest, judge_card
-from highwater.plan.kv_view import OFFLINE, LiveEngine
-from highwater.plan.start_rules import requested_bytes
+from highwater.plan.live_engine import OFFLINE, LiveEngine
 from kvplan.errors import PlanError
 from kvplan.figure import Figure, Grade, add, estimated, measured
 from kvplan.flags import EngineFlags
-from kvplan.generations import generation_of
+from kvplan.generations import generation_of, requested_bytes
 
 Changed: TypeAlias = Mapping[str, Any]
 """The flags that change, by the names of `EngineFlags`."""
@@ -79,7 +78,8 @@ def card_under(
     """
     if flags.kv_cache_memory_bytes is None and flags.num_gpu_blocks_override is None:
         return None
-    numbers = {number: _standing_in(engine, changed)[number] for number in caches}
+    standing_in = _standing_in(engine, changed)
+    numbers = {number: standing_in[number] for number in caches}
     made = {number: engine.workers[one].budget.kv_cache.tensor_bytes for number, one in numbers.items()}
     is_as_much = all(
         cache <= (engine.available_bytes[numbers[number]] if made[number] is None else made[number] or 0)

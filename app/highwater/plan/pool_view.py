@@ -6,22 +6,23 @@ difference is shown, never hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Final
 
 from highwater.accounting.engine_budget import EngineLimits
 from highwater.plan.budget import RankBudget, block_bytes
-from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
+from highwater.plan.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.units import size_text
 from kvplan.errors import PlanError
+from kvplan.flags import Limits
 from kvplan.generations import generation_of
-from kvplan.limits import Limits
 from kvplan.pool import KvPool, deciding_workers, plan_pool
 
-LENGTHS = (1_024, 8_192)
+LENGTHS: Final = (1_024, 8_192)
 """Lengths of requests that are shown beside the maximum."""
+_OF_GROUP: Final = {name: name for name in ("layers", "block_size", "page_bytes")} | {"window": "sliding_window"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,13 @@ def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> Poo
         blocks=kv.blocks,
         block_size=kv.block_size,
         bytes_per_block=block_bytes(first),
-        groups=tuple(_group(group) for group in kv.groups or ()),
+        groups=tuple(
+            GroupView(
+                kind=str(group.get("kind"))[:60],
+                **{name: group[own] if type(group.get(own)) is int else None for name, own in _OF_GROUP.items()},
+            )
+            for group in kv.groups or ()
+        ),
         binding_rank=binding,
         available_bytes=least,
         tokens=kv.size_tokens,
@@ -97,12 +104,6 @@ def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> Poo
         return replace(view, problem=str(exc))
     except ArithmeticError as exc:  # numbers of a file that no engine has
         return replace(view, problem=f"what its workers report makes no pool: {exc}")
-
-
-def _group(described: Mapping[str, Any]) -> GroupView:
-    fields = {"layers": "layers", "block_size": "block_size", "page_bytes": "page_bytes", "window": "sliding_window"}
-    known = {ours: described[name] for ours, name in fields.items() if type(described.get(name)) is int}
-    return GroupView(kind=str(described.get("kind"))[:60], **{**dict.fromkeys(fields), **known})
 
 
 def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBudget]) -> PoolView:
@@ -175,7 +176,6 @@ def _differences(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[s
 def _conversations(
     view: PoolView, planned: KvPool, limits: Limits, plan: Callable[[Limits], KvPool]
 ) -> tuple[RequestNeed, ...]:
-    """Return the needs of requests, by the arithmetic for an engine of that maximum length."""
     rows = []
     for tokens in (*(length for length in LENGTHS if length < limits.max_model_len), limits.max_model_len):
         try:

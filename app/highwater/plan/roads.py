@@ -21,12 +21,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias
 
-from highwater.plan.built_in import answer_to
-from highwater.plan.command_line import Line
-from highwater.plan.model_files import NoModelError
+from highwater.files.worker_package import package_folder
+from highwater.plan.command_line import Line, parse
+from highwater.plan.model_files import NoModelError, checkpoint_bytes, folder_of, read_object
 from highwater.readings.schema import SCHEMA
+from highwater_worker.plan import estimates
 from highwater_worker.plan.cards import Card
+from kvplan.builtin.start import Start, read_start
 from kvplan.errors import PlanError, short
+from kvplan.generations import NEWEST, NEWEST_TESTED, requested_bytes, text_of
+from kvplan.pool import plan_pool
 
 Answer: TypeAlias = Mapping[str, Any]
 MODULE: Final = "highwater_worker.plan"
@@ -123,7 +127,16 @@ class VllmRoad:
         self._opened.close()
 
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
-        answer = self._json({"argv": line.argv, **question})
+        assert self._process.stdin is not None  # noqa: S101 - a pipe, as it was started
+        with suppress(BrokenPipeError):  # it ended: what it said is read below
+            self._process.stdin.write(json.dumps({"argv": line.argv, **question}).encode() + b"\n")
+            self._process.stdin.flush()
+        try:
+            answer = json.loads(self._line())
+        except (ValueError, RecursionError) as exc:
+            self._errors.seek(0)
+            last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "it said nothing"
+            raise CannotBeAskedError(f"{self._python} did not answer: {last}") from exc
         status = answer.get("status") if isinstance(answer, dict) and answer.get("schema") == SCHEMA else None
         if not isinstance(status, str):
             raise CannotBeAskedError(f"{self._python} did not answer: it said {short(answer)}")
@@ -131,18 +144,6 @@ class VllmRoad:
             why = f"this vLLM cannot be asked: {answer.get('error')}".rstrip(". ")
             raise CannotBeAskedError(". ".join(filter(None, (why, answer.get("help")))))
         return dict(answer)
-
-    def _json(self, question: dict[str, Any]) -> Any:  # noqa: ANN401 - as another program wrote it
-        assert self._process.stdin is not None  # noqa: S101 - a pipe, as it was started
-        with suppress(BrokenPipeError):  # it ended: what it said is read below
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        try:
-            return json.loads(self._line())
-        except (ValueError, RecursionError) as exc:
-            self._errors.seek(0)
-            last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "it said nothing"
-            raise CannotBeAskedError(f"{self._python} did not answer: {last}") from exc
 
     def _line(self) -> bytes:
         """Return the next line of its output; what there is where it ends, or takes too long."""
@@ -168,13 +169,99 @@ class VllmRoad:
 
 def worker_package() -> Path:
     """Return the folder of the worker package that is installed here. Raises PlanError: it is no folder."""
-    spec = find_spec("highwater_worker")
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    if not places or not Path(places[0], "plan").is_dir():
+    if (folder := package_folder()) is None:
         raise PlanError("the worker package is not a folder of files here: run `pip install vllm-highwater-worker`")
-    return Path(places[0]).resolve()
+    return folder.resolve()
 
 
 def engine_here() -> str | None:
     """Return this interpreter where vLLM can be imported in it; nothing is imported."""
     return sys.executable if find_spec("vllm") is not None else None
+
+
+# --- The built-in's answer, in the form of vLLM's own: the newest version's defaults, for the commonest families ---
+
+MAX_CONFIG_BYTES: Final = 10_000_000
+_CAPTURED: Final = 512
+"""The largest batch of a graph by default."""
+
+
+def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a question of docs/plan-by-vllm.md about a command line. Raises PlanError: it is not planned here."""
+    parsed, total = parse(line), int(question.get("device_bytes") or 0)
+    folder = folder_of(parsed.model)
+    config = read_object(folder / "config.json", MAX_CONFIG_BYTES, "the model's config.json")
+    named = {} if card is None else {
+        "device_name": card.name, "compute_capability": ".".join(map(str, card.capability))
+    }  # fmt: skip
+    flags = parsed.flags(device_bytes=total or None, **named)
+    start = read_start(config, flags, checkpoint_bytes=checkpoint_bytes(folder))
+    found = _found(start, parsed.model or "")
+    if line.environ:
+        found["guessed"].append(f"the environment {', '.join(line.environ)} was not looked at")
+    if parsed.ignored:
+        found["guessed"].append(f"no memory depends on {', '.join(parsed.ignored)}")
+    given = question.get("kv_cache_bytes") or flags.kv_cache_memory_bytes
+    share, others = start.flags.gpu_memory_utilization or 0.0, int(question.get("in_use_bytes") or 0)
+    requested = requested_bytes(total, share, NEWEST_TESTED, "cuda")
+    left: list[estimates.Figure] = []
+    if given is not None:
+        left = [estimates.exact(int(given), "given")] * len(start.workers)
+    elif total and requested > total - others:
+        message = f"{requested:,} bytes, --gpu-memory-utilization {share} of the card, are more than the others leave"
+        return found | {"status": "refused", "refusal": {"stage": "the card", "message": message}}
+    elif total and start.weights and start.activation is not None:
+        parts = _parts(start, parsed.given, question.get("measured") or {})
+        left = [estimates.left(requested, part) for part in parts]
+        rows = [{name: figure._asdict() for name, figure in part.items()} for part in parts]
+        found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
+    elif total:
+        found["not_counted"] = [f"{start.why_unknown}"]
+
+    def pool(sizes: list[int]) -> dict[str, Any]:
+        made = plan_pool(start.workers, sizes or [1 << 50] * len(start.workers), start.limits, NEWEST)
+        return made.answer(start.limits.max_model_len)
+
+    found["kv_cache"] = kv = estimates.kv_cache(left, pool, "estimated" if start.doubts else "exact")
+    found["status"] = estimates.STATUS[kv["fits"]] if left else "not_known"
+    return found
+
+
+def _found(start: Start, model: str) -> dict[str, Any]:
+    flags = start.flags
+    return {
+        "schema": SCHEMA,
+        "versions": {"vllm": text_of(NEWEST_TESTED)},
+        "architecture": start.architecture,
+        "config": {
+            "model": {"model": model, "max_model_len": start.limits.max_model_len, "dtype": flags.dtype},
+            "cache": {"gpu_memory_utilization": flags.gpu_memory_utilization, "cache_dtype": flags.kv_cache_dtype},
+            "parallel": {name: getattr(flags, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")},
+            "scheduler": {name: getattr(flags, name) for name in ("max_num_batched_tokens", "max_num_seqs")},
+        },
+        "ranks": [{"rank": rank, "weights": figure} for rank, figure in enumerate(start.weights)],
+        "pretended": [],
+        "not_counted": [],
+        "guessed": [*start.notes, *start.doubts],
+        "log": [],
+    }
+
+
+def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) -> list[dict[str, estimates.Figure]]:
+    """Return what a start takes of each stage's card before the KV cache; ``measured`` replaces it, in bytes."""
+    flags = start.flags
+    world = flags.tensor_parallel_size * flags.pipeline_parallel_size * flags.data_parallel_size
+    batch = 0 if given.get("enforce_eager") else given.get("max_cudagraph_capture_size", _CAPTURED)
+    tokens = 4 * start.limits.max_num_seqs * start.limits.max_model_len
+    of_all = {
+        "activation": start.activation and estimates.Figure(*start.activation),
+        "non_torch": estimates.outside_torch(is_alone=world == 1, is_npu=False),
+        "graphs": estimates.graphs(
+            layers=start.layers, has_experts=start.has_experts, tensor_parallel_size=flags.tensor_parallel_size,
+            largest_batch=min(batch, 2 * (flags.max_num_seqs or batch)),
+        ),
+        "buffers": estimates.Figure(tokens, tokens, tokens + (1 << 20), "estimated", "each request's tokens"),
+        **{name: estimates.measured(size, "a start measured it") for name, size in measured.items()},
+    }  # fmt: skip
+    known = {name: figure for name, figure in of_all.items() if figure is not None}
+    return [{"weights": estimates.Figure(*weights), **known} for weights in start.weights]

@@ -72,7 +72,11 @@ def ways_out(asking: Asking, answer: Answer) -> Iterator[dict[str, Any]]:
         if status == "fits":
             yield _way({"max_model_len": length}, again)
             break
-    for flags in (*_smaller_share(asking.question), *(flags for flags, _ in changes(*present(answer)))):
+    others, total = asking.question.get("in_use_bytes"), asking.question.get("device_bytes")
+    steps = [flags for flags, _ in changes(*present(answer))]
+    if others and total:  # vLLM starts with no larger share than the others leave
+        steps.insert(0, {"gpu_memory_utilization": math.floor(100 * max(total - others, 0) / total) / 100})
+    for flags in steps:
         status, again = status_of(asking, flags)
         if status == "fits":
             yield _way(flags, again)
@@ -94,13 +98,6 @@ def _lengths(asking: Asking, answer: Answer) -> Iterator[int]:
         bound = asking.ask(flags, kv_cache_bytes=kv["available_bytes_low"])["kv_cache"]
         if longest := bound.get(name):
             yield int(longest)
-
-
-def _smaller_share(question: Mapping[str, Any]) -> Iterator[Flags]:
-    """Yield the share of a card that others leave: vLLM starts with no larger one."""
-    others, total = question.get("in_use_bytes"), question.get("device_bytes")
-    if others and total:
-        yield {"gpu_memory_utilization": math.floor(100 * max(total - others, 0) / total) / 100}
 
 
 def _way(flags: Flags, answer: Answer) -> dict[str, Any]:

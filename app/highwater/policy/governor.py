@@ -19,12 +19,11 @@ from highwater.accounting.rank_key import rank_key
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.policy.core import Action, Decision, decide
-from highwater.policy.learning import begin, learn
-from highwater.policy.memory import LifeMemory
+from highwater.policy.core import Decision, decide
+from highwater.policy.memory import Action, LifeMemory, begin, learn
 from highwater.policy.pressure import Facts, unreachable
-from highwater.policy.rules import FILL_SIGNALS, Rule
-from highwater.policy.status import rule_status, summary
+from highwater.policy.rules import Rule
+from highwater.policy.views import rule_status, summary
 from highwater.readings.event import Caller
 from highwater.readings.policy import PolicyLevel, PolicyMode, PolicyStatus
 from highwater.readings.remedy import RemedyResult
@@ -106,7 +105,7 @@ class Governor:
         is_short = any(
             pressure.need_bytes > 0
             for view in self._decide(report, self._facts(report))[1].views
-            if view.phase != "held" and view.rule.signal in FILL_SIGNALS
+            if view.phase != "held" and view.rule.traits.is_fill
             for pressure in view.pressures
         )
         return QUICK_SECONDS if is_short else math.inf

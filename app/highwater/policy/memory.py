@@ -1,19 +1,43 @@
-"""The policy's memory of one engine life. Times are the caller's seconds. Pure."""
+"""The policy's memory of one engine life, and what an action changes in it. Times are the caller's seconds. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from highwater.accounting.rank_key import RankKey
-from highwater.policy.pressure import Pressure, is_relieved
+from highwater.accounting.freed import credit
+from highwater.accounting.host_share import host_share, host_used
+from highwater.accounting.rank_key import RankKey, rank_key
+from highwater.policy.pressure import Facts, Pressure, is_relieved, possible_gain, pressures
 from highwater.policy.rules import Rule
 from highwater.readings.policy import ActionOutcome, PolicyLevel, RankFreed, RulePhase
-from highwater.readings.remedy import Outcome
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import UNNEEDED, Outcome, RemedyResult, Target
+from highwater.readings.report import Report
 
 # After this many relapses running, a release waits for the cooldown unless memory is urgently short.
-MAX_RELAPSES = 3
+MAX_RELAPSES: Final = 3
+INEFFECTIVE_SECONDS: Final = 3600.0
+# A refusal that could not be foreseen has a passing cause: requests that would not end, another caller's remedy.
+REFUSED_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One remedy to run.
+
+    ``ranks`` are where it is to help: the bytes that it can give there (None: no figure), and those that it must give
+    to count as effective.
+    """
+
+    rule: Rule
+    remedy: str
+    why: str
+    target: Target = UNNEEDED
+    ranks: Mapping[RankKey, tuple[int | None, int]] = field(default_factory=dict)
+    is_tidying: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +134,109 @@ class LifeMemory:
     idle_since: float | None = None
     is_tidied: bool = False
     work_done: float | None = None
+
+    def with_idleness(self, report: Report, now: float) -> LifeMemory:
+        engine = report.engine
+        is_idle = not report.stale and engine.requests_running == 0 and engine.requests_waiting == 0
+        # A short request may come and go between two readings; it leaves its tokens in the counters.
+        has_worked = None not in {engine.work_done, self.work_done} and engine.work_done != self.work_done
+        memory = replace(self, work_done=engine.work_done if engine.work_done is not None else self.work_done)
+        if not is_idle:
+            return replace(memory, idle_since=None, is_tidied=False)
+        if has_worked:
+            return replace(memory, idle_since=now, is_tidied=False)
+        return memory if memory.idle_since is not None else replace(memory, idle_since=now)
+
+
+# --- an action ---
+
+
+def begin(memory: LifeMemory, action: Action) -> LifeMemory:
+    if action.is_tidying:
+        return replace(memory, is_tidied=True)
+    rule_memory = memory.rules.get(action.rule.name, RuleMemory())
+    rule_memory = replace(rule_memory, relief=(*(rule_memory.relief or ()), action.remedy))
+    return replace(memory, rules={**memory.rules, action.rule.name: rule_memory})
+
+
+def learn(
+    memory: LifeMemory,
+    action: Action,
+    result: RemedyResult,
+    *,
+    before: Sequence[RankReading],
+    after: Sequence[RankReading],
+    seen: Report,
+    facts: Facts,
+    now: float,
+) -> LifeMemory:
+    """Remember how the action went, by the readings before and after it, if any, and the last report (``seen``).
+
+    The memory is that with the action begun, or an empty one if the engine's life has ended meanwhile.
+    """
+    rule, remedy = action.rule, action.remedy
+    rule_memory = memory.rules.get(rule.name, RuleMemory())
+    ranks: tuple[RankFreed, ...] = ()
+    freed_bytes = None
+    if result.outcome in {"done", "failed"} and after:
+        ranks, freed_bytes = _freed(action, result, before, after)
+    run = LastRun(
+        at=now,
+        outcome=result.outcome,
+        reason=result.reason,
+        freed_bytes=freed_bytes,
+        ranks=ranks,
+        waits=rule_memory.runs[remedy].waits if remedy in rule_memory.runs else {},
+    )
+    rule_memory = replace(rule_memory, runs={**rule_memory.runs, remedy: _judged(action, run, after, now)})
+    if result.outcome == "observed":  # it changed nothing, and neither would the next one
+        rule_memory = replace(
+            rule_memory, relief=None, relapses=0, cooldown_from=rule_memory.cooldown_from if action.is_tidying else now
+        )
+    if not seen.stale and after:
+        # By the readings right after it, or the next wave would be taken for a relief that has not helped.
+        measured = {rank_key(reading): reading for reading in (*seen.ranks, *after)}
+        known = replace(seen, ranks=tuple(measured.values()))
+        rule_memory = rule_memory.ended_if_relieved(rule, pressures(rule, known, facts))
+    return replace(memory, rules={**memory.rules, rule.name: rule_memory})
+
+
+def _judged(action: Action, run: LastRun, after: Sequence[RankReading], now: float) -> LastRun:
+    given = {rank_key(freed): freed.freed_bytes or 0 for freed in run.ranks}
+    left = {rank_key(reading): possible_gain(action.remedy, action.rule.signal, reading).size for reading in after}
+    waits, effective = dict(run.waits), False
+    for key, (size, required) in action.ranks.items():
+        freed_bytes = given.get(key, required)  # what was not measured is taken to have helped
+        if run.outcome == "done" and freed_bytes >= required:
+            waits.pop(key, None)
+            effective = True
+        elif run.outcome == "done":
+            figure = None if size is None else (left.get(key) or 0) + max(required, size - freed_bytes)
+            waits[key] = Wait(figure_bytes=figure, until=now + INEFFECTIVE_SECONDS if figure is None else math.inf)
+        elif run.outcome in {"refused", "observed"}:
+            figure = None if size is None else size + required
+            seconds = REFUSED_SECONDS if run.outcome == "refused" else INEFFECTIVE_SECONDS
+            waits[key] = Wait(figure_bytes=figure, until=now + seconds)
+    return replace(run, waits=waits, is_effective=effective)
+
+
+def _freed(
+    action: Action, result: RemedyResult, before: Sequence[RankReading], after: Sequence[RankReading]
+) -> tuple[tuple[RankFreed, ...], int | None]:
+    """Return what the remedy freed of the signal, by rank and in all. Ranks of one host share its memory."""
+    if not action.rule.traits.is_of_host:
+        credited = credit(action.remedy, before, after, result.detail)
+        return credited.ranks, credited.freed_bytes or 0
+    earlier = {rank_key(reading): host_share(reading)[0] for reading in before}
+    ranks = tuple(
+        RankFreed(
+            rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_difference(earlier[rank_key(now)], host_share(now)[0])
+        )
+        for now in after
+        if rank_key(now) in earlier
+    )
+    return ranks, _difference(host_used(before), host_used(after)) or 0
+
+
+def _difference(before: int | None, after: int | None) -> int | None:
+    return max(before - after, 0) if before is not None and after is not None else None

@@ -1,19 +1,47 @@
-"""Compares each rank with a rule: a reading and a rule in, waters and missing bytes out. Pure."""
+"""The shortage of memory on each rank by a rule, and what a remedy can give there. Pure.
+
+The waters of the default rule are free bytes on each rank, derived from the engine's own plan. A server dies of one
+absolute demand (an image's activations, a workspace) that meets too few free bytes while the allocator keeps blocks
+that nobody uses. What vLLM holds by design is a share of any size. So the waters are measured in free bytes, in what
+the plan leaves over::
+
+    total ──────────────────────────────────────────────────────────────┐
+      │◄──────────── planned = max(requested, at rest) ────►│◄─ slack ─►│
+                                                            0   high low  free
+
+    slack = total - max(requested, at rest)
+    high  = min(max(slack / 4, 512 MiB), slack / 2, 2 GiB)      acts with less free than that
+    low   = min(2 x high, 0.9 x slack)                          satisfied with that much free; so it can be reached
+
+*At rest* is what stays in use whatever the policy does: used bytes less encoder outputs, releasable reserve and other
+tensors, all processes on the device counted. It is taken from the first readings of the engine's life where those are
+known, so that a growing neighbour on the device, or a leak, does not lower the waters step by step. A sidecar that
+started later takes the present reading.
+
+``requested`` is what the engine reports, else the total times ``gpu_memory_utilization`` where that sized the KV pool;
+where it did not, what is at rest alone counts.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from highwater.accounting.host_share import host_ratio, host_share
 from highwater.accounting.rank_key import RankKey, rank_key
-from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, Rule
-from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, slack_bytes
+from highwater.accounting.remedies import TRAITS, PossibleGain, reserve_bytes
+from highwater.policy.rules import Rule
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 from highwater.text.table import rank_title
-from highwater.units import MIB
+from highwater.units import GIB, MIB
+
+MIN_HIGH_BYTES: Final = 512 * MIB
+MAX_HIGH_BYTES: Final = 2 * GIB
+MIN_SLACK_BYTES: Final = 256 * MIB
+LOW_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +72,7 @@ class Pressure:
         high: The rule acts here, in the signal's unit; ``None`` without waters.
         low: The rule is satisfied here.
         need_bytes: What must be given back to reach low water.
-        gain_bytes: What a remedy must be able to give here to be worth running.
+        gain_bytes: The least gain that the rule runs a remedy for, on this device.
         is_urgent: True if so little is free that nothing may wait.
         note: Why the rank is left out; ``None`` where it counts.
         is_finding: True if an operator should hear of that.
@@ -64,27 +92,28 @@ class Pressure:
     def key(self) -> RankKey:
         return rank_key(self.reading)
 
+    @property
+    def required_bytes(self) -> int:
+        """The bytes that a remedy must give here to be worth running, and to count as effective."""
+        return max(min(self.gain_bytes, self.need_bytes), 1)
+
 
 def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
     if rule.is_derived:
         baseline = {rank_key(reading): reading for reading in facts.baseline}
         ranks = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
-    elif rule.signal in _GROWTH:
+    elif rule.traits.value is None:
         ranks = _growth(rule, report)
     else:
         ranks = [_own(rule, reading) for reading in report.ranks]
-    return [
-        pressure if (note := _left_out(rule, pressure.reading)) is None else replace(pressure, note=note)
-        for pressure in ranks
-    ]
-
-
-def _left_out(rule: Rule, reading: RankReading) -> str | None:
-    if reading.asleep_tags:
-        return f"asleep: {', '.join(reading.asleep_tags)}"
-    if rule.signal in HOST_SIGNALS and not reading.host_memory.cgroup_limit_bytes:
-        return "its container has no memory limit: what the whole machine uses is not the engine's to give back"
-    return None
+    for number, pressure in enumerate(ranks):
+        reading = pressure.reading
+        if reading.asleep_tags:
+            ranks[number] = replace(pressure, note=f"asleep: {', '.join(reading.asleep_tags)}")
+        elif rule.traits.is_of_host and not reading.host_memory.cgroup_limit_bytes:
+            note = "its container has no memory limit: what the whole machine uses is not the engine's to give back"
+            ranks[number] = replace(pressure, note=note)
+    return ranks
 
 
 def is_reached(rule: Rule, pressure: Pressure) -> bool:
@@ -93,21 +122,75 @@ def is_reached(rule: Rule, pressure: Pressure) -> bool:
         return False
     if rule.is_derived:
         return pressure.value < pressure.high
-    falls = rule.signal in FALLING_SIGNALS
-    return pressure.value <= pressure.high if falls else pressure.value >= pressure.high
+    return pressure.value <= pressure.high if rule.traits.falls else pressure.value >= pressure.high
 
 
 def is_relieved(rule: Rule, pressure: Pressure) -> bool:
     if pressure.value is None or pressure.low is None:
         return True
-    return _relieved(rule.signal, pressure.value, pressure.low)
+    return _relieved(rule, pressure.value, pressure.low)
 
 
-def _relieved(signal: str, value: float, water: float) -> bool:
-    return value >= water if signal in FALLING_SIGNALS else value <= water
+def possible_gain(remedy: str, signal: str, reading: RankReading) -> PossibleGain:
+    traits = TRAITS[remedy]
+    return traits.can_give(reading) if signal in traits.lowers else PossibleGain(None)
+
+
+def _relieved(rule: Rule, value: float, water: float) -> bool:
+    return value >= water if rule.traits.falls else value <= water
 
 
 # --- the default rule ---
+
+
+class Waters(NamedTuple):
+    """Free bytes of one rank's device: below ``high`` the rule acts, at ``low`` it is satisfied."""
+
+    high: int
+    low: int
+
+
+def at_rest_bytes(reading: RankReading) -> int | None:
+    """Return what stays in use whatever the policy does, by all processes on the device; ``None``: unknown."""
+    if reading.used_bytes is None:
+        return None
+    parts = reading.components
+    passing = (parts.encoder_cache_bytes or 0) + (parts.other_tensors_bytes or 0) + (reserve_bytes(reading) or 0)
+    return max(reading.used_bytes - passing, 0)
+
+
+def requested_bytes(reading: RankReading) -> int | None:
+    budget, total = reading.budget, reading.total_bytes
+    if budget.requested_bytes is not None:
+        return budget.requested_bytes
+    share = budget.gpu_memory_utilization
+    # The workers say nothing where the KV pool's size was given (--kv-cache-memory-bytes, from 0.19 on on an NPU too),
+    # and the share is then a default that sized nothing; vllm-ascend up to 0.13 never says it
+    # (worker_ext/highwater_worker/memory/engine_budget.py).
+    is_old_ascend = reading.device.type == "npu" and not reading.launch.kv_cache_given
+    if share is None or total is None or not is_old_ascend:
+        return None
+    return int(total * share)
+
+
+def slack_bytes(reading: RankReading, baseline: RankReading | None) -> int | None:
+    """Return what the engine's plan leaves over on this device; ``None``: unknown.
+
+    The baseline is the rank at the beginning of its engine's life, if known.
+    """
+    at_rest = at_rest_bytes(baseline) if baseline is not None else None
+    if at_rest is None:
+        at_rest = at_rest_bytes(reading)
+    if at_rest is None or reading.total_bytes is None:
+        return None
+    return reading.total_bytes - max(requested_bytes(baseline or reading) or 0, at_rest)
+
+
+def derive(slack: int) -> Waters | None:
+    if slack < MIN_SLACK_BYTES:
+        return None
+    high = min(max(slack // 4, MIN_HIGH_BYTES), slack // 2, MAX_HIGH_BYTES)
+    return Waters(high, min(2 * high, int(slack * LOW_SHARE)))
 
 
 def _derived(rule: Rule, reading: RankReading, baseline: RankReading | None) -> Pressure:
@@ -144,34 +227,31 @@ def _derived(rule: Rule, reading: RankReading, baseline: RankReading | None) -> 
 
 # --- an operator's rules ---
 
-_GROWTH = frozenset({"device_growth_bytes", "host_growth_bytes"})
-
 
 def _own(rule: Rule, reading: RankReading) -> Pressure:
     high, low = rule.high_water or 0.0, rule.low_water or 0.0
-    value = _VALUES[rule.signal](reading)
+    value = None if rule.traits.value is None else rule.traits.value(reading)
     if value is None:
         return Pressure(reading=reading, value=None, high=high, low=low, note=f"{rule.signal} is not known")
     totals = {"device_used_ratio": reading.total_bytes or 0, "host_used_ratio": host_share(reading)[1] or 0}
     scale = totals.get(rule.signal, 1)
-    is_free = rule.signal == "device_free_bytes"
     free = reading.free_bytes if reading.free_bytes is not None else math.inf
-    high_free = high if is_free else (1 - high) * (reading.total_bytes or 0)
+    high_free = high if rule.traits.falls else (1 - high) * (reading.total_bytes or 0)
     return Pressure(
         reading=reading,
         value=value,
         high=high,
         low=low,
-        need_bytes=max(math.ceil((low - value if is_free else value - low) * scale), 0),
+        need_bytes=max(math.ceil((low - value if rule.traits.falls else value - low) * scale), 0),
         gain_bytes=min(rule.min_gain_bytes, int(abs(high - low) * scale)),
-        is_urgent=rule.signal in FILL_SIGNALS and free < high_free / 2,
+        is_urgent=rule.traits.is_fill and free < high_free / 2,
     )
 
 
 def _growth(rule: Rule, report: Report) -> list[Pressure]:
     """Return the ranks by growth, which is a sum over them: each has an even share of what is to be given back."""
     growth, count = report.growth, max(len(report.ranks), 1)
-    grown = growth.since_ready_bytes if rule.signal == "device_growth_bytes" else growth.host_since_ready_bytes
+    grown = growth.host_since_ready_bytes if rule.traits.is_of_host else growth.since_ready_bytes
     high, low = rule.high_water or 0.0, rule.low_water or 0.0
     need = max(-(math.floor(low - grown) // count), 0) if grown is not None else 0
     gain = min(rule.min_gain_bytes, int((high - low) / count))
@@ -180,15 +260,6 @@ def _growth(rule: Rule, report: Report) -> list[Pressure]:
         Pressure(reading=reading, value=grown, high=high, low=low, need_bytes=need, gain_bytes=gain, note=note)
         for reading in report.ranks
     ]
-
-
-# A rank's value of each signal that is its own.
-_VALUES: Mapping[str, Callable[[RankReading], float | None]] = {
-    "device_used_ratio": lambda reading: reading.used_ratio,
-    "device_free_bytes": lambda reading: reading.free_bytes,
-    "encoder_cache_bytes": lambda reading: reading.components.encoder_cache_bytes,
-    "host_used_ratio": host_ratio,
-}
 
 
 # --- waters that the engine cannot reach ---
@@ -201,44 +272,40 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
     """
     if rule.is_derived:
         return None
-    at_rest = list(_at_rest(rule.signal, baseline, ranks))
+    at_rest, falls = list(_at_rest(rule, baseline, ranks)), rule.traits.falls
     if not at_rest:
         return None
-    falls = rule.signal == "device_free_bytes"
     reading, value = (min if falls else max)(at_rest, key=lambda pair: pair[1])
     for key, water in (("low_water", rule.low_water or 0.0), ("high_water", rule.high_water or 0.0)):
-        if _relieved(rule.signal, value, water):
+        if _relieved(rule, value, water):
             continue
         has, better = ("has", "or less") if falls else ("uses", "or more")
-        shown = f"{value:.4g}" if rule.signal.endswith("_ratio") else f"{value:.0f}"
-        other = "free memory on the host" if rule.signal.startswith("host_") else "lower --gpu-memory-utilization"
+        shown = f"{value:.4g}" if rule.traits.is_ratio else f"{value:.0f}"
+        rounded = f"{min(math.ceil(value * 100) / 100, 1.0):g}"
+        if falls:
+            rounded = str(math.floor(value / MIB) * MIB)
+        other = "free memory on the host" if rule.traits.is_of_host else "lower --gpu-memory-utilization"
         where = f"rank {rank_title(reading.dp_rank, reading.rank)}"
         return (
             f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: {where} {has} {shown} at "
-            f"rest, with nothing left to give back. Set low_water to {_rounded(rule.signal, value)} {better}, "
+            f"rest, with nothing left to give back. Set low_water to {rounded} {better}, "
             f"high_water {'below' if falls else 'above'} it, or {other}"
         )
     return None
 
 
 def _at_rest(
-    signal: str, baseline: Sequence[RankReading], ranks: Sequence[RankReading]
+    rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[RankReading]
 ) -> Iterator[tuple[RankReading, float]]:
-    if signal == "host_used_ratio":
+    if rule.signal == "host_used_ratio":
         # Only the first readings show what a host has in use at rest.
         yield from ((reading, ratio) for reading in baseline if (ratio := host_ratio(reading)) is not None)
         return
-    if signal not in FILL_SIGNALS:
+    if not rule.traits.is_fill:
         return  # 0 at rest by what they count
     known = {rank_key(reading): reading for reading in (*ranks, *baseline)}
     for reading in known.values():
         size, total = at_rest_bytes(reading), reading.total_bytes
         if size is None or not total or reading.asleep_tags:
             continue
-        yield reading, (total - size if signal == "device_free_bytes" else size / total)
-
-
-def _rounded(signal: str, value: float) -> str:
-    if signal == "device_free_bytes":
-        return str(math.floor(value / MIB) * MIB)
-    return f"{min(math.ceil(value * 100) / 100, 1.0):g}"
+        yield reading, (total - size if rule.traits.falls else size / total)

@@ -5,38 +5,50 @@ Pure; no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Final, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from highwater.accounting.host_share import host_ratio
 from highwater.accounting.remedies import TRAITS
 from highwater.flaws import masked
+from highwater.readings.policy import PolicyMode
+from highwater.readings.rank import RankReading
 from highwater.units import MIB
 
 MIN_GAIN_BYTES = 256 * MIB
 
-_SIGNALS = (
-    "device_free_bytes",
-    "device_used_ratio",
-    "device_growth_bytes",
-    "encoder_cache_bytes",
-    "host_used_ratio",
-    "host_growth_bytes",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalTraits:
+    """One signal, as rules know it."""
+
+    value: Callable[[RankReading], float | None] | None = None  # of a rank; None: it is a sum over all
+    falls: bool = False  # less is worse: high water is reached from above, and low water lies over it
+    is_ratio: bool = False
+    is_of_host: bool = False
+    is_fill: bool = False  # of a device: pressure on it can be urgent
+
+
+SIGNALS: Final[Mapping[str, SignalTraits]] = MappingProxyType(
+    {
+        "device_free_bytes": SignalTraits(value=lambda reading: reading.free_bytes, falls=True, is_fill=True),
+        "device_used_ratio": SignalTraits(value=lambda reading: reading.used_ratio, is_ratio=True, is_fill=True),
+        "device_growth_bytes": SignalTraits(),
+        "encoder_cache_bytes": SignalTraits(value=lambda reading: reading.components.encoder_cache_bytes),
+        "host_used_ratio": SignalTraits(value=host_ratio, is_ratio=True, is_of_host=True),
+        "host_growth_bytes": SignalTraits(is_of_host=True),
+    }
 )
-# The signals, and the remedies of a rule that names none. Host memory has none: what frees it costs cache hits, so an
-# operator must name it.
+# The remedies of a rule that names none. Host memory has none: what frees it costs cache hits, so an operator must name
+# it.
 SIGNAL_REMEDIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {signal: tuple(name for name, remedy in TRAITS.items() if signal in remedy.lowers) for signal in _SIGNALS}
+    {signal: tuple(name for name, remedy in TRAITS.items() if signal in remedy.lowers) for signal in SIGNALS}
 )
 ALL_REMEDIES = tuple(TRAITS)
-# Less is worse: high water is reached from above, and low water lies over it.
-FALLING_SIGNALS = frozenset({"device_free_bytes"})
-RATIO_SIGNALS = frozenset({"device_used_ratio", "host_used_ratio"})
-HOST_SIGNALS = frozenset({"host_used_ratio", "host_growth_bytes"})
-# Signals of a device's fill: pressure on them can be urgent.
-FILL_SIGNALS = frozenset({"device_free_bytes", "device_used_ratio"})
 
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 FROZEN = ConfigDict(frozen=True, extra="forbid")
@@ -68,6 +80,10 @@ class Rule(BaseModel):
     )
 
     @property
+    def traits(self) -> SignalTraits:
+        return SIGNALS[self.signal]
+
+    @property
     def is_derived(self) -> bool:
         return self.high_water is None or self.low_water is None
 
@@ -78,8 +94,8 @@ class Rule(BaseModel):
     @field_validator("signal")
     @classmethod
     def _known_signal(cls, value: str) -> str:
-        if value not in SIGNAL_REMEDIES:
-            raise ValueError(f"is not a signal; allowed: {', '.join(SIGNAL_REMEDIES)}")
+        if value not in SIGNALS:
+            raise ValueError(f"is not a signal; allowed: {', '.join(SIGNALS)}")
         return value
 
     @model_validator(mode="after")
@@ -90,12 +106,12 @@ class Rule(BaseModel):
             if self.signal != "device_free_bytes":
                 raise ValueError(f"high_water and low_water are required for {self.signal}")
             return self
-        if self.signal in FALLING_SIGNALS:
+        if self.traits.falls:
             if self.low_water <= self.high_water:
                 raise ValueError(f"low_water must be over high_water for {self.signal}: less is worse there")
         elif self.low_water >= self.high_water:
             raise ValueError("low_water must be under high_water")
-        if self.signal in RATIO_SIGNALS and not all(0 <= water <= 1 for water in (self.high_water, self.low_water)):
+        if self.traits.is_ratio and not all(0 <= water <= 1 for water in (self.high_water, self.low_water)):
             raise ValueError(f"high_water and low_water of {self.signal} are ratios from 0 to 1")
         if min(self.high_water, self.low_water) < 0:
             raise ValueError(f"high_water and low_water of {self.signal} are bytes and never negative")
@@ -113,3 +129,39 @@ class Rule(BaseModel):
                 f"remedies must be named for {self.signal}: what frees host memory costs cache hits or holds requests"
             )
         return self
+
+
+# --- The policy as operators write it, in a file, a variable or a ``PUT /policy``. Pure ---
+
+
+def _unique_names(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    names = [rule.name for rule in rules]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"rule names must be unique; more than once: {', '.join(twice)}")
+    return rules
+
+
+UniqueRules: TypeAlias = Annotated[tuple[Rule, ...], Field(max_length=32), AfterValidator(_unique_names)]
+
+# Without waters: those that follow from the engine's own plan, rank by rank (docs/policy.md).
+DEFAULT_RULES = (Rule(name="device", signal="device_free_bytes"),)
+
+
+class PolicySettings(BaseModel):
+    model_config = FROZEN
+
+    mode: PolicyMode = Field("act", description="act: run remedies; observe: decide and record only")
+    rules: UniqueRules = Field(DEFAULT_RULES, description="the rules, as a JSON list")
+
+    def changed(self, change: PolicyChange) -> PolicySettings:
+        return self.model_copy(update={name: value for name, value in change if value is not None})
+
+
+class PolicyChange(BaseModel):
+    """The body of ``PUT /policy``: fields that are left out stay unchanged."""
+
+    model_config = FROZEN
+
+    mode: PolicyMode | None = None
+    rules: UniqueRules | None = None

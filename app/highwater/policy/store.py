@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from highwater.errors import NotKept
 from highwater.files.state_file import StateFile
 from highwater.flaws import sentences
-from highwater.policy.settings import PolicyChange, PolicySettings
+from highwater.policy.rules import PolicyChange, PolicySettings
 
 
 class _Section(BaseModel):
@@ -37,7 +37,9 @@ class PolicyStore:
         self.source: Literal["settings", "put"] = "settings"
         self.startup_notice: str | None = None
         self._file = file
-        self._configured, self._meant = _digest(configured), _meaning(configured)
+        # What the operator configured, without defaults: a release that changes those is no other configuration.
+        self._configured = hashlib.sha256(configured.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+        self._meant = _meaning(configured)
         self._turn = asyncio.Lock()
         section = file.read("policy")
         if section is not None:
@@ -63,18 +65,14 @@ class PolicyStore:
         except ValidationError as exc:
             problems = "; ".join(sentences(exc.errors(include_url=False)))
             return f"the policy kept in {self._file.path} cannot be used, the configured one is in force: {problems}"
-        if saved.configured != self._configured:
-            return self._drop()
-        self.in_force, self.source = saved.policy, "put"
-        return f"the policy of the last PUT /policy is in force, kept in {self._file.path}"
-
-    def _drop(self) -> str:
+        if saved.configured == self._configured:
+            self.in_force, self.source = saved.policy, "put"
+            return f"the policy of the last PUT /policy is in force, kept in {self._file.path}"
         notice = (
             "the configured policy was changed after the last PUT /policy: it is in force, and that change was dropped"
         )
         try:
-            # Or it would return with an earlier configuration.
-            self._file.write("policy", None)
+            self._file.write("policy", None)  # or it would return with an earlier configuration
         except NotKept as exc:
             return f"{notice}, but is still in the file: {exc}"
         return notice
@@ -83,8 +81,3 @@ class PolicyStore:
 def _meaning(policy: PolicySettings) -> PolicySettings:
     named = [rule.model_copy(update={"remedies": rule.ordered_remedies}) for rule in policy.rules]
     return policy.model_copy(update={"rules": tuple(named)})
-
-
-def _digest(policy: PolicySettings) -> str:
-    """Hash what the operator configured, without defaults: a release that changes those is no other configuration."""
-    return hashlib.sha256(policy.model_dump_json(exclude_defaults=True).encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""Runs one remedy at a time; ``states`` draws what a relief passes through.
+"""Runs one remedy at a time; ``relief`` draws the states that it passes through.
 
-``relief`` runs a remedy and measures it, ``quiescer`` keeps requests away from it, ``remedy_log`` writes down how it
-ended, ``remedies`` are what can be run.
+``relief`` runs a remedy, measures it and writes down how it ended, ``quiescer`` keeps requests away from it,
+``remedies`` are what can be run.
 """

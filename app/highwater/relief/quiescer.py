@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
 
@@ -22,7 +23,8 @@ from highwater.memory.sources.engine_metrics import EngineMetrics
 from highwater.readings.engine import EngineLoad
 from highwater.readings.remedy import QuiescedBy
 from highwater.readings.report import Report
-from highwater.relief.states import States
+
+Enter: TypeAlias = Callable[[Literal["closing", "drained"], float], AbstractAsyncContextManager[None]]
 
 # The engine's counts lag behind its responses by a step; requests that others sent stay longer.
 SETTLE_SECONDS = 2.0
@@ -95,11 +97,11 @@ class Quiescer:
         return f"would hold new requests for at most {self._drain_seconds:g} s until running requests are done"
 
     @asynccontextmanager
-    async def quiet(self, states: States, *, then_pace: bool) -> AsyncIterator[Quiesced]:
+    async def quiet(self, enter: Enter, *, then_pace: bool) -> AsyncIterator[Quiesced]:
         """Hold new requests, with none running, for as long as the block lasts.
 
         Args:
-            states: Of the relief that needs it.
+            enter: Enters a state of the relief that needs it, with a deadline in seconds.
             then_pace: Let requests through one by one for a while afterwards: those that come together would overtake
                 each other in vLLM, and it fails a request that overtakes another with the same new image.
 
@@ -117,7 +119,7 @@ class Quiescer:
         at_most = self._drain_seconds + DRAINED_SECONDS + CALL_SECONDS + GATE_MARGIN_SECONDS
         with self._gate.closed(at_most, then_pace=then_pace):
             try:
-                async with states.enter("closing", self._drain_seconds):
+                async with enter("closing", self._drain_seconds):
                     await self._gate.drained()
             except TimeoutError as exc:
                 raise self._in_vain(
@@ -126,7 +128,7 @@ class Quiescer:
                     began,
                 ) from exc
             try:
-                async with states.enter("drained", DRAINED_SECONDS):
+                async with enter("drained", DRAINED_SECONDS):
                     await self._engine_is_idle(began)
             except TimeoutError as exc:
                 late = f"the engine did not report within {DRAINED_SECONDS:g} s whether requests run"

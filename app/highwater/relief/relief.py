@@ -1,15 +1,38 @@
 """Runs one remedy at a time, and measures what it freed by a fresh poll before and after it.
 
-``states`` has its states and their deadlines, ``remedy_log`` writes down how each ended.
+A relief is in one state at a time, each with a deadline, so that no wait is without a bound.
+
+::
+
+                              the gate is closed
+                         ┌──────────┴──────────────────┐
+    idle ──► reading ──► closing ──► drained ──► calling ──► releasing ──► measuring ──► idle
+                │                                   ▲
+                └── where requests need not wait ───┘
+
+    state      what happens                                     whose     at most
+    reading    one poll, the reading before                     Relief    the worker deadline and 20 s
+    closing    new requests wait, running ones finish           Quiescer  gate.drain_seconds
+    drained    the engine's own counts must agree               Quiescer  3 s
+    calling    the remedy calls the engine                      Relief    10 s while the gate is closed, else 31 s
+                                                                          and two worker deadlines
+    releasing  the allocator gives the bytes to the device      Relief    two worker deadlines and 1 s
+    measuring  one poll, the reading after                      Relief    the worker deadline and 20 s
+
+From every state a relief that is refused, fails or is cancelled goes back to idle, and the gate opens. The gate also
+opens by itself when the deadlines of the three states in which it is closed are over. So requests are held in this
+process alone, for a bounded time, and nothing has to be undone when the process dies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 from highwater.accounting.deltas import freed, total
 from highwater.accounting.freed import credit
@@ -20,16 +43,14 @@ from highwater.errors import EngineError, NotAvailable, Refused, RequestError, U
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.readings.engine import EngineStatus
-from highwater.readings.event import Caller
+from highwater.readings.event import Caller, Trigger
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import UNNEEDED, Mode, Outcome, RemedyResult, Target
 from highwater.readings.report import Report
 from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
-from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, operators_only
+from highwater.relief.remedies.remedy import NO_OPTIONS, Remedy, RunOptions, RunResult, operators_only
 from highwater.relief.remedies.workers import MAX_SECONDS, call_workers_in_rounds
-from highwater.relief.remedy_log import RemedyLog, RemedyObserver, RemedyRun, result_of
-from highwater.relief.states import State, States
-from highwater.units import mib
+from highwater.units import MIB, mib
 
 JUST_BEFORE_SECONDS = 0.25
 # How long a remedy that the engine puts off is repeated: its blocks come free a step after its requests.
@@ -38,6 +59,72 @@ PATIENCE_SECONDS = 2.0
 POLL_SECONDS = 20.0
 # Beyond what the calls of a state may take by themselves, so that they report what went wrong.
 MARGIN_SECONDS = 1.0
+
+log = logging.getLogger("highwater.relief")
+
+State: TypeAlias = Literal["idle", "reading", "closing", "drained", "calling", "releasing", "measuring"]
+
+# A recent reading serves as well, and a restore is measured afterwards only. A relief that fails is idle at once.
+_NEXT: Mapping[State, frozenset[State]] = {
+    "idle": frozenset({"reading", "closing", "calling"}),
+    "reading": frozenset({"closing", "calling"}),
+    "closing": frozenset({"drained"}),
+    "drained": frozenset({"calling"}),
+    "calling": frozenset({"releasing", "measuring"}),
+    "releasing": frozenset({"measuring"}),
+    "measuring": frozenset(),
+}
+
+
+class States:
+    """Lets one relief after the other through; ``now`` is the state that the one under way is in."""
+
+    def __init__(self) -> None:
+        self.now: State = "idle"
+        self._turn = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        return self._turn.locked()
+
+    @asynccontextmanager
+    async def one_relief(self) -> AsyncIterator[None]:
+        async with self._turn:
+            try:
+                yield
+            finally:
+                self.now = "idle"
+
+    @asynccontextmanager
+    async def enter(self, state: State, seconds: float) -> AsyncIterator[None]:
+        """Enter a state, which must be one that follows the present one, for as long as the block lasts.
+
+        Raises:
+            TimeoutError: The deadline is over; what the block waited for was cancelled.
+        """
+        if state not in _NEXT[self.now]:
+            raise RuntimeError(f"a relief does not go from {self.now} to {state}")
+        self.now = state
+        async with asyncio.timeout(seconds):
+            yield
+
+
+class RemedyObserver(Protocol):
+    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        """One remedy was run, refused or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemedyRun:
+    remedy: Remedy
+    trigger: Trigger
+    mode: Mode = "safe"
+    rule: str | None = None
+    options: RunOptions = NO_OPTIONS
+    force: bool = False
+    dry_run: bool = False
+    release_after: bool = True
+    caller: Caller | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +160,8 @@ class Relief:
         self._poller = poller
         self._history = history
         self._quiescer = quiescer
-        self._log = RemedyLog(history, observer)
+        self._observer = observer
         self._clock = clock
-        self._turn = asyncio.Lock()
         self._states = States()
 
     @property
@@ -84,7 +170,7 @@ class Relief:
 
     @property
     def busy(self) -> bool:
-        return self._turn.locked()
+        return self._states.busy
 
     def unavailable(self, name: str, status: EngineStatus) -> str | None:
         remedy, can = self.remedies[name], self._poller.capabilities
@@ -98,9 +184,7 @@ class Relief:
         """Run one remedy for a rule, or only record that it would have been run. Raises NotAvailable as `_before`."""
         run = RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
         if observe:
-            result = result_of(run.remedy, "observed", reason="the policy is in observe mode")
-            self._log.add(run, result)
-            return RemedyOutcome(result, (), ())
+            return RemedyOutcome(self._ended(run, "observed", "the policy is in observe mode"), (), ())
         return await self._carry_out(run)
 
     async def reclaim(
@@ -150,17 +234,16 @@ class Relief:
         """Bring back what a trim moved to the host, by rank. Raises Refused where a worker cannot, and NotAvailable."""
         if (problem := no_extension(self._poller.capabilities)) is not None:
             raise Refused(problem)
-        async with self._turn:
-            with self._states.one_relief():
-                try:
-                    async with self._states.enter("calling", self._rounds_seconds()):
-                        restored = await call_workers_in_rounds(self._engine, "restore", {})
-                except EngineError as exc:
-                    raise NotAvailable(self._not_restored(str(exc), caller)) from exc
-                except TimeoutError as exc:
-                    late = f"it has not ended within {self._rounds_seconds():g} s"
-                    raise NotAvailable(self._not_restored(late, caller)) from exc
-                report = await self._poll("measuring") if restored.ok else None
+        async with self._states.one_relief():
+            try:
+                async with self._states.enter("calling", self._rounds_seconds()):
+                    restored = await call_workers_in_rounds(self._engine, "restore", {})
+            except EngineError as exc:
+                raise NotAvailable(self._not_restored(str(exc), caller)) from exc
+            except TimeoutError as exc:
+                late = f"it has not ended within {self._rounds_seconds():g} s"
+                raise NotAvailable(self._not_restored(late, caller)) from exc
+            report = await self._poll("measuring") if restored.ok else None
         if not restored.ok:
             raise Refused(self._not_restored(str(restored.reason), caller))
         spilled = report.encoder_cache.host_bytes if report is not None and report.encoder_cache else None
@@ -176,17 +259,16 @@ class Relief:
     # --- running one remedy ---
 
     async def _carry_out(self, run: RemedyRun) -> RemedyOutcome:
-        async with self._turn:
-            with self._states.one_relief():
-                try:
-                    return await self._relieve(run)
-                except RequestError:
-                    raise  # recorded where it arose
-                except BaseException as exc:
-                    # Cancelled, or unexpected: raised again, and recorded first, as the remedy may have run.
-                    what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
-                    self._log.add(run, result_of(run.remedy, "failed", reason=f"{what} while {self.state}"))
-                    raise
+        async with self._states.one_relief():
+            try:
+                return await self._relieve(run)
+            except RequestError:
+                raise  # recorded where it arose
+            except BaseException as exc:
+                # Cancelled, or unexpected: raised again, and recorded first, as the remedy may have run.
+                what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
+                self._ended(run, "failed", f"{what} while {self.state}")
+                raise
 
     async def _relieve(self, run: RemedyRun) -> RemedyOutcome:
         before = await self._before(run)
@@ -199,13 +281,13 @@ class Relief:
         is_held = not run.force and run.remedy.needs_gate(capabilities, run.mode)
         if run.dry_run:
             plan = f"dry run; {self._quiescer.plan() if is_held else 'no request has to wait for it'}"
-            return RemedyOutcome(result_of(run.remedy, "observed", reason=plan), before.ranks, before.ranks)
+            return RemedyOutcome(self._ended(run, "observed", plan), before.ranks, before.ranks)
 
         started = self._clock()
         quiesced: Quiesced | None = None
         try:
             if is_held:
-                async with self._quiescer.quiet(self._states, then_pace=run.remedy.paces_after) as quiesced:
+                async with self._quiescer.quiet(self._states.enter, then_pace=run.remedy.paces_after) as quiesced:
                     done = await self._call(run, CALL_SECONDS)
             else:
                 quiesced, done = Quiesced("nothing"), await self._call(run, self._rounds_seconds())
@@ -232,8 +314,10 @@ class Relief:
         freed_bytes, freed_components = total(deltas)
         credited = credit(run.remedy.name, before.ranks, readings, done.detail, is_released=is_released)
         reason = "; ".join(text for text in (done.reason, unmeasured) if text) or None
-        result = replace(
-            result_of(run.remedy, "done" if done.ok else "failed", reason=reason),
+        result = self._ended(
+            run,
+            "done" if done.ok else "failed",
+            reason,
             seconds=self._clock() - started,
             freed_bytes=freed_bytes,
             freed_components=freed_components,
@@ -244,7 +328,6 @@ class Relief:
             held_seconds=quiesced.held_seconds if quiesced is not None else None,
             detail=done.detail,
         )
-        self._log.add(run, result)
         return RemedyOutcome(result, before.ranks, readings, done.answer)
 
     async def _call(self, run: RemedyRun, seconds: float) -> RunResult:
@@ -296,8 +379,7 @@ class Relief:
         return MAX_SECONDS + 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
 
     def _refused(self, run: RemedyRun, before: Report, reason: str, held_seconds: float | None = None) -> RemedyOutcome:
-        result = replace(result_of(run.remedy, "refused", reason=reason), held_seconds=held_seconds)
-        self._log.add(run, result)
+        result = self._ended(run, "refused", reason, held_seconds=held_seconds)
         return RemedyOutcome(result, before.ranks, before.ranks)
 
     async def _before(self, run: RemedyRun) -> Report:
@@ -321,5 +403,39 @@ class Relief:
         return replace(report, ranks=()) if report.stale else report
 
     def _not_available(self, run: RemedyRun, reason: str, outcome: Outcome = "failed") -> NotAvailable:
-        self._log.add(run, result_of(run.remedy, outcome, reason=reason))
+        self._ended(run, outcome, reason)
         return NotAvailable(reason)
+
+    def _ended(self, run: RemedyRun, outcome: Outcome, reason: str | None, **figures: Any) -> RemedyResult:  # noqa: ANN401 - fields of the result
+        """Write down how it ended, also where it was refused, failed or cancelled; a dry run leaves no trace."""
+        traits = run.remedy.traits
+        result = RemedyResult(
+            remedy=traits.name,
+            outcome=outcome,
+            reason=reason,
+            frees=traits.frees,
+            does_not_free=traits.does_not_free,
+            **figures,
+        )
+        if run.dry_run:
+            return result
+        self._observer.remedy_ended(result, run.trigger)
+        kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
+        summary = summary_of(result)
+        self._history.record(kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller)
+        by = f"{run.trigger} by {run.caller.address or 'an unknown peer'}" if run.caller else run.trigger
+        log.info("%s (%s)", summary, run.rule or by)
+        return result
+
+
+def summary_of(result: RemedyResult) -> str:
+    summary = f"{result.remedy} {result.outcome}"
+    if result.outcome == "done" and result.credited_bytes is not None:
+        together = f", {len(result.ranks)} ranks together," if len(result.ranks) > 1 else ""
+        summary += f", gave back {mib(result.credited_bytes)} MiB{together} in {result.seconds:.2f} s"
+        less = result.freed_bytes
+        if less is not None and abs(less - result.credited_bytes) >= MIB:
+            summary += f"; {mib(abs(less))} MiB {'less' if less >= 0 else 'more'} in use now"
+    if result.reason:
+        summary += f": {result.reason}"
+    return summary

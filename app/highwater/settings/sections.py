@@ -1,4 +1,4 @@
-"""The sections of the settings that belong to one part each; the policy's is in ``policy/settings.py``."""
+"""The sections of the settings that belong to one part each; the policy's is in ``policy/rules.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gated_proxy.proxy import ProxyLimits
 from highwater.files.tls import TlsFiles, check_certificate, check_pair
 from highwater.flaws import masked
 from highwater.policy.rules import Finite
-from highwater.process.descriptors import room_at_most
+from highwater.process.resources import room_at_most
 from highwater.units import KIB, MIB
 
 _LIMITS = ProxyLimits()

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 from gated_proxy.allowlist import root_path_flaw
 from gated_proxy.engine import port_of
 from gated_proxy.logs import STANDARD_OUTPUT
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.flaws import MayHoldSecret, without_credentials
-from highwater.policy.rules import Finite
-from highwater.policy.settings import PolicySettings
-from highwater.process.descriptors import room_at_most
+from highwater.policy.rules import Finite, PolicySettings
 from highwater.process.log_format import LogFormat
+from highwater.process.resources import room_at_most
 from highwater.settings.sections import (
     EngineTlsSettings,
     File,
@@ -31,6 +32,8 @@ from highwater.settings.sections import (
     too_many,
 )
 
+PREFIX = "HIGHWATER_"
+
 # Records of 2 KiB in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
 # (docs/recorder.md).
 MAX_RECORDS = 32_000
@@ -38,19 +41,6 @@ MAX_RECORDS = 32_000
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 # Settings about requests for the engine: with one of them set, requests are passed on.
 _ABOUT_REQUESTS = frozenset({"engine_url", "engine_root_path", "engine_tls", "control_port", "gate", "proxy"})
-
-
-def _leads_to(url: str, host: str, port: int | None) -> bool:
-    """Return whether an engine's URL names the address that is listened on, as far as names alone show."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix" or port_of(parts) != port:
-        return False
-    name = parts.hostname or ""
-    if name == host.strip("[]").lower():
-        return True
-    if host in _EVERYWHERE:
-        return is_loopback(name) or name in _EVERYWHERE
-    return "localhost" in (name, host) and is_loopback(name) and is_loopback(host)
 
 
 class Settings(BaseModel, frozen=True, extra="forbid"):
@@ -222,7 +212,15 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _not_the_engines_port(cls, value: int | None, info: ValidationInfo) -> int | None:
         engine_url, host = info.data.get("engine_url"), info.data.get("host")  # a wrong one is reported already
-        if engine_url is not None and host is not None and _leads_to(engine_url, host, value):
+        if engine_url is None or host is None or engine_url.startswith("unix:"):
+            return value
+        parts = urlsplit(engine_url)
+        name = parts.hostname or ""
+        if host in _EVERYWHERE:
+            is_here = is_loopback(name) or name in _EVERYWHERE
+        else:
+            is_here = "localhost" in (name, host) and is_loopback(name) and is_loopback(host)
+        if port_of(parts) == value and (is_here or name == host.strip("[]").lower()):
             raise ValueError(
                 f"is where engine_url ({engine_url}) leads: the sidecar would pass requests on to itself; set "
                 "engine_url to vLLM's own address, or this to another port"
@@ -258,3 +256,24 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     def stale_seconds(self) -> float:
         """The age from which on a report is stale and not acted upon."""
         return max(10.0, 3 * self.poll_seconds, 2 * self.idle_poll_seconds + self.poll_seconds)
+
+
+# --- their dotted names, and the environment variables of these names ---
+
+
+def keys() -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every leaf key in dotted form (``policy.mode``) with its field, in the order of the class."""
+    for name, info in Settings.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            for inner, inner_info in info.annotation.model_fields.items():
+                yield f"{name}.{inner}", inner_info
+        else:
+            yield name, info
+
+
+def is_list(info: FieldInfo) -> bool:
+    return isinstance(info.default, tuple)
+
+
+def variable(key: str) -> str:
+    return PREFIX + key.upper().replace(".", "__")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
@@ -22,8 +22,7 @@ from highwater.errors import SettingsError
 from highwater.files.settings_file import parse_yaml, read_settings_file
 from highwater.flaws import masked, sentences
 from highwater.policy.rules import Rule
-from highwater.settings.keys import PREFIX, is_list, keys, variable
-from highwater.settings.settings import Settings
+from highwater.settings.settings import PREFIX, Settings, is_list, keys, variable
 
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 # Variables with our prefix that are not settings: the sidecar that the operator's commands call, and the folder where
@@ -46,7 +45,13 @@ def load(
     """
     env = os.environ if environ is None else environ
     variables = {key: env[variable(key)] for key, _ in keys() if variable(key) in env}
-    problems = list(_unknown_variables(env))
+    problems = []
+    known = {variable(key) for key, _ in keys()} | _NOT_SETTINGS
+    for name in sorted(env):
+        if name.startswith(PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name):
+            near = _nearest(name, known, lambda text: re.sub("_+", "_", text))
+            meant = f"did you mean {near}?" if near else "see highwater serve --help"
+            problems.append(f"{masked(name)}: is not a setting; {meant}")
     merged: dict[str, Any] = {}
     for file, texts in ((env.get(CONFIG_VARIABLE), variables), (config, flags or {})):
         try:
@@ -54,7 +59,12 @@ def load(
         except SettingsError as exc:
             problems += exc.problems
         for key, text in texts.items():
-            _overlay(merged, _nested(key, text))
+            value: object = text
+            if is_list(_FIELDS[key]):  # everything else is left to the model
+                with suppress(SettingsError):  # the model reports what it must be
+                    value = parse_yaml(text)  # JSON is YAML
+            section, _, leaf = key.rpartition(".")
+            _overlay(merged, {section: {leaf: value}} if section else {leaf: value})
     try:
         settings = Settings(**merged)
     except ValidationError as exc:
@@ -63,16 +73,6 @@ def load(
         if not problems:
             return settings
     raise SettingsError(problems)
-
-
-def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
-    known = {variable(key) for key, _ in keys()} | _NOT_SETTINGS
-    for name in sorted(env):
-        if name.startswith(PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name):
-            near = _nearest(name, known, lambda text: re.sub("_+", "_", text))
-            yield f"{masked(name)}: is not a setting; " + (
-                f"did you mean {near}?" if near else "see highwater serve --help"
-            )
 
 
 def _nearest(given: str, known: Iterable[str], plain: Callable[[str], str] = str) -> str | None:
@@ -88,16 +88,6 @@ def _nearest_key(key: str) -> str | None:
     known = [f"{rule[0]}{name}" for name in Rule.model_fields] if rule else [*_FIELDS, *_SECTIONS]
     # A key of a section is often written without it.
     return _nearest(key, known) or next((name for name in _FIELDS if name.endswith(f".{key}")), None)
-
-
-def _nested(key: str, text: str) -> dict[str, Any]:
-    """Return a text by its dotted key as a tree; a list is parsed, everything else is left to the model."""
-    value: object = text
-    if is_list(_FIELDS[key]):
-        with suppress(SettingsError):  # the model reports what it must be
-            value = parse_yaml(text)  # JSON is YAML
-    section, _, leaf = key.rpartition(".")
-    return {section: {leaf: value}} if section else {leaf: value}
 
 
 def _overlay(base: dict[str, Any], top: Mapping[str, Any]) -> None:

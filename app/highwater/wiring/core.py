@@ -24,7 +24,7 @@ from highwater.memory.rounds import PollObserver, PollTimes, Rounds
 from highwater.memory.shared_devices import SharedDevices, find_nvml
 from highwater.memory.sources import all_sources
 from highwater.memory.sources.source import Source
-from highwater.plan.encoder_view import launch_of
+from highwater.plan.explanation import launch_of
 from highwater.policy.governor import ActionObserver, Governor
 from highwater.policy.store import PolicyStore
 from highwater.process.internal_errors import InternalErrors
@@ -32,9 +32,8 @@ from highwater.readings.event import EventKind
 from highwater.readings.rank import RankReading
 from highwater.recorder.recorders import Recorders
 from highwater.relief.quiescer import Quiescer
-from highwater.relief.relief import Relief
+from highwater.relief.relief import Relief, RemedyObserver
 from highwater.relief.remedies import all_remedies
-from highwater.relief.remedy_log import RemedyObserver
 from highwater.settings.settings import Settings
 
 NO_DATA_PLANE = (

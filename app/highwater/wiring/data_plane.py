@@ -15,8 +15,8 @@ from gated_proxy.proxy import Proxy, ProxyLimits
 from gated_proxy.routes import ControlFront, Front, SidecarPaths
 from gated_proxy.traffic import ProxyTraffic
 from highwater.memory.history import History
-from highwater.process.descriptors import control_connections, default_connections
 from highwater.process.internal_errors import InternalErrors
+from highwater.process.resources import control_connections, default_connections
 from highwater.readings.engine import STATES
 from highwater.readings.report import Report
 from highwater.settings.settings import Settings

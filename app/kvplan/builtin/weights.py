@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.builtin.config import Keys
-from kvplan.builtin.defaults import MODEL_BYTES
-from kvplan.builtin.model import Model
+from kvplan.builtin.model import MODEL_BYTES, Model
 from kvplan.errors import PlanError
-from kvplan.figure import GIB, Figure, ceil_div, estimated
+from kvplan.figure import GIB, MIB, Figure, ceil_div, estimated
 from kvplan.flags import EngineFlags
-from kvplan.ranks import rank_heads, stage_bounds
+from kvplan.specs import rank_heads, stage_bounds
 
 # Methods that leave the KV cache alone, whatever the weights take.
 _METHODS: Final = (
@@ -39,7 +37,6 @@ class _Held:
     rest: int
 
     def __add__(self, other: _Held) -> _Held:
-        """Add what is held beside."""
         return _Held(self.linear + other.linear, self.rest + other.rest)
 
     def bytes(self, linear: float, rest: int) -> float:
@@ -119,10 +116,17 @@ def _held(model: Model, flags: EngineFlags, stage: int) -> _Held:
 
 
 def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Held:
-    """Count a layer's attention or delta net."""
     text, heads = model.text, model.heads // ranks
     if model.family.keeps == "latent":
-        return _latent(model, hidden, heads)
+        numbers = ("qk_rope_head_dim", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        rope, latent, nope, value = map(text.number, numbers)
+        query_rank, queries = text.optional("q_lora_rank"), heads * (nope + rope)
+        linear = hidden * queries if query_rank is None else query_rank * (hidden + queries)
+        linear += hidden * (latent + rope) + heads * (nope + value) * latent + hidden * heads * value
+        if model.is_sparse:
+            width, index_heads = text.number("index_head_dim"), text.number("index_n_heads")
+            linear += (query_rank or hidden) * index_heads * width + hidden * (width + index_heads)
+        return _Held(linear, 0)
     if model.linear[layer]:
         keys = text.number("linear_num_key_heads") * text.number("linear_key_head_dim") // ranks
         value_heads = text.number("linear_num_value_heads") // ranks
@@ -134,21 +138,18 @@ def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Held:
     return _Held(hidden * width, 0)
 
 
-def _latent(model: Model, hidden: int, heads: int) -> _Held:
-    numbers = ("qk_rope_head_dim", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
-    rope, latent, nope, value = map(model.text.number, numbers)
-    query_rank, queries = model.text.optional("q_lora_rank"), heads * (nope + rope)
-    linear = hidden * queries if query_rank is None else query_rank * (hidden + queries)
-    linear += hidden * (latent + rope) + heads * (nope + value) * latent + hidden * heads * value
-    if model.is_sparse:
-        width, index_heads = model.text.number("index_head_dim"), model.text.number("index_n_heads")
-        linear += (query_rank or hidden) * index_heads * width + hidden * (width + index_heads)
-    return _Held(linear, 0)
-
-
 def _feed_forward(model: Model, layer: int, hidden: int, flags: EngineFlags) -> _Held:
     text, ranks = model.text, flags.tensor_parallel_size
-    if not model.experts or _is_dense(text, layer):
+    is_dense = not model.experts
+    if model.experts:  # of whose layers some may have one feed-forward part alone
+        listed = text.get("mlp_only_layers") or []
+        if not isinstance(listed, list):
+            raise text.refused("mlp_only_layers", "a list of layers is needed")
+        every = text.optional("decoder_sparse_step") or text.optional("moe_layer_freq") or 1
+        place = layer + (0 if text.get("n_routed_experts") is not None else 1)
+        is_first = layer < (text.optional("first_k_dense_replace", 0) or 0)
+        is_dense = is_first or layer in listed or place % every != 0
+    if is_dense:
         return _Held(3 * hidden * (text.number("intermediate_size") // ranks), 0)
     inner = text.optional("moe_intermediate_size") or text.number("intermediate_size")
     shared = text.optional("shared_expert_intermediate_size", 0) or (text.optional("n_shared_experts", 0) or 0) * inner
@@ -160,11 +161,41 @@ def _feed_forward(model: Model, layer: int, hidden: int, flags: EngineFlags) -> 
     return _Held(3 * hidden * (experts + shared // ranks), model.experts * hidden)
 
 
-def _is_dense(text: Keys, layer: int) -> bool:
-    """Return whether a layer of a mixture has one feed-forward part alone."""
-    listed = text.get("mlp_only_layers") or []
-    if not isinstance(listed, list):
-        raise text.refused("mlp_only_layers", "a list of layers is needed")
-    every = text.optional("decoder_sparse_step") or text.optional("moe_layer_freq") or 1
-    offset = 0 if text.get("n_routed_experts") is not None else 1
-    return layer < (text.optional("first_k_dense_replace", 0) or 0) or layer in listed or (layer + offset) % every != 0
+def activation_of(model: Model, flags: EngineFlags) -> Figure:
+    """Estimate the peak of a run of `max_num_batched_tokens` tokens that samples for `max_num_seqs` requests.
+
+    Likely is what the second model runner, the newest version's default, holds on PyTorch's meta device; the upper
+    bound is that of the first one, whose sampler keeps several copies of the logits. Raises PlanError: a key is
+    missing, or makes no sense.
+    """
+    text, ranks = model.text, flags.tensor_parallel_size
+    tokens, requests = flags.max_num_batched_tokens or 0, flags.max_num_seqs or 0
+    element, hidden, chosen = MODEL_BYTES[flags.dtype or ""], text.number("hidden_size"), 0
+    inner = experts = text.optional("moe_intermediate_size") or text.number("intermediate_size")
+    if model.experts:
+        inner, chosen = (
+            text.optional("shared_expert_intermediate_size", 0) or 0,
+            text.optional("num_experts_per_tok") or 1,
+        )
+    passing = tokens * element * (5 * hidden + max(3 * inner, 4 * _mixer_width(model)) // ranks)
+    logits, state = min(requests, tokens) * text.number("vocab_size"), tokens * hidden * element
+    # Two buffers of fused experts, in which each token is once for each of its experts.
+    buffers = tokens * element * chosen * (max(2 * experts // ranks, hidden) + max(experts // ranks, hidden))
+    likely = max(passing, 4 * logits + state) + buffers + 36 * MIB
+    first_runner = round(15.3 * logits) + 3 * state + 128 * MIB + buffers
+    high = max(round(1.3 * passing) + 128 * MIB + 2 * buffers, first_runner)
+    why = f"a profiling run of {tokens} tokens that samples for {requests} requests"
+    return estimated(round(0.65 * passing), likely, high, why)
+
+
+def _mixer_width(model: Model) -> int:
+    """Return the width of what one layer's attention or delta net projects a token to."""
+    number = model.text.number
+    match model.family.keeps:
+        case "delta":
+            keys = number("linear_num_key_heads") * number("linear_key_head_dim")
+            return 2 * (keys + number("linear_num_value_heads") * number("linear_value_head_dim"))
+        case "latent":
+            return model.heads * (number("qk_nope_head_dim") + number("qk_rope_head_dim"))
+        case "attention":
+            return (model.heads + 2 * model.kv_heads) * model.head_size

@@ -11,7 +11,7 @@ from highwater.accounting import freed, remedies
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.freed import credit
 from highwater.accounting.remedies import GAIN_FIELDS, TRAITS, PossibleGain, RemedyTraits
-from highwater.policy import core, gains
+from highwater.policy import core, pressure
 from highwater.policy.core import decide
 from highwater.policy.memory import LifeMemory
 from highwater.policy.pressure import Facts
@@ -69,7 +69,7 @@ def test_a_row_is_all_that_the_policy_needs_of_a_new_remedy(monkeypatch: pytest.
         can_give=lambda reading: PossibleGain(reading.components.other_tensors_bytes),
         components=("other_tensors_bytes",),
     )
-    for module in (core, freed, gains, remedies):
+    for module in (core, freed, pressure, remedies):
         monkeypatch.setattr(module, "TRAITS", {**TRAITS, row.name: row})
     rule = Rule(name="device", signal="device_free_bytes").model_copy(update={"remedies": (row.name,)})
     full = reading(rest=H100 - 2 * GIB - 100, other=2 * GIB)

@@ -11,7 +11,7 @@ import pytest
 from highwater.api.budget import PlanRequest, plan_answer
 from highwater.api.starts import Turns
 from highwater.errors import CannotPlan, TooManyWaiting
-from highwater.plan.kv_view import LiveEngine
+from highwater.plan.live_engine import LiveEngine
 from highwater.readings.rank import EncoderCache
 from highwater.readings.report import Report
 from kvplan.errors import PlanError

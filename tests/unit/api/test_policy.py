@@ -19,7 +19,7 @@ from highwater.api.policy import router
 from highwater.api.problems import answer_problems
 from highwater.files.admin_token import AdminToken
 from highwater.files.state_file import StateFile
-from highwater.policy.settings import PolicySettings
+from highwater.policy.rules import PolicySettings
 from highwater.policy.store import PolicyStore
 from tests.fakes.engine import core_on
 

@@ -12,10 +12,10 @@ from click.testing import CliRunner, Result
 
 from highwater.commands import plan_text
 from highwater.commands.plan import _is_there, plan
-from highwater.plan import built_in, roads
+from highwater.plan import roads
 from tests.fakes.recorded_vllm import FILE, write_python
 from tests.support.record_answers import SCREENS, screens
-from tests.unit.plan.test_built_in import Rules
+from tests.unit.plan.test_roads import Rules
 
 GIB = 1 << 30
 
@@ -43,7 +43,7 @@ def _asked(tmp_path: Path, model: Path):
 @pytest.fixture(name="built_in_rules")
 def _built_in_rules(monkeypatch: pytest.MonkeyPatch) -> Rules:
     rules = Rules()
-    monkeypatch.setattr(built_in, "read_start", rules)
+    monkeypatch.setattr(roads, "read_start", rules)
     monkeypatch.setattr(roads, "engine_here", lambda: None)
     return rules
 

@@ -6,7 +6,7 @@ import pytest
 
 from highwater.commands.verbs import size_given
 from highwater.plan.command_line import size_of
-from highwater.policy.rules import RATIO_SIGNALS, SIGNAL_REMEDIES
+from highwater.policy.rules import SIGNALS
 from highwater.readings.policy import RuleStatus
 from highwater.text.table import signal_text, waters_text
 from highwater.units import share_text, size_text, span_text
@@ -53,9 +53,9 @@ def test_a_share_is_in_percent():
     assert [share_text(0.939), share_text(None)] == ["93.9 %", "-"]
 
 
-@pytest.mark.parametrize("signal", SIGNAL_REMEDIES)
+@pytest.mark.parametrize("signal", SIGNALS)
 def test_a_signal_is_told_in_its_unit(signal):
-    assert signal_text(signal, 0.5).endswith("%") == (signal in RATIO_SIGNALS)
+    assert signal_text(signal, 0.5).endswith("%") == SIGNALS[signal].is_ratio
 
 
 def waters(signal: str, high: float | None, low: float | None) -> str:

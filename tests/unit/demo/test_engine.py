@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,6 @@ def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path: Path, monkeypatc
 
 
 def test_what_takes_long_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With how long it has, and the last line of its log; before there is one, too."""
     monkeypatch.setattr("highwater.demo.errors.SIGN_SECONDS", 0.001)
     log, said = tmp_path / "log", []
     with signs_of_life("installing", log, said.append):
@@ -119,7 +119,6 @@ def test_each_version_is_spoken_to_as_it_expects(
 
 
 def test_nothing_is_left_when_the_pipe_to_the_keeper_closes() -> None:
-    """Also a grandchild that lost its parent and ignores SIGTERM."""
     script = "trap '' TERM; (trap '' TERM; sleep 60 & echo $!; wait) & wait"
     command = [sys.executable, "-I", "-S", keeper.__file__, "0.1", "/bin/sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -136,3 +135,14 @@ def test_the_keeper_passes_the_status_on() -> None:
     command = [sys.executable, "-I", "-S", keeper.__file__, "0.1", "/bin/sh", "-c", "exit 7"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
         assert process.wait(LIMIT_SECONDS) == 7
+
+
+def test_any_free_port_is_one_that_the_system_gives_to_nobody():
+    """Between the choice and the server's start another process would get it otherwise."""
+    assert {20_000 <= free_port() < 32_000 for _ in range(20)} == {True}
+
+
+def test_a_port_that_is_wanted_is_taken_or_refused():
+    """Nothing else is chosen in its place."""
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="in use"):
+        free_port(server.getsockname()[1])

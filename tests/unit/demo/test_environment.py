@@ -147,7 +147,6 @@ Requires-Dist: pandas; extra == "bench"
 def test_requirements_are_those_of_the_installed_vllm_less_torch_and_extras(
     monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    """pip reads them from a file; and vLLM is on record under the version that the recipe names."""
     step = ("install", "-r", REQUIREMENTS, "x<2")
     use(monkeypatch, Recipe(pip_steps=(step,), needed_bytes=0, before_step=partial(prepared, known_as="1.0+cpu")))
     commands: list[list[str]] = []

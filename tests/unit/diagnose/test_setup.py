@@ -19,7 +19,7 @@ from highwater.readings.engine import EngineStatus, MissingRank, Progress
 from highwater.readings.policy import RemedyState
 from highwater.readings.rank import Note
 from highwater.relief.remedies import REMEDIES
-from highwater.settings.keys import keys, variable
+from highwater.settings.settings import keys, variable
 from highwater.units import MIB
 from tests.unit.commands.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 from tests.unit.host.recorded import reading

@@ -46,14 +46,12 @@ def written(path: Path, token: str = TOKEN, mode: int = 0o600) -> Path:
 
 
 def test_a_token_that_was_set_is_the_token():
-    """No file is looked at."""
     token = AdminToken(TOKEN, None)
     token.start()
     assert (token.current(), token.current(), token.problem) == (TOKEN, TOKEN, None)
 
 
 def test_a_missing_file_is_made_for_its_owner_alone(path, clock, caplog):
-    """Another token each time; the log says where it is and not what it is."""
     caplog.set_level(logging.INFO)
     token = AdminToken(None, path, clock=clock)
     token.start()
@@ -69,7 +67,6 @@ def test_a_missing_file_is_made_for_its_owner_alone(path, clock, caplog):
 
 
 def test_an_existing_file_is_the_token(path, clock):
-    """As a Secret that is mounted as a file: nothing is written."""
     written(path, mode=0o400)
     token = AdminToken(None, path, clock=clock)
     token.start()
@@ -77,7 +74,6 @@ def test_an_existing_file_is_the_token(path, clock):
 
 
 def test_a_file_that_changed_is_read_again(path, clock):
-    """Rotated without a restart: the old one is worth nothing a second later."""
     token = AdminToken(None, written(path), clock=clock)
     token.start()
     (path.parent / "next").write_text(OTHER)
@@ -89,7 +85,6 @@ def test_a_file_that_changed_is_read_again(path, clock):
 
 
 def test_callers_do_not_decide_how_often_the_file_is_looked_at(path, clock, monkeypatch):
-    """Once a second at most, however many come."""
     token = AdminToken(None, written(path), clock=clock)
     token.start()
     looks: list[Path] = []
@@ -110,7 +105,6 @@ def test_callers_do_not_decide_how_often_the_file_is_looked_at(path, clock, monk
 
 
 def test_a_file_that_was_removed_is_made_anew(path, clock):
-    """Which is how to get another token without a restart."""
     token = AdminToken(None, path, clock=clock)
     token.start()
     first = token.current()
@@ -131,7 +125,6 @@ def test_a_file_that_was_removed_is_made_anew(path, clock):
     ],
 )
 def test_an_unusable_file_closes_control_and_one_line_says_so(path, clock, caplog, file, said):
-    """The sidecar goes on serving traffic; its content is not logged; once it is usable, calls are let in."""
     content, mode = file
     token = AdminToken(None, written(path, content, mode), clock=clock)
     token.start()
@@ -148,8 +141,6 @@ def test_an_unusable_file_closes_control_and_one_line_says_so(path, clock, caplo
 
 
 def test_on_a_volume_that_can_only_be_read_the_secret_is_what_is_missing(path, clock, caplog, monkeypatch):
-    """In the chart the setting is right, and another file is no cure."""
-
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -163,7 +154,6 @@ def test_on_a_volume_that_can_only_be_read_the_secret_is_what_is_missing(path, c
 
 
 def test_a_rotation_to_an_unusable_file_closes_control(path, clock):
-    """The token before it is not believed any more: somebody took it away."""
     token = AdminToken(None, written(path), clock=clock)
     token.start()
     path.chmod(0o644)
@@ -188,7 +178,6 @@ def test_a_folder_that_cannot_be_written_closes_control_and_one_line_says_so(tmp
 
 
 def test_without_a_home_folder_control_is_closed(clock, caplog):
-    """As in a container whose user has no name."""
     token = AdminToken(None, None, clock=clock)
     token.start()
     assert (token.current(), len(caplog.records)) == (None, 1)
@@ -205,7 +194,6 @@ def test_a_token_made_for_one_run_goes_with_it(path, clock):
 
 @pytest.mark.parametrize("whose", ["found", "named", "replaced"])
 def test_a_token_that_was_not_made_for_this_run_stays(path, clock, whose):
-    """One that was there, one in a file that was named, and one that another sidecar put there."""
     if whose == "found":
         written(path)
     token = AdminToken(None, path, is_temporary=whose != "named", clock=clock)
@@ -217,7 +205,6 @@ def test_a_token_that_was_not_made_for_this_run_stays(path, clock, whose):
 
 
 def test_the_token_is_in_no_repr(path, clock):
-    """Of what holds it, nor of what found it."""
     written(path)
     assert TOKEN not in repr(AdminToken(TOKEN, None)) + repr(
         find_token("http://127.0.0.1", {"HIGHWATER_ADMIN_TOKEN": TOKEN})
@@ -235,13 +222,11 @@ def found(url: str = "http://127.0.0.1:8001", **environ: str) -> tuple[str | Non
 
 
 def test_the_variable_wins_over_the_files(tmp_path):
-    """As it does for the sidecar; a remote one gets it too."""
     named = written(tmp_path / "named", OTHER)
     assert found("http://h:1", ADMIN_TOKEN=TOKEN, ADMIN_TOKEN_FILE=str(named)) == (TOKEN, "HIGHWATER_ADMIN_TOKEN")
 
 
 def test_the_named_file_wins_over_the_sidecars_own(tmp_path, path):
-    """It is what the sidecar was told too."""
     named = written(tmp_path / "named", OTHER)
     written(path)
     state = str(path.parents[1])
@@ -252,7 +237,6 @@ def test_the_named_file_wins_over_the_sidecars_own(tmp_path, path):
     "url", ["http://127.0.0.1:8001", "localhost:8001", "https://localhost:8001/x", "http://[::1]:8001"]
 )
 def test_the_file_of_a_sidecar_on_this_machine_is_found(path, url):
-    """By its port."""
     written(path)
     assert found(url, XDG_STATE_HOME=str(path.parents[1])) == (TOKEN, str(path))
     assert found("http://localhost:8002", XDG_STATE_HOME=str(path.parents[1]))[0] is None
@@ -262,14 +246,12 @@ def test_the_file_of_a_sidecar_on_this_machine_is_found(path, url):
     "url", ["http://gpu-7:8001", "http://10.0.0.7:8001", "http://localhost.evil:8001", "http://[::1:8001", ""]
 )
 def test_the_file_of_this_machine_goes_to_no_other(path, url):
-    """A name that anybody may answer to gets no token that was not meant for it."""
     written(path)
     value, said = found(url, XDG_STATE_HOME=str(path.parents[1]))
     assert (value, "HIGHWATER_ADMIN_TOKEN is not set" in said) == (None, True)
 
 
 def test_what_is_wrong_with_a_file_is_said(path):
-    """Missing, or readable by others."""
     state = str(path.parents[1])
     assert "may run as another user" in found(XDG_STATE_HOME=state)[1]
     written(path, mode=0o644)
@@ -279,7 +261,6 @@ def test_what_is_wrong_with_a_file_is_said(path):
 
 
 def test_the_state_folder_is_the_xdg_one(monkeypatch, tmp_path):
-    """A relative one is ignored, as the specification has it; without a home there is none."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     own = tmp_path / ".local/state/highwater/8001.token"
     assert default_token_file(8001, {}) == default_token_file(8001, {"XDG_STATE_HOME": "relative"}) == own

@@ -42,13 +42,11 @@ def test_a_yaml_key_that_is_no_text_is_refused_by_its_name(tmp_path, text, key):
 
 
 def test_a_toml_key_that_is_given_twice_is_refused(tmp_path):
-    """With the line, by the parser."""
     (tmp_path / "a.toml").write_text("port = 1\nport = 2\n")
     assert "line 2" in problem(tmp_path / "a.toml")
 
 
 def test_what_is_merged_in_may_be_given_again():
-    """YAML's merge key is there for that."""
     assert parse_yaml("a: &x {port: 1}\nb: {<<: *x, port: 2}\n") == {"a": {"port": 1}, "b": {"port": 2}}
 
 
@@ -59,7 +57,6 @@ def test_a_pipe_is_refused_at_once(tmp_path):
 
 
 def test_a_device_is_refused(tmp_path):
-    """/dev/zero has no end."""
     (tmp_path / "a.toml").symlink_to("/dev/zero")
     assert "must be a regular file, and is a pipe or a device" in problem(tmp_path / "a.toml")
 
@@ -71,14 +68,12 @@ def test_a_folder_is_refused(tmp_path):
 
 
 def test_a_huge_file_is_refused(tmp_path):
-    """After as many bytes as a settings file may have."""
     with (tmp_path / "a.yaml").open("wb") as file:
         file.truncate(50 * MAX_BYTES)
     assert f"has over {MAX_BYTES:,} bytes" in problem(tmp_path / "a.yaml")
 
 
 def test_a_link_to_a_file_is_followed(tmp_path):
-    """So are the files of a ConfigMap."""
     (tmp_path / "real").write_text("port: 9001\n")
     (tmp_path / "a.yaml").symlink_to(tmp_path / "real")
     assert read_settings_file(str(tmp_path / "a.yaml")) == {"port": 9001}
@@ -95,12 +90,10 @@ def test_a_link_to_a_file_is_followed(tmp_path):
     ],
 )
 def test_what_is_no_yaml_is_one_line_without_what_stands_there(tmp_path, text):
-    """That may be the token."""
     (tmp_path / "a.yaml").write_text(text)
     assert TOKEN not in problem(tmp_path / "a.yaml")
 
 
 def test_an_empty_file_sets_nothing(tmp_path):
-    """As if none were named."""
     (tmp_path / "a.yaml").write_text("# nothing\n")
     assert read_settings_file(str(tmp_path / "a.yaml")) == {}

@@ -30,14 +30,12 @@ def no_room(*args):
 
 
 def test_without_a_path_nothing_is_kept():
-    """Nothing is read, and writing is no error."""
     file = StateFile(None)
     file.write("policy", {"a": 1})
     assert (file.configured, file.read("policy"), file.problem, file.path) == (False, None, None, None)
 
 
 def test_what_was_written_is_read_by_the_next(path):
-    """Each section by its owner; none knows of the other."""
     first = StateFile(path)
     first.write("policy", {"mode": "act"})
     first.write("other", {"at": 1.5})
@@ -47,14 +45,12 @@ def test_what_was_written_is_read_by_the_next(path):
 
 
 def test_a_section_of_somebody_else_stays(path):
-    """Also one that this release does not know."""
     path.write_text('{"schema": 1, "later": {"x": 1}}')
     StateFile(path).write("policy", {})
     assert StateFile(path).read("later") == {"x": 1}
 
 
 def test_none_removes_a_section(path):
-    """And does not make a file where there was nothing to remove."""
     file = StateFile(path)
     file.write("other", None)
     assert not path.exists()
@@ -64,7 +60,6 @@ def test_none_removes_a_section(path):
 
 
 def test_what_is_read_is_a_copy(path):
-    """Changing it changes nothing that is kept."""
     file = StateFile(path)
     given = {"rules": [1]}
     file.write("policy", given)
@@ -74,7 +69,6 @@ def test_what_is_read_is_a_copy(path):
 
 
 def test_only_its_owner_may_read_it(path):
-    """Also where another mode was there before, and whatever the umask says; no draft is left."""
     path.write_text('{"schema": 1}')
     path.chmod(0o644)
     StateFile(path).write("policy", {})
@@ -82,7 +76,6 @@ def test_only_its_owner_may_read_it(path):
 
 
 def test_a_link_stays_a_link(tmp_path, path):
-    """The file that it leads to is replaced, in its own folder."""
     folder = tmp_path / "volume"
     folder.mkdir()
     path.symlink_to(folder / "real.json")
@@ -109,7 +102,6 @@ def test_a_link_stays_a_link(tmp_path, path):
     ids=lambda value: None if isinstance(value, bytes) else value,
 )
 def test_what_cannot_be_read_is_set_aside_and_named(path, content, word):
-    """Never deleted; and the sidecar starts with nothing, and can write."""
     path.write_bytes(content)
     file = StateFile(path)
     (aside,) = beside(path)
@@ -123,7 +115,6 @@ def test_what_cannot_be_read_is_set_aside_and_named(path, content, word):
 
 
 def test_what_was_set_aside_before_is_not_overwritten(path, monkeypatch):
-    """Not even within the same second."""
     monkeypatch.setattr(state_file.time, "time", lambda: 1_763_660_000.5)
     for content in ("first", "second"):
         path.write_text(content)
@@ -133,7 +124,6 @@ def test_what_was_set_aside_before_is_not_overwritten(path, monkeypatch):
 
 
 def test_what_cannot_be_set_aside_is_not_overwritten(path, monkeypatch):
-    """Then nothing can be kept, and both are said."""
     path.write_text("precious")
 
     def read_only(*args):
@@ -161,7 +151,6 @@ def test_what_is_no_file_is_left_where_it_is(path):
 
 
 def test_what_may_not_be_read_is_set_aside(path, monkeypatch):
-    """Renaming needs the folder's permission only."""
     path.write_text('{"schema": 1}')
 
     def denied(*args, **options):
@@ -183,7 +172,6 @@ def test_a_missing_folder_is_told_at_the_start(tmp_path):
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_disk_that_is_full_changes_nothing(path, monkeypatch, step):
-    """What was kept before still is, in the file and in memory, and no draft is left."""
     file = StateFile(path)
     file.write("policy", {"a": 1})
     monkeypatch.setattr(*((os, "fsync", no_room) if step == "fsync" else (Path, "replace", no_room)))
@@ -195,7 +183,6 @@ def test_a_disk_that_is_full_changes_nothing(path, monkeypatch, step):
 
 
 def test_it_is_on_the_disk_before_it_is_in_place_and_after(path, monkeypatch):
-    """The content, then the name, then the folder that holds the name."""
     steps: list[str] = []
     fsync, replace = os.fsync, Path.replace
 

@@ -116,20 +116,17 @@ def problems(**flags: object) -> tuple[str, ...]:
 
 
 def test_without_settings_there_is_no_tls():
-    """Plain HTTP on both sides."""
     settings = load(environ={})
     assert listening_context(settings.tls.files) is None
     assert engine_context(settings.engine_url, settings.engine_tls.files) is None
 
 
 def test_an_https_engine_needs_no_setting():
-    """The system's authorities are believed."""
     settings = load({"engine_url": "https://engine"}, environ={})
     assert engine_context(settings.engine_url, settings.engine_tls.files) is not None
 
 
 def test_good_files_are_taken(folder):
-    """Both sides, with the files as they were named."""
     flags = {
         f"{side}.{kind}_file": str(folder.path / f"tls.{end}")
         for side in ("tls", "engine_tls")
@@ -141,7 +138,6 @@ def test_good_files_are_taken(folder):
 
 
 def test_a_certificate_needs_its_key(folder):
-    """Both or none, either way."""
     (problem,) = problems(tls__cert_file=folder.cert_file)
     assert problem == f"tls.key_file: None must be given too: the key of cert_file ({folder.cert_file})"
     (problem,) = problems(tls__key_file=folder.key_file)
@@ -149,7 +145,6 @@ def test_a_certificate_needs_its_key(folder):
 
 
 def test_a_file_that_is_not_there_is_fatal(folder):
-    """Told by its key, once."""
     (problem,) = problems(tls__cert_file="/nowhere/tls.crt", tls__key_file=folder.key_file)
     assert problem == "tls.cert_file: '/nowhere/tls.crt' cannot be read: No such file or directory"
     (problem,) = problems(tls__cert_file=folder.cert_file, tls__key_file="/nowhere/tls.key")
@@ -158,7 +153,6 @@ def test_a_file_that_is_not_there_is_fatal(folder):
 
 
 def test_a_file_of_another_kind_is_fatal(folder):
-    """A key where a certificate belongs, and the other way round; an authority that is none."""
     told = problems(tls__cert_file=folder.key_file, engine_tls__ca_file=folder.key_file, engine_url="https://engine")
     assert told == (
         f"tls.cert_file: '{folder.key_file}' holds no certificate in PEM",
@@ -169,7 +163,6 @@ def test_a_file_of_another_kind_is_fatal(folder):
 
 
 def test_a_key_of_another_certificate_is_fatal(folder):
-    """Both files are named."""
     stranger = folder.path / "other.key"
     stranger.write_bytes(folder.ca.issue_cert(NAME).private_key_pem.bytes())
     (problem,) = problems(tls__cert_file=folder.cert_file, tls__key_file=stranger)
@@ -177,7 +170,6 @@ def test_a_key_of_another_certificate_is_fatal(folder):
 
 
 def test_an_encrypted_key_is_fatal(folder):
-    """Nobody is there to be asked for a passphrase, and nobody is asked."""
     key = serialization.load_pem_private_key(folder.key_file.read_bytes(), None)
     encrypted = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
@@ -199,7 +191,6 @@ def test_engine_tls_is_for_an_https_engine(folder, url):
 
 
 def test_nothing_older_than_tls_1_2_is_spoken(folder):
-    """Also with a client that can do nothing newer."""
     old = folder.client()
     old.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="TLSv1"):
@@ -221,14 +212,12 @@ def test_http_1_1_is_what_is_negotiated(folder):
 
 
 def test_files_that_did_not_change_are_not_loaded(folder):
-    """A look is no more than a look."""
     context = listening_context(folder.files)
     assert [context.look(), context.look()] == [False, False]
 
 
 @pytest.mark.parametrize("key_type", [RSA, ECDSA])
 def test_a_new_pair_is_shown_to_new_connections(folder, key_type):
-    """Also when the key is of another kind: the old certificate is not kept beside the new one."""
     folder.issue(key_type=RSA)
     context = listening_context(folder.files)
     renewed = folder.issue(key_type=key_type)
@@ -256,7 +245,6 @@ def test_a_pair_behind_links_is_followed(folder, tmp_path):
 
 
 def test_a_pair_that_does_not_match_changes_nothing(folder, caplog):
-    """A certificate written before its key: told once, and loaded when the key is there too."""
     context = listening_context(folder.files)
     before = serial(folder, context)
     renewed = folder.ca.issue_cert(NAME)
@@ -275,7 +263,6 @@ def test_a_pair_that_does_not_match_changes_nothing(folder, caplog):
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("half a certif")])
 def test_a_file_that_is_gone_or_broken_changes_nothing(folder, caplog, damage):
-    """The pair from before stays in force, and that is told once."""
     context = listening_context(folder.files)
     before = serial(folder, context)
     damage(folder.cert_file)
@@ -285,7 +272,6 @@ def test_a_file_that_is_gone_or_broken_changes_nothing(folder, caplog, damage):
 
 
 def test_an_authority_that_is_replaced_is_believed_no_more(folder):
-    """Not one more that is trusted, but another one."""
     context = engine_context("https://engine", TlsFiles(ca_file=folder.ca_file))
     server = listening_context(folder.files)
     assert shake_hands(context, server).version()
@@ -296,7 +282,6 @@ def test_an_authority_that_is_replaced_is_believed_no_more(folder):
 
 
 async def test_the_watch_looks_at_both_sides_until_it_is_cancelled(folder):
-    """One loop, whatever the files are for; a side without TLS is none."""
     ours = listening_context(folder.files)
     engines = engine_context("https://engine", TlsFiles(ca_file=folder.ca_file))
     watch = asyncio.create_task(TlsWatch(ours, None, engines, every_seconds=0.0).run())
@@ -345,7 +330,6 @@ def test_an_engine_of_another_name_is_told_as_such(folder):
 
 @pytest.mark.parametrize("ours", ["none", "strange"])
 def test_an_engine_that_does_not_accept_us_is_told_as_such(folder, tmp_path, ours):
-    """It asks for a certificate: we have none, or one of an authority that it does not know."""
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=folder.ca_file)
     server.load_cert_chain(folder.cert_file, folder.key_file)
     server.verify_mode = ssl.CERT_REQUIRED
@@ -361,7 +345,6 @@ def test_an_engine_that_does_not_accept_us_is_told_as_such(folder, tmp_path, our
 
 
 def test_an_engine_without_tls_is_told_as_such(folder):
-    """It answers the greeting in HTTP."""
     to_client = ssl.MemoryBIO()
     client = believing(folder).wrap_bio(to_client, ssl.MemoryBIO(), server_hostname=NAME)
     to_client.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -372,6 +355,5 @@ def test_an_engine_without_tls_is_told_as_such(folder):
 
 @pytest.mark.parametrize("exc", [ConnectionRefusedError(), ssl.SSLEOFError(), ssl.SSLZeroReturnError()])
 def test_an_engine_that_is_gone_is_no_matter_of_certificates(exc):
-    """Whatever was going on meanwhile."""
     exc.__context__ = ssl.SSLWantReadError()
     assert trouble(exc) is None

@@ -68,7 +68,6 @@ def stores_in(folder: Path) -> list[Path]:
 
 
 def test_vllm_finds_the_plugin_in_the_copy_and_nowhere_else(tmp_path):
-    """By the metadata of a distribution whose files are all there."""
     copied = copy_worker_package(tmp_path / "new" / "copy")
     path, version, files = loaded_from(copied.folder)
     assert Path(path) == tmp_path / "new" / "copy" / "highwater_worker" / "plugin.py"
@@ -79,7 +78,6 @@ def test_vllm_finds_the_plugin_in_the_copy_and_nowhere_else(tmp_path):
 
 
 def test_a_copy_can_be_moved_as_a_whole(tmp_path):
-    """Into an image, or to another machine: nothing in it names where it was made."""
     copy_worker_package(tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "there", symlinks=True)
     shutil.rmtree(tmp_path / "here")
@@ -87,7 +85,6 @@ def test_a_copy_can_be_moved_as_a_whole(tmp_path):
 
 
 def test_a_second_copy_writes_nothing(tmp_path):
-    """The folder may be in use."""
     first = copy_worker_package(tmp_path)
     before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
     second = copy_worker_package(tmp_path)
@@ -108,7 +105,6 @@ def test_an_older_copy_is_replaced_and_goes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("damage", ["change", "remove", "cut the link"])
 def test_a_copy_that_was_damaged_is_mended(tmp_path, damage):
-    """Nobody has to find out what is missing in it."""
     copy_worker_package(tmp_path)
     if damage == "change":
         (tmp_path / "highwater_worker" / "plugin.py").write_text("broken")
@@ -144,7 +140,6 @@ def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wherever_the_copying_is_cut_off_an_engine_finds_one_version_whole(tmp_path):
-    """The old one or the new one, and the next copying finishes it."""
     seen: list[set[str]] = []
     for steps in range(100):
         folder = tmp_path / str(steps)
@@ -186,7 +181,6 @@ def test_a_folder_with_anything_else_in_it_is_refused(tmp_path, name):
 
 
 def test_a_link_of_somebody_elses_is_refused_and_not_followed(tmp_path):
-    """It leads to files that are not ours."""
     (tmp_path / "theirs").mkdir()
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -197,13 +191,11 @@ def test_a_link_of_somebody_elses_is_refused_and_not_followed(tmp_path):
 
 
 def test_the_root_of_a_disk_is_no_foreign_folder(tmp_path):
-    """A volume of its own has this in it from the start."""
     (tmp_path / "lost+found").mkdir()
     assert copy_worker_package(tmp_path).is_new
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
-    """With the system's reason, and what to do."""
     (tmp_path / "file").write_text("")
     with pytest.raises(
         WorkerPackageError, match=f"cannot be copied to {tmp_path}/file/x: .*not a directory; name a folder"
@@ -212,7 +204,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_the_engine_may_be_another_user(tmp_path):
-    """Whatever this process's umask."""
     before = os.umask(0o077)
     try:
         copied = copy_worker_package(tmp_path / "copy")
@@ -224,8 +215,6 @@ def test_the_engine_may_be_another_user(tmp_path):
 
 
 def test_without_the_package_it_is_said_what_to_install(tmp_path, monkeypatch):
-    """The sidecar may have been installed without its dependencies."""
-
     def missing(name: str) -> None:
         raise worker_package.PackageNotFoundError(name)
 
@@ -235,7 +224,6 @@ def test_without_the_package_it_is_said_what_to_install(tmp_path, monkeypatch):
 
 
 def test_a_package_that_is_no_folder_of_files_is_refused(tmp_path, monkeypatch):
-    """As in an archive."""
     monkeypatch.setattr(worker_package, "find_spec", lambda _: None)
     with pytest.raises(WorkerPackageError, match="not a folder of files"):
         copy_worker_package(tmp_path)
@@ -257,7 +245,6 @@ def test_a_folder_within_the_package_is_refused():
 
 
 def test_folders_that_are_made_on_the_way_are_open_to_another_user(tmp_path):
-    """Whatever this user's umask is."""
     before = os.umask(0o077)
     try:
         copy_worker_package(tmp_path / "a" / "b")

@@ -46,6 +46,5 @@ def test_its_tests_pass_where_nothing_else_of_ours_can_be_imported() -> None:
 
 
 def test_an_answer_takes_less_than_three_tenths_of_a_second_of_cpu() -> None:
-    """The interpreter's start included; the best of three, as others' caches may be cold."""
     seconds = [float(run("-c", ANSWER, given=LLAMA.replace("\n", "")).stdout) for _ in range(3)]
     assert min(seconds) < 0.3

@@ -11,9 +11,8 @@ from kvplan.builtin.model import FAMILIES
 from kvplan.builtin.start import Start, read_start
 from kvplan.errors import PlanError
 from kvplan.flags import EngineFlags
-from kvplan.generations import generation_of
+from kvplan.generations import NEWEST_KNOWN, generation_of, text_of
 from kvplan.pool import KvPool, plan_pool
-from kvplan.versions import NEWEST_KNOWN, text_of
 from tests.support.builtin_models import MODELS
 from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, REFUSED, STARTS
 from tests.support.printed_pools import Start as PrintedPool
@@ -48,7 +47,6 @@ def tried(keys: dict[str, Any], name: str = "llama", **flags: Any) -> str:
     "one", [one for one in STARTS if one.config not in NOT_PLANNED], ids=lambda one: f"{one.row} {one.config}"
 )
 def test_a_pool_is_what_the_start_printed(one: PrintedPool) -> None:
-    """Blocks and concurrency, within what the printed GiB stand for."""
     config = json.loads((CONFIGS / f"{one.config}.json").read_text())
     low, high = (
         pool_of(read_start(config, one.flags(size)), size)
@@ -67,7 +65,6 @@ def test_a_pool_is_what_the_start_printed(one: PrintedPool) -> None:
     ids=lambda one: str(getattr(one, "row", "")),
 )
 def test_a_start_that_vllm_refused_is_planned_as_refused(one: PrintedPool, needed_gib: float) -> None:
-    """With the need that it printed."""
     config = json.loads((CONFIGS / f"{one.config}.json").read_text())
     size = int((one.gib + HALF_A_DIGIT) * GIB)
     pool = pool_of(read_start(config, one.flags(size)), size)
@@ -188,7 +185,6 @@ def test_a_hybrids_figures_are_doubted_as_0_33_keeps_a_state_more() -> None:
 
 
 def test_the_kernels_of_mla_decide_its_block() -> None:
-    """A card that nobody named leaves a doubt."""
     blocks = {
         (capability, cache): start("deepseek-v3", compute_capability=capability, kv_cache_dtype=cache).flags.block_size
         for capability, cache in (("8.0", None), ("9.0", None), ("9.0", "fp8"), ("10.0", None), ("10.0", "fp8"))
@@ -265,13 +261,13 @@ def test_what_the_file_says_and_the_built_in_does_not_plan_is_refused_by_key_and
         ({"kv_cache_dtype": "nvfp4"}, "--kv-cache-dtype: 'nvfp4'; the built-in plans auto, "),
         ({"decode_context_parallel_size": 2}, "--decode-context-parallel-size: 2"),
         ({"tensor_parallel_size": 3}, "--tensor-parallel-size: 3; it must divide num_attention_heads, which is 16"),
-        ({"tensor_parallel_size": 0}, "--tensor-parallel-size: 0; a whole number"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size: 0 must be a whole number"),
         ({"pipeline_parallel_size": 13}, "--pipeline-parallel-size: 13; the model has 12 layers"),
         ({"max_model_len": 50_000}, "--max-model-len: 50000; the model allows 32768 (max_position_embeddings)"),
         ({"max_num_batched_tokens": 10, "max_num_seqs": 20}, "--max-num-batched-tokens: 10; vLLM refuses less than"),
         ({"block_size": 20}, "--block-size: 20"),
         ({"quantization": "awq"}, "--quantization: 'awq'"),
-        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization: 1.5"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: 1.5 must be"),
         ({"compute_capability": "7.5"}, "--compute-capability: '7.5'; the built-in plans 8.0 and newer"),
         ({"compute_capability": "new"}, "--compute-capability: 'new'"),
         ({"dtype": "int4"}, "--dtype: 'int4'"),
@@ -322,7 +318,6 @@ def test_a_checkpoint_may_ask_for_a_cache_in_8_bits(quantization: dict[str, Any]
 
 
 def test_layers_that_a_method_leaves_in_16_bits_make_the_weights_unknown() -> None:
-    """All but those that no method quantizes."""
     method = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"]}
     assert start(keys={"quantization_config": method}).weights
     method["modules_to_not_convert"] = ["model.layers.0.mlp.gate_proj"]

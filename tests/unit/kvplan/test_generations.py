@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvplan.errors import PlanError
-from kvplan.generations import CHANGES, Generation, generation_of
-from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN
+from kvplan.generations import (
+    ASCEND_SKIPS_ENCODER,
+    ASCEND_TAKES_KV_CACHE_BYTES,
+    CHANGES,
+    NEWEST_KNOWN,
+    OLDEST_KNOWN,
+    Generation,
+    Span,
+    generation_of,
+    requested_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,19 +36,16 @@ from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN
     ],
 )
 def test_a_version_is_read_as_vllm_writes_it(version: str, release: tuple[int, int, int]) -> None:
-    """Release candidates, local builds and development versions included."""
     assert generation_of(version).release == release
 
 
 @pytest.mark.parametrize("version", ["", "latest", "0", "0.x", "0.19.0 or so", "0.10.2"])
 def test_what_is_no_known_version_is_refused_by_its_key(version: str) -> None:
-    """The message names the key and the value."""
     with pytest.raises(PlanError, match=r"^vllm_version: "):
         generation_of(version)
 
 
 def test_a_newer_version_gets_the_newest_rules_and_a_note() -> None:
-    """The note names both versions; the newest release itself needs none."""
     newest, newer = generation_of("0.33.1"), generation_of("0.34.0")
     assert newest.note is None
     assert newer.note is not None
@@ -51,7 +60,6 @@ def test_a_version_before_0_12_gets_the_oldest_rules_that_were_read_and_a_note()
 
 
 def test_a_development_version_says_whose_rules_it_gets() -> None:
-    """Its sources lie between two releases."""
     assert "0.19.2" in (generation_of("0.19.2rc1.dev8+g4b7f5ea1a").note or "")
 
 
@@ -67,7 +75,6 @@ def test_the_changes_are_in_order_and_change_something() -> None:
 
 
 def test_every_change_names_its_source() -> None:
-    """A file and a line of the version that brought it."""
     assert all(":" in change.source for change in CHANGES)
 
 
@@ -75,3 +82,32 @@ def test_the_printed_tokens_changed_their_meaning_with_0_20_1() -> None:
     """What two logs of one model show: 75,456 tokens on 0.20.0, and concurrency times length after."""
     assert generation_of("0.20.0").tokens_printed == "blocks"
     assert generation_of("0.20.1").tokens_printed == "length"
+
+
+RULES = tomllib.loads((Path(__file__).parents[3] / "docs" / "ascend_rules.toml").read_text(encoding="utf-8"))["rule"]
+
+
+def holds(rule: dict[str, Any], release: tuple[int, int]) -> bool:
+    since, until = (tuple(map(int, rule[end].split("."))) if end in rule else None for end in ("since", "until"))
+    assert since is not None
+    return release in Span(since, until)
+
+
+@pytest.mark.parametrize("release", [(0, minor) for minor in range(11, 33)])
+def test_the_spans_are_those_of_the_page(release: tuple[int, int]) -> None:
+    effects = [rule["effect"] for rule in RULES if holds(rule, release)]
+    for words, span in (
+        ("Images are not profiled", ASCEND_SKIPS_ENCODER),
+        ("`--kv-cache-memory-bytes` is taken", ASCEND_TAKES_KV_CACHE_BYTES),
+    ):
+        assert any(words in effect for effect in effects) is (release in span), words
+
+
+@pytest.mark.parametrize(
+    ("release", "platform", "expected"),
+    [((0, 13), "cuda", 90), ((0, 14), "cuda", 91), ((0, 32), "cuda", 91), ((0, 32), "ascend", 90)],
+)
+def test_a_share_is_rounded_up_from_0_14_on_but_on_ascend(
+    release: tuple[int, int], platform: str, expected: int
+) -> None:
+    assert requested_bytes(101, 0.9, release, platform) == expected

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvplan.errors import PlanError
+from kvplan.flags import Limits
 from kvplan.generations import generation_of
 from kvplan.grouping import group_layers, merge_workers
-from kvplan.limits import Limits
 from kvplan.specs import CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
 
 if TYPE_CHECKING:
@@ -31,12 +31,10 @@ def groups_of(version: str, *parts: tuple[int, LayerSpec], hybrid_manager: bool 
 
 
 def test_equal_layers_are_one_group() -> None:
-    """The case of most models."""
     assert groups_of("0.19.0", (32, FULL)) == [("full", 32, 16)]
 
 
 def test_layers_of_one_type_and_several_sizes_are_one_mixed_group() -> None:
-    """As a model beside its drafter: each layer has memory of its own."""
     assert groups_of("0.19.0", (61, MLA), (1, FULL)) == [("mixed", 62, 16)]
 
 
@@ -86,7 +84,6 @@ def test_a_state_is_padded_to_the_largest_page_from_0_26_on() -> None:
 
 
 def test_without_the_hybrid_manager_windows_are_kept_whole() -> None:
-    """One group of full attention; states cannot be kept whole."""
     assert groups_of("0.19.0", (10, SLIDING), (2, FULL), hybrid_manager=False) == [("full", 12, 16)]
     state = MambaState(block_size=16, shapes=((64, 4),), element_bytes=(2,))
     with pytest.raises(PlanError, match="disable_hybrid_kv_cache_manager"):
@@ -100,27 +97,23 @@ def test_two_windows_need_the_hybrid_manager() -> None:
 
 
 def test_windows_that_cannot_share_pages_with_mla_are_kept_whole_from_0_27_on() -> None:
-    """A drafter with sliding windows beside a model with MLA."""
     with pytest.raises(PlanError, match="equal to the largest"):
         groups_of("0.26.0", (4, MLA), (1, SLIDING))
     assert groups_of("0.27.0", (4, MLA), (1, SLIDING)) == [("mixed", 5, 16)]
 
 
 def test_mla_layers_of_two_sizes_were_taken_as_one_before_0_27() -> None:
-    """An indexer's cache beside the latent one."""
     indexer = replace(MLA, head_size=132, element_bytes=1)
     assert groups_of("0.26.0", (4, MLA), (4, indexer)) == [("mla", 8, 16)]
     assert groups_of("0.27.0", (4, MLA), (4, indexer)) == [("mixed", 8, 16)]
 
 
 def test_an_encoder_decoder_has_a_group_for_each() -> None:
-    """Whisper: as many cross attention layers as decoder layers."""
     cross = CrossAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2)
     assert groups_of("0.19.0", (32, FULL), (32, cross)) == [("full", 32, 16), ("cross", 32, 16)]
 
 
 def test_workers_that_disagree_on_a_layer_are_refused_by_its_name() -> None:
-    """The same name, two specs."""
     with pytest.raises(PlanError, match=r"layer layers\.0: "):
         merge_workers([{"layers.0": FULL}, {"layers.0": SLIDING}])
     assert list(merge_workers([{"a": FULL}, {"b": FULL}, {"a": FULL}])) == ["a", "b"]

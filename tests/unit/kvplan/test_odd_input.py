@@ -44,7 +44,6 @@ def is_named(error: str | None) -> bool:
 @pytest.mark.untraced
 @pytest.mark.parametrize("name", KINDS)
 def test_any_value_of_a_key_gives_a_plan_or_a_plan_error(name: str) -> None:
-    """Each key of the file and those that decide a size, one odd value after the other."""
     whole = {**MODELS[name]}
     inner = whole.get("text_config") or whole
     for key in sorted({*whole, *KEYS}):

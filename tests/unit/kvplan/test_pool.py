@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvplan.errors import PlanError
+from kvplan.flags import Limits
 from kvplan.generations import generation_of
-from kvplan.limits import Limits
 from kvplan.pool import plan_pool
-from kvplan.specs import CrossAttention, FullAttention, MambaState, SlidingWindow
+from kvplan.specs import CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
 from tests.kv_cases import plan, random_questions
-from tests.support.pool_oracle import Question, ask_oracle, differences
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kvplan.pool import KvPool
     from kvplan.specs import Layers, LayerSpec
 
@@ -48,7 +45,6 @@ def test_the_null_block_is_taken_off_from_0_29_on() -> None:
 
 
 def test_a_window_reserves_for_the_step_under_way_and_from_0_26_on_for_all_of_them() -> None:
-    """Scheduling ahead doubles the tokens; a window may begin in the middle of a block."""
     limits = replace(LIMITS, async_scheduling=True)
     assert pool_of(layers(1, SLIDING), 600, "0.25.1", limits).groups[0].blocks_per_request == 192 + 1
     assert pool_of(layers(1, SLIDING), 600, "0.26.0", limits).groups[0].blocks_per_request == 320 + 1
@@ -58,7 +54,6 @@ def test_a_window_reserves_for_the_step_under_way_and_from_0_26_on_for_all_of_th
     ("stages", "second_runner", "steps"), [(1, False, 2), (1, True, 2), (4, False, 4), (4, True, 5)]
 )
 def test_how_many_steps_may_be_under_way(stages: int, second_runner: bool, steps: int) -> None:
-    """The first model runner schedules ahead on one stage only."""
     limits = replace(LIMITS, async_scheduling=True, pipeline_parallel_size=stages, v2_model_runner=second_runner)
     assert limits.max_in_flight_tokens == steps * 2048
 
@@ -74,7 +69,6 @@ def test_how_many_steps_may_be_under_way(stages: int, second_runner: bool, steps
     ],
 )
 def test_a_state_takes_blocks_by_its_cache_mode(version: str, mode: str, blocks: int) -> None:
-    """With one block for a draft's token."""
     pool = pool_of(layers(1, STATE), 600, version, replace(LIMITS, mamba_cache_mode=mode))
     assert pool.groups[0].blocks_per_request == blocks
 
@@ -86,7 +80,6 @@ def test_a_cache_mode_that_a_version_lacks_is_refused() -> None:
 
 
 def test_before_0_19_only_the_first_group_was_checked() -> None:
-    """A hybrid model with room for its sliding layers started, and could not serve its longest request."""
     model = layers(2, SLIDING) | layers(2, name="full")
     assert pool_of(model, 2 * 400, "0.18.0").fits
     assert not pool_of(model, 2 * 400, "0.19.0").fits
@@ -102,13 +95,11 @@ def test_before_0_17_a_pipeline_was_checked_as_one_worker() -> None:
 
 
 def test_the_smallest_worker_decides_the_blocks_of_all() -> None:
-    """The ranks share one scheduler."""
     pool = plan_pool([layers(2), layers(2)], [2000 * PAGE, 1800 * PAGE], LIMITS, generation_of("0.23.0"))
     assert (pool.blocks, pool.binding_worker, pool.available_bytes) == (900, 1, 1800 * PAGE)
 
 
 def test_an_ordered_number_of_blocks_replaces_the_check_from_0_20_1_on() -> None:
-    """Before that the check compared what the device has."""
     ordered = replace(LIMITS, num_gpu_blocks_override=100)
     old, new = pool_of(layers(1), 600, "0.20.0", ordered), pool_of(layers(1), 600, "0.20.1", ordered)
     assert (old.fits, old.blocks) == (True, 100)
@@ -116,7 +107,6 @@ def test_an_ordered_number_of_blocks_replaces_the_check_from_0_20_1_on() -> None
 
 
 def test_context_parallelism_multiplies_the_tokens_and_bars_windows() -> None:
-    """Each rank keeps its part of a sequence."""
     spread = replace(LIMITS, decode_context_parallel_size=4)
     pool = pool_of(layers(1), 600, "0.19.0", spread)
     assert (pool.groups[0].blocks_per_request, pool.tokens) == (128, 600 * 16 * 4)
@@ -135,7 +125,6 @@ def test_cross_attention_keeps_the_encoders_tokens() -> None:
 
 @pytest.mark.parametrize("available", [0, -5])
 def test_no_memory_at_all_is_refused_in_vllms_words(available: int) -> None:
-    """Not even one token fits."""
     pool = plan_pool([layers(1)], [available], LIMITS, generation_of("0.19.0"))
     assert (pool.fits, pool.blocks, pool.max_model_len_that_fits) == (False, 0, 0)
     assert pool.refusal is not None
@@ -154,16 +143,11 @@ def test_gib_are_written_as_each_version_writes_them() -> None:
     ("workers", "available"), [([], []), ([layers(1)], []), ([{}], [1]), ([layers(1), {}], [1 << 30, 1 << 30])]
 )
 def test_what_is_no_model_is_refused(workers: list[Layers], available: list[int]) -> None:
-    """No worker, a figure too few, no layer, a stage without one."""
     with pytest.raises(PlanError):
         plan_pool(workers, available, LIMITS, generation_of("0.19.0"))
 
 
-# --- the oracle ---
-
-
 def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
-    """For random caches that are refused."""
     refused = 0
     for question in random_questions("0.32.0", count=60, seed=7):
         pool = plan(question, "0.32.0")
@@ -177,55 +161,29 @@ def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
     assert refused > 10
 
 
-def answering(folder: Path, text: str) -> Path:
-    """Return a program that stands in for a Python with vLLM."""
-    program = folder / "python"
-    program.write_text(f"#!/bin/sh\n{text}\n")
-    program.chmod(0o755)
-    return program
+def test_attention_takes_a_key_and_a_value_of_every_token_and_head() -> None:
+    """2 x 16 tokens x 8 heads x 128 x 2 bytes."""
+    assert FullAttention(block_size=16, kv_heads=8, head_size=128, element_bytes=2).page_bytes == 65536
 
 
-QUESTION = Question(workers=[layers(1)], available_bytes=[600 * PAGE], limits=LIMITS)
-AGREED = {
-    "fits": True,
-    "blocks": 600,
-    "tokens": 9600,
-    "max_concurrency": 600 / 512,
-    "groups": [{"layers": 1, "block_size": 16}],
-    "checks": [{"available_bytes": 599 * PAGE, "needed_bytes": 512 * PAGE, "max_model_len": 8192}],
-}
+def test_a_value_may_have_a_size_of_its_own() -> None:
+    fields = {"block_size": 16, "kv_heads": 1, "head_size": 192, "element_bytes": 2}
+    assert FullAttention(**fields, head_size_v=128).page_bytes == 16 * (192 + 128) * 2
+    assert FullAttention(**fields, head_size_v=192) == FullAttention(**fields)
 
 
-def test_an_oracle_that_cannot_answer_is_named(tmp_path: Path) -> None:
-    """Not there, without vLLM, another program, or too slow."""
-    with pytest.raises(PlanError, match="could not be started"):
-        ask_oracle(tmp_path / "none", [QUESTION])
-    silent = answering(tmp_path, "echo \"No module named 'vllm'\" >&2; exit 1")
-    with pytest.raises(PlanError, match="answered 0 of 1 questions: No module named 'vllm'"):
-        ask_oracle(silent, [QUESTION])
-    other = answering(tmp_path, "cat >/dev/null; echo hello; echo world")
-    with pytest.raises(PlanError, match="something else than JSON: 'hello'"):
-        ask_oracle(other, [QUESTION])
-    with pytest.raises(PlanError, match="did not answer within 0 s"):
-        ask_oracle(answering(tmp_path, "exec tail -f /dev/null"), [QUESTION], timeout_seconds=0.1)
+def test_mla_keeps_one_vector() -> None:
+    """576 elements; 656 bytes in the packed format."""
+    assert MlaAttention(block_size=32, kv_heads=1, head_size=576, element_bytes=1).page_bytes == 32 * 576
+    packed = MlaAttention(block_size=64, kv_heads=1, head_size=576, element_bytes=1, token_head_bytes=656)
+    assert packed.page_bytes == 64 * 656
 
 
-def test_the_answers_come_with_the_version_asked(tmp_path: Path) -> None:
-    """One line for the version, one for each question."""
-    program = answering(tmp_path, """cat >/dev/null; echo '{"vllm_version": "0.32.0"}'; echo '{"fits": true}'""")
-    answers = ask_oracle(program, [QUESTION])
-    assert (answers.vllm_version, list(answers.answers)) == ("0.32.0", [{"fits": True}])
+def test_a_state_does_not_grow_with_its_block() -> None:
+    state = MambaState(block_size=544, shapes=((3, 1024), (8, 64, 128)), element_bytes=(2, 4))
+    assert state.page_bytes == 3 * 1024 * 2 + 8 * 64 * 128 * 4
 
 
-def test_agreement_is_silent_and_every_difference_is_a_sentence() -> None:
-    """A figure, a refusal, or a question that the version cannot be asked."""
-    pool = plan(QUESTION, "0.32.0")
-    assert differences(pool, AGREED) == ()
-    assert differences(pool, AGREED | {"blocks": 601}) == ("blocks is 600 in the plan and 601 in vLLM",)
-    assert differences(PlanError("layers: no"), AGREED) == (
-        "the plan refuses these layers (layers: no), vLLM does not",
-    )
-    assert differences(pool, {"unanswerable": "no field"}) == ("vLLM could not be asked: no field",)
-    crashed = {"fits": False, "refused_by_check": False, "error": "AssertionError: ", "checks": []}
-    assert differences(pool, crashed) == ("the plan is a pool, vLLM ends with AssertionError: ",)
-    assert differences(PlanError("layers: no"), crashed) == ()
+def test_a_padded_page_is_what_a_layer_takes() -> None:
+    window = SlidingWindow(block_size=16, kv_heads=1, head_size=80, element_bytes=2, window=512, page_bytes_padded=8192)
+    assert (window.content_bytes, window.page_bytes) == (5120, 8192)

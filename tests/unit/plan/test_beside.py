@@ -103,7 +103,6 @@ def test_vllm_is_asked_for_this_card_with_what_was_measured() -> None:
     ],
 )
 def test_what_was_measured_of_another_start_is_not_taken_for_this(answer: Answer, held: Mapping[str, int]) -> None:
-    """Graphs are of as many requests, contexts and buffers of as many ranks: then vLLM is asked without them."""
     memory = replace(STORY.memory, graphs_estimate_bytes=GIB, graphs_estimate_counted=True)
     questions = asked(answer, replace(STORY, memory=memory, parallel=ENGINE.parallel, limits=ENGINE.limits))
     assert questions[0][1].keys() == {"non_torch", "graphs"}
@@ -111,7 +110,6 @@ def test_what_was_measured_of_another_start_is_not_taken_for_this(answer: Answer
 
 
 def test_a_refusal_and_what_was_guessed_stand_in_the_text() -> None:
-    """In vLLM's words, under its version."""
     pool = {**ANSWER["kv_cache"], "fits": False, "refusal": "no such length"}
     refused = {**ANSWER, "status": "does_not_fit", "kv_cache": pool, "guessed": ["ranks are alike"]}
     lines = beside_text(explanation_of(), refused).splitlines()
@@ -134,7 +132,6 @@ def test_an_answer_without_figures_says_why(answer: Answer, why: str | None) -> 
 
 
 def test_the_table_has_sizes_between_bounds_and_numbers() -> None:
-    """Bytes in GiB, counts as such."""
     lines = {
         line[:22].strip(): " ".join(line[22:].split()) for line in beside_text(explanation_of(), ANSWER).splitlines()
     }
@@ -170,7 +167,6 @@ def test_a_command_line_is_told_from_a_file(text: str, *, expected: bool) -> Non
 
 
 def test_the_card_is_found_by_the_drivers_name() -> None:
-    """An NPU is one of the table's; an unknown card has no name there."""
     assert card_name(explanation_of()) == "H100"
     assert card_name(explanation_of(name="NVIDIA X9000")) is None
     assert card_name(explain([story_rank()], lambda _: STORY)) == "910B"

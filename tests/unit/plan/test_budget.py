@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
 from highwater.plan.budget import Suggestion, encoder_bytes, rank_budget
-from highwater.plan.encoder_view import encoder_view
-from highwater.plan.explanation import explain
+from highwater.plan.explanation import encoder_view, explain
 from highwater.readings.rank import Components, EncoderCache, StartPhase, TorchMemory
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, STORY_NON_TORCH, STORY_START, rank, story_rank
@@ -51,7 +50,6 @@ def test_what_the_storys_formula_counts_nowhere_is_named():
     ],
 )
 def test_starts_of_others_are_explained(engine, parts):
-    """By the full splits that their logs printed; the sum is exact."""
     budget = rank_budget(engine, rank(total=65_452_113_920))
     assert parts.items() <= gib(budget).items()
     assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
@@ -62,7 +60,6 @@ def test_starts_of_others_are_explained(engine, parts):
     [("0.11.0", False), ("0.11.1", False), ("0.12.0rc1", False), ("0.13.0", None), ("0.30.0", None), (None, None)],
 )
 def test_before_0_13_vllm_ascend_leaves_the_encoder_out(version: str | None, *, profiled: bool | None):
-    """Patch releases and candidates too; where the version says nothing, it is not known."""
     engine = replace(STORY, vllm_version=version, memory=replace(STORY.memory, peak_activation_bytes=None))
     view = encoder_view(engine, story_rank())
     assert view is not None
@@ -74,7 +71,6 @@ def test_before_0_13_vllm_ascend_leaves_the_encoder_out(version: str | None, *, 
     [("0.32.0", 16_384, True), ("0.32.0", None, None), ("0.26.0", None, False), ("0.25.0", None, False)],
 )
 def test_model_runner_v2_profiled_the_encoder_where_that_was_seen(version, cache_size, profiled):
-    """A peak alone does not say that the encoder is in it."""
     limits, encoder = replace(STORY.limits, v2_runner=True), EncoderLimits(cache_size=cache_size)
     view = encoder_view(replace(STORY, vllm_version=version, limits=limits, encoder=encoder), story_rank())
     assert view is not None
@@ -142,7 +138,6 @@ NEW = replace(
 
 
 def test_from_0_27_on_persistent_tensors_are_counted():
-    """In what the device's use grew by; the graphs' estimate is taken out of the peak."""
     parts = {part.key: part.bytes for part in rank_budget(NEW, rank(), STORY_START).parts}
     assert parts["persistent"] == int(9.45 * GIB) - (STORY.memory.weights_bytes or 0)
     assert parts["weights"] + parts["persistent"] + parts["non_torch"] == int(10.01 * GIB)
@@ -189,7 +184,6 @@ def test_a_size_that_is_right_is_not_spoken_of(engine: EngineBudget):
 
 
 def test_a_suggestion_that_lacks_a_figure_says_which():
-    """Nothing saw the capture; or a plan was used, whose start is long over."""
     unseen = rank_budget(NEW, rank()).suggestion
     assert (unseen.bytes, unseen.counted_once_bytes, unseen.lost_bytes) == (None, None, 10**9)
     assert "nothing saw what was captured" in unseen.missing
@@ -204,13 +198,11 @@ def test_a_suggestion_that_lacks_a_figure_says_which():
 
 
 def test_without_the_phases_they_are_one_part():
-    """Nothing says how it is shared out."""
     parts = {part.key: part.bytes for part in rank_budget(NEW, rank()).parts}
     assert parts["weights"] + parts["consumed"] == int(10.01 * GIB)
 
 
 def test_what_the_profile_returned_beats_what_it_found():
-    """Less the room for inputs that API servers hand over on the device."""
     memory = replace(NEW.memory, returned_bytes=(NEW.memory.available_bytes or 0) - 2**30)
     cache = replace(NEW.kv_cache, blocks=4_800, tensor_bytes=4_800 * 9 * 2**20)
     budget = rank_budget(replace(NEW, memory=memory, kv_cache=cache), rank(), STORY_START)
@@ -236,7 +228,6 @@ def rescaled(version: str, stored: float, returned: float) -> EngineBudget:
 @pytest.mark.parametrize("stored", [0.5, 1.5], ids=["several groups", "shared buffers"])
 @pytest.mark.parametrize("returned", [1, 0.9], ids=["as stored", "in whole blocks"])
 def test_what_vllm_ascend_rescales_is_named(version: str, stored: float, returned: float):
-    """In one part, of what it stores and of what it returns; there is no room for inputs of API servers."""
     budget = rank_budget(rescaled(version, stored, returned), rank(), STORY_START)
     parts = {part.key: part.bytes for part in budget.parts}
     left = STORY_LEFT - parts["kv_cache"] - parts["null_block"] - parts["rounding"]
@@ -247,7 +238,6 @@ def test_what_vllm_ascend_rescales_is_named(version: str, stored: float, returne
 
 @pytest.mark.parametrize("version", ["0.18.0", "0.23.0", "0.23.0.post1"])
 def test_an_older_vllm_ascend_rescales_nothing(version: str):
-    """So a difference there is one that nothing explains."""
     budget = rank_budget(rescaled(version, 0.5, 1), rank(), STORY_START)
     assert (budget.part("rescaled"), budget.part("unexplained") is None) == (None, False)
 
@@ -280,7 +270,6 @@ def test_graphs_beyond_the_estimate_are_counted_nowhere():
 
 
 def test_a_given_kv_cache_has_no_budget():
-    """The utilization has no effect then, and what is not profiled is one part."""
     given_bytes = STORY.kv_cache.tensor_bytes
     memory = StartMemory(total_bytes=STORY.memory.total_bytes, utilization=0.95, requested_bytes=5, weights_bytes=9)
     engine = replace(STORY, memory=memory, kv_cache=replace(STORY.kv_cache, given_bytes=given_bytes))
@@ -291,7 +280,6 @@ def test_a_given_kv_cache_has_no_budget():
 
 
 def test_on_cpu_the_process_is_taken_off_what_was_requested():
-    """Its resident size is the difference, exactly."""
     memory = StartMemory(requested_bytes=10 * GIB, returned_bytes=8 * GIB, utilization=0.4)
     engine = EngineBudget(memory=memory, kv_cache=KvCacheMade(blocks=1_024, tensor_bytes=8 * GIB))
     budget = rank_budget(engine, rank(kind="cpu", components=Components(weights_bytes=GIB)))
@@ -302,7 +290,6 @@ def test_on_cpu_the_process_is_taken_off_what_was_requested():
 
 
 def test_a_peak_above_the_profile_is_a_risk_with_its_settings():
-    """Allocated at once, less weights, persistent tensors and KV cache."""
     at_rest = int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0)
     torch = TorchMemory(peak_allocated_bytes=at_rest + 5 * GIB)
     budget = rank_budget(STORY, replace(story_rank(), torch=torch), STORY_START)
@@ -313,7 +300,6 @@ def test_a_peak_above_the_profile_is_a_risk_with_its_settings():
 
 
 def test_a_peak_of_the_start_says_nothing():
-    """It was before the KV cache was made."""
     torch = TorchMemory(peak_allocated_bytes=int(13.3 * GIB))
     budget = rank_budget(STORY, replace(story_rank(), torch=torch), STORY_START)
     (row,) = [row for row in budget.observed if row.key == "activation"]
@@ -321,7 +307,6 @@ def test_a_peak_of_the_start_says_nothing():
 
 
 def test_the_encoder_cache_is_measured_by_what_it_holds():
-    """Deepstack models keep several layers of embeddings: their width alone is a lower bound."""
     assert encoder_bytes(STORY, rank()) == 32_768 * 4_096 * 2
     held = EncoderCache(entries=1, device_bytes=16_384 * 32_768, embeds=16_384)
     assert encoder_bytes(STORY, rank(encoder=held)) == 32_768 * 32_768

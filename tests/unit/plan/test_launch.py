@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, EngineLimits, StartMemory
-from highwater.plan.encoder_view import launch_of
+from highwater.plan.explanation import launch_of
 from highwater.readings.rank import Device
 from tests.fakes.incident import reading
 
@@ -46,12 +46,10 @@ def started(
     ],
 )
 def test_a_start_that_did_not_count_the_encoder_is_known(given, by):
-    """By the runner where that is known, and a peak on record is stronger than a version."""
     assert given == by
 
 
 def test_without_a_report_the_engines_version_decides_on_an_npu_alone():
-    """A model of text has nothing to profile, and whether there are segments is not known."""
     assert launch_of(None, reading(), "0.12.0").encoder_unprofiled_by == "vllm_ascend"
     assert launch_of(None, reading(), "0.12.0").expandable_segments is None
     assert launch_of(None, reading(), None).encoder_unprofiled_by is None
@@ -60,7 +58,6 @@ def test_without_a_report_the_engines_version_decides_on_an_npu_alone():
 
 
 def test_segments_are_of_npus_alone():
-    """A GPU's are nobody's question here."""
     on = EngineBudget(environment={"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"})
     assert launch_of(on, reading(), None).expandable_segments is True
     assert launch_of(EngineBudget(), reading(), None).expandable_segments is False

@@ -11,9 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, StartMemory
-from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
-from highwater.plan.live import grant_live, plan_live
-from highwater.plan.live_answer import live_json
+from highwater.plan.live import grant_live, live_json, plan_live
+from highwater.plan.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.plan.wish import ImageTokens, parse_wish
 from kvplan.errors import PlanError
 from kvplan.pool import plan_pool
@@ -67,7 +66,6 @@ def test_the_lengths_that_were_tried_by_hand_are_answered(larger: LiveEngine) ->
 
 
 def test_eight_bit_keys_and_values_double_the_blocks(story: LiveEngine) -> None:
-    """The bytes stay, a block takes half of them."""
     before, after = plan_live(story, {}).pool, plan_live(story, {"kv_cache_dtype": "fp8"}).pool
     assert after.bytes_per_block * 2 == before.bytes_per_block
     assert after.blocks in {2 * before.blocks, 2 * before.blocks + 1}
@@ -115,7 +113,6 @@ def test_a_share_has_no_effect_on_an_engine_that_runs_with_given_bytes(newer: Li
 
 
 def test_fewer_blocks_than_fit_are_made_as_given(story: LiveEngine) -> None:
-    """Whatever the bytes, on an NPU too; they take no more of the card than now."""
     plan = plan_live(story, {"num_gpu_blocks_override": 1_000, "max_model_len": 32_768})
     assert (plan.pool.blocks, plan.pool.tokens, plan.fits, plan.card) == (1_000, 128_000, True, None)
 
@@ -140,7 +137,6 @@ def test_a_wish_is_not_granted_by_bytes_that_the_card_does_not_have(newer: LiveE
 
 
 def test_a_start_that_reports_no_device_is_compared_with_the_workers_reading(newer: LiveEngine) -> None:
-    """As that of a CPU with given bytes; where neither says it, nothing was compared, and that is said."""
     given = replace(newer.workers[0].budget, memory=StartMemory())
     seen = replace(newer, workers=tuple(replace(worker, budget=given) for worker in newer.workers))
     assert plan_live(seen, {"kv_cache_memory_bytes": 200 * GIB}).fits is False
@@ -155,7 +151,6 @@ def test_a_start_that_reports_no_device_is_compared_with_the_workers_reading(new
 
 
 def test_another_utilization_moves_the_budget_by_its_share_of_the_device(story: LiveEngine) -> None:
-    """What the start measured beside the KV cache stays: the grade says that it was measured before."""
     plan = plan_live(story, {"gpu_memory_utilization": 0.9})
     memory = story.workers[0].budget.memory
     assert memory.total_bytes is not None
@@ -198,14 +193,12 @@ def test_more_batched_tokens_make_an_estimate_between_growth_in_proportion_and_n
 
 
 def test_fewer_sequences_are_not_taken_to_free_memory(story: LiveEngine) -> None:
-    """The estimate is the cautious bound; what may be freed is the other."""
     available = plan_live(story, {"max_num_seqs": 4}).available
     assert available.each == story.available_bytes
     assert (available.low, available.high) == (available.each[0], available.each[0] + int(3.86 * GIB) // 2)
 
 
 def test_more_sequences_lower_the_bound_and_not_the_estimate(story: LiveEngine) -> None:
-    """Only the sampler's part of the peak grows with them."""
     available = plan_live(story, {"max_num_seqs": 16}).available
     assert available.each == story.available_bytes
     assert (available.low, available.high) == (available.each[0] - int(3.86 * GIB), available.each[0])
@@ -226,7 +219,6 @@ PEAKS = {
 
 @pytest.mark.parametrize("peaks", PEAKS.values(), ids=PEAKS)
 def test_the_bounds_hold_what_vllm_itself_says_of_another_step(story: LiveEngine, peaks: tuple[float, ...]) -> None:
-    """Whether the layers or the sampler make the peak: measured at any of these steps, planned for any other."""
     sizes = {step: int(peak * GIB) for step, peak in zip(STEPS, peaks, strict=True)}
     for (tokens, requests), peak in sizes.items():
         memory = replace(story.workers[0].budget.memory, peak_activation_bytes=peak, available_bytes=2**40)
@@ -240,7 +232,6 @@ def test_the_bounds_hold_what_vllm_itself_says_of_another_step(story: LiveEngine
 
 
 def test_graphs_grow_and_shrink_with_the_sequences_in_the_bounds(story: LiveEngine) -> None:
-    """They are captured for as many; what was set aside for them is the start's."""
     memory = replace(
         story.workers[0].budget.memory, graphs_estimate_bytes=GIB, graphs_estimate_counted=True,
         available_bytes=story.available_bytes[0] - GIB,
@@ -252,7 +243,6 @@ def test_graphs_grow_and_shrink_with_the_sequences_in_the_bounds(story: LiveEngi
 
 
 def test_fewer_images_may_free_their_part_of_the_peak(story: LiveEngine) -> None:
-    """Of four, one; with none the encoder is not profiled."""
     one, none = (plan_live(story, {}, number).available for number in (1, 0))
     peak, have = int(3.86 * GIB), story.available_bytes[0]
     assert (one.low, one.high) == (have, have + round(peak * 0.75))
@@ -260,7 +250,6 @@ def test_fewer_images_may_free_their_part_of_the_peak(story: LiveEngine) -> None
 
 
 def test_ranks_that_do_not_run_yet_are_planned_by_their_stage() -> None:
-    """Two stages of different weights: each keeps what its own left."""
     budget = _BUDGET.validate_python(
         started.wire(started.story(), version="0.12.0") | {"parallel": {"pipeline_parallel_size": 2}}
     )
@@ -291,13 +280,11 @@ def test_more_ranks_than_heads_keep_a_copy_each(story: LiveEngine) -> None:
 
 
 def test_ranks_that_do_not_divide_the_heads_are_refused(story: LiveEngine) -> None:
-    """vLLM asserts it."""
     with pytest.raises(PlanError, match="tensor_parallel_size: 3; the model's 8 KV heads must be divisible by it"):
         plan_live(story, {"tensor_parallel_size": 3})
 
 
 def test_one_head_a_rank_does_not_show_how_many_there_are() -> None:
-    """It may be a copy: fewer ranks are refused, more keep one each."""
     worker = started.started(
         specs=[started.full(1, 128, 16)] * 4,
         groups=[started.group(started.full(1, 128, 16), 4)],
@@ -323,7 +310,6 @@ def test_states_that_are_kept_once_a_request_have_blocks_as_long_as_the_length()
 
 @pytest.mark.parametrize("flags", [{"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 4}])
 def test_blocks_that_would_be_aligned_anew_are_refused_by_name(flags: dict[str, Any]) -> None:
-    """How vLLM aligns the blocks of a hybrid model follows from its config.json."""
     engine = engine_of(started.qwen3_next(), "0.12.0", 2, device="cuda")
     with pytest.raises(PlanError, match=rf"{next(iter(flags))}: .*highwater plan -- vllm serve MODEL"):
         plan_live(engine, flags)
@@ -355,7 +341,6 @@ def test_what_cannot_be_planned_is_named(story: LiveEngine, flags: dict[str, Any
 
 
 def test_fewer_images_a_prompt_are_in_the_command_line_and_make_an_estimate(story: LiveEngine) -> None:
-    """They may shrink what is profiled for the encoder."""
     answer = live_json(story, plan_live(story, {}, 1))
     assert answer["command_line"] == "vllm serve MODEL --limit-mm-per-prompt '{\"image\": 1}'"
     assert answer["kv_cache"]["grades"]["blocks"] == "estimated"
@@ -385,14 +370,12 @@ def test_a_wish_that_fits_needs_lengths_and_numbers_only(story: LiveEngine) -> N
 
 
 def test_images_without_a_size_are_as_large_as_those_in_the_encoder_cache(story: LiveEngine) -> None:
-    """With none there, as large as the largest that the engine takes."""
     seen, largest = (grant_live(story, parse_wish("1 x 1k + 2 images"), cached).image for cached in (300, None))
     assert seen == ImageTokens(embeddings=300, prompt_tokens=300)
     assert largest == ImageTokens(embeddings=16_384, prompt_tokens=16_384)
 
 
 def test_images_are_refused_where_the_engine_reports_other_modalities_alone(story: LiveEngine) -> None:
-    """An engine of audio has an encoder too."""
     worker = story.workers[0]
     assert worker.budget.encoder is not None
     encoder = replace(worker.budget.encoder, max_tokens_per_item={"audio": 750})
@@ -402,7 +385,6 @@ def test_images_are_refused_where_the_engine_reports_other_modalities_alone(stor
 
 
 def test_images_in_pixels_ask_for_the_models_folder(story: LiveEngine) -> None:
-    """The rule is in the preprocessor's configuration."""
     with pytest.raises(PlanError, match=r"image of 1920x1080 .* give the tokens"):
         grant_live(story, parse_wish("8 x 32k + 4 images of 1080p each"))
 
@@ -428,7 +410,6 @@ def test_a_wish_too_large_for_the_engine_takes_the_smallest_change_that_holds_it
     ],
 )
 def test_what_makes_no_sense_is_refused_in_few_words(story: LiveEngine, flags: dict[str, Any], words: str) -> None:
-    """The key is named; a long value is not repeated."""
     with pytest.raises(PlanError) as refused:
         plan_live(story, flags)
     assert words in str(refused.value)
@@ -436,7 +417,6 @@ def test_what_makes_no_sense_is_refused_in_few_words(story: LiveEngine, flags: d
 
 
 def test_a_thousand_ranks_are_sized_as_few(story: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody may ask for them, and ranks with the same layers and bytes are one question."""
     asked: list[int] = []
 
     def counted(workers: Any, *rest: Any) -> Any:

@@ -44,12 +44,10 @@ def test_a_hybrid_pools_headline_is_called_what_it_is():
 
 
 def test_only_a_hybrid_model_is_called_one():
-    """One group has every token."""
     assert "hybrid" not in pool_of(replace(STORY, vllm_version="0.23.0")).tokens_meaning
 
 
 def test_a_given_size_is_no_share_of_the_device():
-    """Its parts are the device's; what the start did not profile is among them."""
     given = replace(STORY, kv_cache=replace(STORY.kv_cache, given_bytes=STORY.memory.available_bytes))
     words = explain([story_rank()], lambda _: given, model="Qwen3-VL-8B").paragraph
     assert (
@@ -59,7 +57,6 @@ def test_a_given_size_is_no_share_of_the_device():
 
 
 def test_the_rank_with_the_fewest_bytes_binds():
-    """And decides for all."""
     less = replace(STORY.memory, available_bytes=(STORY.memory.available_bytes or 0) - 2**30)
     made = replace(STORY.kv_cache, blocks=4_926, tensor_bytes=4_926 * 9 * 2**20)
     pool = pool_of(replace(STORY, kv_cache=made), replace(STORY, memory=less, kv_cache=made))
@@ -67,7 +64,6 @@ def test_the_rank_with_the_fewest_bytes_binds():
 
 
 def test_a_difference_is_shown():
-    """Never hidden: what the engine has, and what the arithmetic gives."""
     made = replace(STORY.kv_cache, blocks=5_000, tensor_bytes=5_000 * 9 * 2**20, size_tokens=7)
     pool = pool_of(replace(STORY, kv_cache=made))
     assert pool.differences == (
@@ -78,14 +74,12 @@ def test_a_difference_is_shown():
 
 
 def test_what_cannot_be_planned_is_shown_all_the_same():
-    """With the reason; the engine's own figures stay."""
     pool = pool_of(replace(GEMMA, vllm_version="0.10.2"))
     assert pool.problem == "vllm_version: '0.10.2' is older than the oldest version known, 0.11.0"
     assert (pool.blocks, pool.tokens, pool.conversations) == (15_997, None, ())
 
 
 def test_numbers_that_make_no_pool_are_a_reason_too():
-    """A file may say anything."""
     odd = replace(STORY, limits=replace(STORY.limits, max_model_len=0))
     assert pool_of(odd).blocks == 5_040
 
@@ -97,13 +91,11 @@ def test_every_data_parallel_engine_has_a_pool():
 
 
 def test_a_rank_whose_start_is_not_known_is_named():
-    """The others are explained."""
     explanation = explain([rank(0), rank(1)], lambda reading: STORY if reading.rank else None, why_missing="no file")
     assert (explanation.problems, len(explanation.ranks)) == (("rank 0: no file",), 1)
 
 
 def test_the_paragraph_can_be_pasted():
-    """Every figure of the story, in its own words."""
     words = explain([story_rank()], lambda _: STORY, model="Qwen3-VL-8B").paragraph
     for figure in ("57.91 GiB requested = 60.96 GiB x 0.95", "weights 9.19", "peak activation 3.86", "non-torch 0.56",
                    "44.30 GiB are left", "645,120 tokens", "0.255", "0.502", "43.54", "633,984"):  # fmt: skip

@@ -23,8 +23,8 @@ from highwater.plan.wish import (
     wish_json,
 )
 from kvplan.errors import PlanError
+from kvplan.flags import Limits
 from kvplan.generations import generation_of
-from kvplan.limits import Limits
 from kvplan.pool import KvPool, plan_pool
 from kvplan.specs import FullAttention
 
@@ -75,7 +75,6 @@ def granted(text: str, blocks: int, **options: Any) -> Granted:
     ],
 )
 def test_a_wish_is_read(text: str, wish: Wish) -> None:
-    """The grammar of the module's docstring."""
     assert parse_wish(text) == wish
 
 
@@ -97,7 +96,6 @@ def test_a_wish_is_read(text: str, wish: Wish) -> None:
     ],
 )
 def test_what_is_not_understood_is_named(text: str, message: str) -> None:
-    """From where on, and what a wish looks like."""
     with pytest.raises(PlanError) as raised:
         parse_wish(text)
     assert str(raised.value).startswith(message)
@@ -105,7 +103,6 @@ def test_what_is_not_understood_is_named(text: str, message: str) -> None:
 
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """Nothing but a PlanError comes out of the grammar."""
     wish = None
     with suppress(PlanError):
         wish = parse_wish(text)
@@ -138,7 +135,6 @@ def test_with_a_block_less_the_nearest_are_fewer_or_shorter_conversations() -> N
 
 
 def test_the_smallest_change_under_which_it_fits_is_chosen() -> None:
-    """More of the device before smaller keys and values, and both only where neither is enough."""
     by_device = granted("2 x 160", 20, per_utilization=1, utilization=0.9)
     by_dtype = granted("2 x 160", 12, per_utilization=1, utilization=0.9)
     by_both = granted("2 x 160", 10, per_utilization=1, utilization=0.9)
@@ -152,7 +148,6 @@ def test_the_smallest_change_under_which_it_fits_is_chosen() -> None:
 
 
 def test_a_change_that_cannot_be_planned_is_reported_and_the_others_tried() -> None:
-    """The reason is the planner's own."""
     result = granted("2 x 160", 12)
     assert result.chosen is not None
     assert result.refused == ("tensor_parallel_size: cannot be planned here",) * 3
@@ -169,14 +164,12 @@ def test_images_come_on_top_of_the_length_and_into_the_command_line() -> None:
 
 
 def test_a_limit_of_images_that_is_there_already_is_not_repeated() -> None:
-    """The command line is the smallest."""
     result = granted("1 x 1k + 2 images of 1080p", 1_000, images_per_prompt=2)
     assert result.chosen is not None
     assert "limit_mm_per_prompt" not in result.chosen.flags
 
 
 def test_images_whose_tokens_are_not_known_are_refused() -> None:
-    """Never guessed."""
     with pytest.raises(PlanError, match="the tokens of an image are not known; give them"):
         grant(parse_wish("1 x 1k + 2 images"), planner(100), image=None)
 

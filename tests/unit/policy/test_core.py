@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Action, Decision, RuleView, decide
-from highwater.policy.learning import begin, learn
-from highwater.policy.memory import LifeMemory, RuleMemory
+from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Decision, decide
+from highwater.policy.memory import MAX_RELAPSES, Action, LifeMemory, RuleMemory, begin, learn
 from highwater.policy.pressure import Facts, unreachable
 from highwater.policy.rules import ALL_REMEDIES, Rule
-from highwater.policy.status import rule_status, summary
+from highwater.policy.views import RuleView, rule_status, summary
 from highwater.readings.engine import MissingRank
 from highwater.readings.growth import Growth, RankGrowth
 from highwater.readings.rank import HostMemory, RankReading
@@ -105,7 +104,6 @@ def test_while_enough_is_free_nothing_is_done():
 
 
 def test_under_high_water_what_can_be_given_back_is():
-    """At once, for the rank in need."""
     watch = Watch()
     action = watch.look(full(0.9, cached=3.0))
     assert action is not None
@@ -123,7 +121,6 @@ def test_an_engine_that_does_not_work_is_left_alone(engine):
 
 
 def test_no_fresh_reading_no_action():
-    """Nothing is known then, and nothing is done."""
     watch = Watch()
     assert watch.look(full(0.1, cached=3.0), stale=True) is None
     assert (watch.view.level, watch.view.phase) == ("unknown", "held")
@@ -131,14 +128,12 @@ def test_no_fresh_reading_no_action():
 
 @pytest.mark.parametrize("tags", [("weights", "kv_cache"), ("kv_cache",)])
 def test_a_rank_that_is_asleep_is_left_alone(tags):
-    """Also one that is half awake: its pools are unmapped."""
     watch = Watch()
     assert watch.look(full(0.1, cached=3.0, asleep=tags)) is None
     assert (watch.view.phase, watch.view.level) == ("held", "held")
 
 
 def test_with_next_to_no_slack_there_is_no_rule_and_one_finding():
-    """A plan that leaves nothing cannot be helped by giving back what is needed again at once."""
     watch = Watch()
     tight = reading(rest=H100 - 200 * MIB, cached=0, requested=H100 - 100 * MIB)
     assert watch.look(tight) is None
@@ -147,7 +142,6 @@ def test_with_next_to_no_slack_there_is_no_rule_and_one_finding():
 
 
 def test_on_cpu_there_is_no_device_rule():
-    """One rank's resident memory is no device."""
     watch = Watch()
     assert watch.look(full(0.1, cached=3.0, device="cpu")) is None
     assert (watch.view.phase, watch.view.finding) == ("held", None)
@@ -157,7 +151,6 @@ def test_on_cpu_there_is_no_device_rule():
 
 
 def test_where_nothing_can_be_given_the_shortage_is_told_and_nothing_is_done():
-    """Live tensors and a text model: no remedy has anything."""
     watch = Watch()
     assert watch.look(full(0.3)) is None
     assert watch.view.finding == "short by 1,718 MiB on rank 0; nothing here to give back"
@@ -165,7 +158,6 @@ def test_where_nothing_can_be_given_the_shortage_is_told_and_nothing_is_done():
 
 
 def test_an_encoder_cache_that_is_empty_is_never_trimmed_or_reset():
-    """A text model's rule runs releases only, however short memory is."""
     watch = Watch()
     assert watch.act(full(0.3, cached=0.5), full(0.8)) == "release"
     assert [watch.look(full(0.3), after=3.0) for _ in range(40)] == [None] * 40
@@ -195,7 +187,6 @@ def test_a_remedy_refused_at_the_moment_is_tried_again_after_a_minute():
 
 
 def test_a_remedy_that_would_be_refused_is_not_asked_for():
-    """And the next one in order is."""
     watch = Watch(unavailable={"trim_encoder_cache": "an encoder-cache connector is configured"})
     action = watch.look(full(0.3, encoder=2.0))
     assert action is not None
@@ -213,7 +204,6 @@ def test_what_gave_less_than_it_had_to_waits_until_it_can_give_more():
 
 
 def test_the_workers_own_word_counts_for_a_release():
-    """The allocator had taken the bytes again when the next reading came: it gave them, and may do so again."""
     watch = Watch()
     before = full(0.3, cached=1.0)
     watch.act(before, before, detail=({"rank": 0, "dp_rank": 0, "freed_bytes": GIB},))
@@ -222,7 +212,6 @@ def test_the_workers_own_word_counts_for_a_release():
 
 
 def test_a_remedy_is_judged_by_its_own_component():
-    """A trim that found nothing earns nothing by the release after it."""
     watch = Watch(encoder_is_profiled=False)
     before = full(0.9, cached=0.2, encoder=1.0)
     assert watch.act(before, full(1.1, encoder=1.0)) == "trim_encoder_cache"
@@ -247,7 +236,6 @@ def test_a_rank_between_the_waters_is_no_reason_to_go_on():
 
 
 def test_a_figure_that_is_not_known_is_tried_only_where_nothing_may_wait():
-    """What the allocator holds is a bound, not the worker's word."""
     unsure = {"releasable": None}
     assert Watch().look(full(0.8, cached=3.0, **unsure)) is None
     assert Watch().look(full(0.3, cached=3.0, **unsure)) is not None
@@ -258,7 +246,6 @@ def test_a_figure_that_is_not_known_is_tried_only_where_nothing_may_wait():
 
 
 def test_release_comes_first_and_a_trim_follows_where_it_was_not_enough():
-    """Urgent: at once, with what is still missing and no more."""
     watch = Watch()
     assert watch.act(full(0.2, cached=0.3, encoder=2.0), full(0.5 - 0.02, encoder=2.0)) == "release"
     action = watch.look(full(0.48, encoder=2.0))
@@ -278,7 +265,6 @@ def test_a_trim_waits_for_urgency_where_the_encoder_was_profiled():
 
 
 def test_a_reset_follows_a_trim_that_did_not_reach_high_water():
-    """It happens where it helps: under urgent pressure, after what harms less."""
     watch = Watch()
     before = full(0.3, encoder=2.0, trimmable=int(0.4 * GIB))
     assert watch.act(before, full(0.45, encoder=1.6)) == "trim_encoder_cache"
@@ -288,13 +274,11 @@ def test_a_reset_follows_a_trim_that_did_not_reach_high_water():
 
 
 def test_without_urgency_the_encoder_cache_is_never_reset():
-    """An operator's rule may; the default does not."""
     watch = Watch(encoder_is_profiled=False, unavailable={"trim_encoder_cache": "refused"})
     assert watch.look(full(0.8, encoder=2.0)) is None
 
 
 def test_each_remedy_runs_once_in_a_relief():
-    """The next one gets its turn, and then the rule waits for its cooldown."""
     watch = Watch()
     short = full(0.3, cached=1.0, encoder=1.0)
     assert watch.act(short, short, detail=({"freed_bytes": GIB},)) == "release"
@@ -307,14 +291,12 @@ def test_each_remedy_runs_once_in_a_relief():
 
 
 def test_a_relief_that_reached_low_water_needs_no_rest():
-    """High water crossed again is acted on again, at once."""
     watch = Watch()
     assert watch.act(full(0.9, cached=2.0), full(2.9)) == "release"
     assert watch.look(full(0.9, cached=2.0), after=0.2) is not None
 
 
 def test_after_a_relief_that_fell_short_the_rule_rests():
-    """cooldown_seconds; and less long the moment it is urgent."""
     watch = Watch()
     watch.act(full(0.9, cached=0.5), full(1.4))
     ended = watch.now
@@ -325,7 +307,6 @@ def test_after_a_relief_that_fell_short_the_rule_rests():
 
 
 def test_urgent_pressure_rests_five_seconds():
-    """Whatever the cooldown is."""
     watch = Watch()
     watch.act(full(0.1, cached=0.3), full(0.4))
     assert watch.look(full(0.4)) is None
@@ -334,7 +315,6 @@ def test_urgent_pressure_rests_five_seconds():
 
 
 def test_an_allocation_that_was_retried_is_urgent():
-    """The best early warning there is: the allocator itself found nothing free."""
     watch = Watch()
     assert watch.look(full(1.2, cached=1.0, retries=3)) is None
     action = watch.look(full(1.2, cached=1.0, retries=4))
@@ -344,7 +324,6 @@ def test_an_allocation_that_was_retried_is_urgent():
 
 
 def test_between_the_waters_nothing_begins():
-    """Use may lie there for hours: the rule acts from high water on, not without end until low."""
     watch = Watch()
     assert [watch.look(full(1.5, cached=1.0)) for _ in range(100)] == [None] * 100
 
@@ -353,7 +332,6 @@ def test_between_the_waters_nothing_begins():
 
 
 def test_a_new_life_remembers_nothing():
-    """Remedies that gained nothing in the last life are tried again in this one, and its cooldowns do not count."""
     watch = Watch()
     hopeless = full(0.3, cached=1.0)
     watch.act(hopeless, hopeless)
@@ -374,7 +352,6 @@ def test_hopeless_once_is_not_hopeless_for_ever():
 
 
 def test_a_rank_that_falls_silent_does_not_make_the_rule_calm():
-    """Its last level stands; only the others are acted upon."""
     watch = Watch()
     watch.look(full(2.5), full(0.3, rank=1))
     lost = MissingRank(dp_rank=0, pp_rank=0, tp_rank=1, rank=1, status="silent")
@@ -386,7 +363,6 @@ def test_a_rank_that_falls_silent_does_not_make_the_rule_calm():
 
 
 def test_an_old_reading_of_a_rank_is_silence():
-    """The worst rank's numbers froze; nothing is done by them."""
     watch = Watch()
     watch.look(full(2.5), full(0.3, rank=1))
     assert watch.look(full(2.5), full(0.3, cached=3.0, rank=1, age_seconds=20.0)) is None
@@ -394,7 +370,6 @@ def test_an_old_reading_of_a_rank_is_silence():
 
 
 def test_each_rank_has_its_own_waters():
-    """One far from the others is acted for, by its own plan."""
     watch = Watch()
     action = watch.look(full(3.0), full(0.9, cached=2.0, rank=1))
     assert action is not None
@@ -423,7 +398,6 @@ def test_a_shortage_on_a_shared_device_names_what_is_left_to_the_operator():
 
 
 def test_what_grew_outside_pytorch_is_named():
-    """A neighbour, or the vendor's libraries: no remedy here reaches it."""
     start = full(3.0)
     grown = replace(start, free_bytes=int(0.3 * GIB), used_bytes=H100 - int(0.3 * GIB))
     grown = replace(grown, components=replace(grown.components, non_torch_bytes=GIB + int(2.7 * GIB)))
@@ -443,7 +417,6 @@ def test_an_integrated_gpu_is_not_trimmed(name):
 
 
 def test_an_idle_engine_is_tidied_once():
-    """What a benchmark left goes back, without any pressure."""
     watch = Watch()
     idle = {"running": 0}
     seen = [watch.look(full(2.5, cached=2.0), **idle) for _ in range(30)]
@@ -456,7 +429,6 @@ def test_an_idle_engine_is_tidied_once():
 
 
 def test_requests_that_come_and_go_between_two_readings_are_traffic():
-    """Nobody sees them run; their tokens are counted all the same."""
     watch = Watch()
     seen = [watch.look(full(2.5, cached=2.0), running=0, work_done=float(number // 10)) for number in range(300)]
     assert seen == [None] * 300
@@ -467,7 +439,6 @@ def test_requests_that_come_and_go_between_two_readings_are_traffic():
     "seen", [{"cached": 0.9}, {"cached": 2.0, "asleep": ("weights",)}, {"cached": 2.0, "device": "cpu"}]
 )
 def test_there_is_nothing_to_tidy(seen):
-    """Too little, asleep, or no device."""
     watch = Watch()
     assert [watch.look(full(2.5, **seen), running=0) for _ in range(60)] == [None] * 60
 
@@ -479,7 +450,6 @@ def test_an_engine_that_does_not_tell_its_requests_is_never_idle():
 
 
 def test_an_unknown_figure_is_learnt_by_one_idle_release():
-    """One: what it gave teaches the worker; without that it is not repeated."""
     watch = Watch()
     unsure = full(2.5, cached=2.0, releasable=None)
     for _ in range(31):
@@ -504,7 +474,6 @@ def test_a_rule_by_share_acts_at_its_own_waters():
 
 
 def test_high_water_must_be_sustained_without_a_break():
-    """A dip, a stale reading and a new life each start the wait anew."""
     watch = Watch(SHARE.model_copy(update={"sustain_seconds": 5.0}))
     low, over = reading(rest=int(0.9 * H100)), reading(rest=int(0.9 * H100), cached=int(0.061 * H100))
 
@@ -545,7 +514,6 @@ def test_a_rule_that_cannot_be_reached_at_rest_never_acts(rest, low, key):
 
 
 def test_free_bytes_of_an_operator_are_taken_at_their_word():
-    """Less is worse; the trim goes to low water there and no further."""
     rule = Rule(
         name="mine",
         signal="device_free_bytes",
@@ -559,7 +527,6 @@ def test_free_bytes_of_an_operator_are_taken_at_their_word():
 
 
 def test_a_cache_rule_trims_to_low_water():
-    """On every rank the same."""
     rule = Rule(
         name="cache", signal="encoder_cache_bytes", high_water=2 * GIB, low_water=GIB, remedies=("trim_encoder_cache",)
     )
@@ -569,7 +536,6 @@ def test_a_cache_rule_trims_to_low_water():
 
 
 def test_growth_is_shared_by_the_ranks():
-    """Each has an even share of what is to be given back."""
     rule = Rule(
         name="grown", signal="device_growth_bytes", high_water=4 * GIB, low_water=GIB, remedies=("trim_encoder_cache",)
     )
@@ -585,7 +551,6 @@ def host(used: float) -> HostMemory:
 
 
 def test_a_host_rule_runs_what_its_operator_named_and_not_in_vain_for_long():
-    """It has no figure to go by: one that frees too little is tried again after an hour."""
     rule = Rule(name="host", signal="host_used_ratio", high_water=0.9, low_water=0.8, remedies=("reset_mm_cache",))
     watch = Watch(rule)
     before = full(3.0, host=host(95))
@@ -595,7 +560,6 @@ def test_a_host_rule_runs_what_its_operator_named_and_not_in_vain_for_long():
 
 
 def test_the_three_resets_may_stand_in_a_rule():
-    """In the operator's order; what can free nothing here is not repeated at every turn."""
     resets = ("reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache")
     watch = Watch(SHARE.model_copy(update={"remedies": resets}))
     before = reading(rest=int(0.9 * H100), encoder=int(0.061 * H100))
@@ -607,7 +571,6 @@ def test_the_three_resets_may_stand_in_a_rule():
 
 
 def test_rules_take_turns():
-    """One that always has something to do does not keep the others from it."""
     grown = {"high_water": 1, "low_water": 0, "cooldown_seconds": 0.0}
     watch = Watch(
         Rule(name="cache", signal="encoder_cache_bytes", remedies=("reset_encoder_cache",), **grown),
@@ -633,7 +596,6 @@ def test_rules_take_turns():
 
 
 def test_on_cpu_a_release_has_no_figure():
-    """An operator's rule may run it there; what it gave shows in the process's own size."""
     rule = Rule(name="grown", signal="device_growth_bytes", high_water=GIB, low_water=0, remedies=("release",))
     action = Watch(rule).see(report(full(2.5, device="cpu", releasable=None), growth=Growth(since_ready_bytes=GIB)))
     assert action is not None
@@ -693,7 +655,6 @@ def test_too_little_is_said_with_its_size():
 
 
 def test_a_cooldown_is_said_only_while_memory_is_short():
-    """Above high water nothing waits for it."""
     watch = Watch()
     watch.act(full(0.9, cached=0.5), full(1.4))
     assert watch.look(full(1.4)) is None
@@ -702,7 +663,6 @@ def test_a_cooldown_is_said_only_while_memory_is_short():
 
 
 def test_a_relief_is_judged_by_the_readings_right_after_it():
-    """A wave that is back by the next report has not kept the relief from reaching low water: no cooldown is told."""
     watch = Watch()
     watch._act(full(0.9, cached=2.0), full(2.9), 1, {}, seen=full(0.9, cached=2.0))
     assert watch.look(full(0.9), after=0.2) is None
@@ -736,8 +696,82 @@ def test_high_water_is_foretold_at_the_cache_s_pace_until_that_is_full(full_in, 
 
 
 def test_a_relief_goes_on_for_the_rank_that_nothing_was_read_of_right_after_it():
-    """As the last report has it; that the other one reached low water says nothing of it."""
     watch = Watch()
     short = full(0.9, cached=2.0, rank=1)
     watch._act([full(0.9, cached=2.0), short], full(3.9), 1, {}, seen=short)
     assert watch.memory.rules[watch.rules[0].name].relief == ("release",)
+
+
+def test_another_remedy_follows_a_release_whose_bytes_came_back_at_once():
+    watch = Watch()
+    assert watch.act(full(0.3, cached=3.0, encoder=4.0), full(3.3, encoder=4.0)) == "release"
+    action = watch.look(full(0.3, cached=3.0, encoder=4.0))
+    assert action is not None
+    assert action.remedy == "trim_encoder_cache"
+
+
+def test_release_is_first_again_once_its_bytes_stayed_away_for_a_while():
+    watch = Watch()
+    assert watch.act(full(0.3, cached=3.0, encoder=4.0), full(3.3, encoder=4.0)) == "release"
+    assert watch.look(full(3.3, encoder=4.0), after=URGENT_COOLDOWN_SECONDS) is None
+    action = watch.look(full(0.3, cached=3.0, encoder=4.0))
+    assert action is not None
+    assert action.remedy == "release"
+
+
+def test_release_is_repeated_where_nothing_else_can_give():
+    watch = Watch()
+    assert watch.act(full(0.3, cached=3.0), full(3.3)) == "release"
+    action = watch.look(full(0.3, cached=3.0))
+    assert action is not None
+    assert action.remedy == "release"
+
+
+def test_without_urgency_the_cache_is_left_alone():
+    """vLLM would want those bytes back."""
+    watch = Watch()
+    assert watch.act(full(0.9, cached=2.0, encoder=4.0), full(2.9, encoder=4.0)) == "release"
+    action = watch.look(full(0.9, cached=2.0, encoder=4.0))
+    assert action is not None
+    assert action.remedy == "release"
+
+
+def relapse(watch: Watch) -> None:
+    assert watch.act(full(0.9, cached=2.0), full(2.9)) == "release"
+
+
+def test_a_release_that_helps_for_moments_only_rests_after_three():
+    watch = Watch()
+    for _ in range(1 + MAX_RELAPSES):
+        relapse(watch)
+    for _ in range(50):
+        assert watch.look(full(0.9, cached=2.0)) is None
+    assert watch.view.phase == "resting"
+    assert "in use again within moments" in (watch.view.reason or "")
+    watch.now += 10
+    relapse(watch)
+
+
+def test_urgent_pressure_does_not_wait_for_that_rest():
+    watch = Watch()
+    for _ in range(1 + MAX_RELAPSES):
+        relapse(watch)
+    assert watch.look(full(0.9, cached=2.0)) is None
+    action = watch.look(full(0.2, cached=2.7), after=0.2)
+    assert action is not None
+    assert action.remedy == "release"
+
+
+def test_bytes_that_stayed_away_for_a_while_are_no_relapse():
+    watch = Watch()
+    for _ in range(3 * MAX_RELAPSES):
+        relapse(watch)
+        assert watch.look(full(2.9), after=2 * URGENT_COOLDOWN_SECONDS) is None
+
+
+def test_the_next_remedy_follows_one_that_failed():
+    """One rank that cannot release must not keep the others' encoder outputs on their devices."""
+    watch = Watch()
+    short = full(0.2, cached=3.0, encoder=4.0)
+    assert watch.act(short, [], outcome="failed") == "release"
+    assert watch.act(short, full(3.0, encoder=1.2)) == "trim_encoder_cache"

@@ -8,11 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Action, decide
-from highwater.policy.gains import possible_gain
-from highwater.policy.learning import begin, learn
-from highwater.policy.memory import LifeMemory
-from highwater.policy.pressure import Facts
+from highwater.policy.core import URGENT_COOLDOWN_SECONDS, decide
+from highwater.policy.memory import Action, LifeMemory, begin, learn
+from highwater.policy.pressure import Facts, possible_gain
 from highwater.policy.rules import Rule
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
@@ -174,7 +172,6 @@ TestPolicy.settings = settings(max_examples=80, stateful_step_count=30, deadline
 @settings(max_examples=100, deadline=None)
 @given(before=ranks(), free=st.integers(0, LOW - 1))
 def test_what_can_be_given_is_given_at_the_first_urgent_reading(before, free):
-    """Whatever came before: a release that covers the need is never held back by a life without remedies."""
     lacking = replace(before, free_bytes=min(free, HIGH // 2 - 1), releasable_bytes=GIB)
     memory, decision = decide([DERIVED], report(before), Facts(life="a"), LifeMemory(), 1.0)
     if decision.action is not None:
@@ -192,7 +189,6 @@ def test_what_can_be_given_is_given_at_the_first_urgent_reading(before, free):
     own=st.booleans(),
 )
 def test_under_urgent_pressure_no_rest_is_longer_than_five_seconds(before, after, outcome, own):
-    """However the last remedy went: five seconds after it, what can give is run."""
     chosen = OWN if own else DERIVED
     memory, decision = decide([chosen], report(before), Facts(life="a"), LifeMemory(), 1.0)
     assume(decision.action is not None)

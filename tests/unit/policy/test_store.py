@@ -12,8 +12,7 @@ import pytest
 
 from highwater.errors import NotKept
 from highwater.files.state_file import StateFile
-from highwater.policy.rules import Rule
-from highwater.policy.settings import DEFAULT_RULES, PolicyChange, PolicySettings
+from highwater.policy.rules import DEFAULT_RULES, PolicyChange, PolicySettings, Rule
 from highwater.policy.store import PolicyStore
 
 CACHE = Rule(name="cache", signal="encoder_cache_bytes", high_water=2e9, low_water=1e9)
@@ -31,14 +30,12 @@ def started(path: Path | None, configured: PolicySettings = CONFIGURED) -> Polic
 
 
 def test_without_a_change_the_configured_policy_is_in_force(path):
-    """And there is nothing to tell."""
     store = started(path)
     assert (store.in_force, store.source, store.kept_in, store.startup_notice) == (CONFIGURED, "settings", None, None)
     assert not path.exists()
 
 
 async def test_a_change_is_in_force_and_kept(path):
-    """What it left out is as it was; the next start has it too."""
     store = started(path)
     await store.change(PolicyChange(rules=(CACHE,)))
     again = started(path)
@@ -49,7 +46,6 @@ async def test_a_change_is_in_force_and_kept(path):
 
 
 async def test_changes_add_up(path):
-    """Each to what is in force, not to what is configured."""
     store = started(path)
     for change in ({"mode": "act"}, {"rules": []}):
         await store.change(PolicyChange(**change))
@@ -58,7 +54,6 @@ async def test_changes_add_up(path):
 
 @pytest.mark.parametrize("kept", [True, False], ids=["state file", "no state file"])
 async def test_the_configured_policy_put_back_is_no_change(path, kept):
-    """As ``GET /policy`` shows it, with the remedies of each rule named: `highwater check` has nothing to warn of."""
     store = started(path if kept else None)
     await store.change(PolicyChange(mode="act", rules=(CACHE,)))
     shown = tuple(rule.model_copy(update={"remedies": rule.ordered_remedies}) for rule in CONFIGURED.rules)
@@ -69,14 +64,12 @@ async def test_the_configured_policy_put_back_is_no_change(path, kept):
 
 
 async def test_without_a_state_file_a_change_lasts_until_the_next_start():
-    """It is in force all the same, and said not to be kept."""
     store = started(None)
     await store.change(PolicyChange(mode="act"))
     assert (store.in_force.mode, store.source, store.kept_in) == ("act", "put", None)
 
 
 async def test_what_could_not_be_kept_is_not_in_force(path, monkeypatch):
-    """First the file, then the policy."""
     store = started(path)
 
     def full(*args):
@@ -89,7 +82,6 @@ async def test_what_could_not_be_kept_is_not_in_force(path, monkeypatch):
 
 
 async def test_a_configuration_that_was_changed_since_wins(path):
-    """It is the newer word; and the older does not come back when the configuration goes back."""
     await started(path).change(PolicyChange(mode="act"))
     newer = PolicySettings(mode="observe", rules=())
     store = started(path, newer)
@@ -102,7 +94,6 @@ async def test_a_configuration_that_was_changed_since_wins(path):
 
 
 async def test_a_dropped_change_that_stays_in_the_file_is_told(path, monkeypatch):
-    """The next start may meet it again."""
     await started(path).change(PolicyChange(mode="act"))
     file = StateFile(path)
 
@@ -116,7 +107,6 @@ async def test_a_dropped_change_that_stays_in_the_file_is_told(path, monkeypatch
 
 
 async def test_defaults_written_out_are_no_other_configuration(path):
-    """Nor is a release with other defaults: the operator's word is what was configured."""
     await started(path, PolicySettings()).change(PolicyChange(mode="observe"))
     assert started(path, PolicySettings(mode="act", rules=DEFAULT_RULES)).source == "put"
     rules = (Rule(**DEFAULT_RULES[0].model_dump()),)
@@ -149,7 +139,6 @@ def test_a_kept_policy_that_is_wrong_is_named_and_not_used(path, section, word):
 
 
 async def test_two_changes_at_once_both_count(path):
-    """One after the other, each on what the one before left."""
     store = started(path)
     changes = (PolicyChange(mode="act"), PolicyChange(rules=()))
     await asyncio.gather(*map(store.change, changes))

@@ -46,7 +46,6 @@ def test_text_is_for_people():
 
 
 def test_no_line_break_or_escape_stands_in_a_line_of_json():
-    """A collector splits at line breaks, and a terminal obeys escapes."""
     record = logging.LogRecord("a", logging.INFO, "", 0, "x\n\u2028\x1b[2J%s", ("é",), None)
     line = JsonLines().format(record)
     assert line.isascii()

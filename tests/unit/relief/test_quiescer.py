@@ -15,7 +15,7 @@ from highwater.relief.quiescer import (
     SETTLE_SECONDS,
     CannotQuiesce,
 )
-from highwater.relief.states import States
+from highwater.relief.relief import States
 from tests.fakes.engine import Core, core_on
 
 
@@ -27,7 +27,7 @@ async def core() -> Core:
 
 
 def quiet(core: Core, states: States | None = None, *, then_pace: bool = False):
-    return core.quiescer.quiet(states or States(), then_pace=then_pace)
+    return core.quiescer.quiet((states or States()).enter, then_pace=then_pace)
 
 
 async def refused(core: Core) -> CannotQuiesce:
@@ -39,7 +39,6 @@ async def refused(core: Core) -> CannotQuiesce:
 
 
 async def test_the_gate_waits_for_requests_under_way(core):
-    """They end by themselves; then the engine's own counts are asked."""
     inside = await core.gate.enter()
     core.fake.running = 1
 
@@ -56,7 +55,6 @@ async def test_the_gate_waits_for_requests_under_way(core):
 
 
 async def test_requests_that_do_not_end_are_left_alone(core):
-    """Refused with their number, open again."""
     await core.gate.enter()
     with pytest.raises(CannotQuiesce, match=r"1 requests were still under way after 0\.05 s \(gate\.drain_seconds\)"):
         async with quiet(core):
@@ -76,7 +74,6 @@ async def test_requests_that_do_not_end_are_left_alone(core):
     ],
 )
 async def test_nobody_is_held_for_what_will_not_end_in_time(core, monkeypatch, is_open_ended, seconds, reason):
-    """Refused at once, with what it is and what helps; a session that was opened just now is no better."""
     (await core.gate.enter()).is_open_ended = is_open_ended
     core.fake.running = 1
     await core.tick(seconds)
@@ -90,7 +87,6 @@ async def test_nobody_is_held_for_what_will_not_end_in_time(core, monkeypatch, i
 
 
 async def test_where_no_request_passes_none_can_be_held(core):
-    """Refused at once with the reason, and a dry run says the same."""
     core.quiescer.impossible = "no request passes here"
     assert str(await refused(core)) == "no request passes here"
     assert core.quiescer.plan() == "would be refused now: no request passes here"
@@ -98,7 +94,6 @@ async def test_where_no_request_passes_none_can_be_held(core):
 
 
 async def test_a_hold_in_vain_is_told_with_its_length(core):
-    """For the refusal: requests waited, though nothing was done."""
     await core.gate.enter()
     with pytest.raises(CannotQuiesce) as caught:
         async with quiet(core):
@@ -143,7 +138,6 @@ async def test_the_engines_counts_may_lag_behind_ours(core):
 
 
 async def test_an_engine_that_does_not_tell_its_requests_is_not_trusted(core):
-    """Started with --disable-log-stats: no counts."""
     core.fake.mute = True
     with pytest.raises(CannotQuiesce, match="--disable-log-stats"):
         async with quiet(core):
@@ -152,7 +146,6 @@ async def test_an_engine_that_does_not_tell_its_requests_is_not_trusted(core):
 
 
 async def test_an_engine_that_goes_while_requests_are_held_opens_the_gate(core):
-    """The error is told as it is."""
     core.fake.down = True
     with pytest.raises(EngineUnreachable):
         async with quiet(core):
@@ -161,7 +154,6 @@ async def test_an_engine_that_goes_while_requests_are_held_opens_the_gate(core):
 
 
 async def test_an_error_inside_opens_the_gate(core):
-    """Whatever the reset met."""
     with pytest.raises(RuntimeError):
         async with quiet(core):
             raise RuntimeError
@@ -169,7 +161,6 @@ async def test_an_error_inside_opens_the_gate(core):
 
 
 async def test_an_engine_that_does_not_tell_in_time_opens_the_gate(core, monkeypatch):
-    """Its page of counts comes byte by byte, say: requests are held no longer for that."""
     monkeypatch.setattr("highwater.relief.quiescer.DRAINED_SECONDS", 0.01)
     core.quiescer._load.read = asyncio.Event().wait
     assert "did not report within 0.01 s whether requests run" in str(await refused(core))
@@ -177,7 +168,6 @@ async def test_an_engine_that_does_not_tell_in_time_opens_the_gate(core, monkeyp
 
 
 async def test_the_states_are_told_one_after_the_other(core):
-    """Closing while requests are under way, drained while the engine's counts are awaited."""
     states, seen = States(), []
     inside = await core.gate.enter()
     asyncio.get_running_loop().call_soon(lambda: (seen.append(states.now), core.gate.leave(inside)))

@@ -11,12 +11,12 @@ import pytest
 from highwater.accounting.remedies import TRAITS
 from highwater.errors import NotAvailable, Refused, UnknownName
 from highwater.policy.rules import SIGNAL_REMEDIES
-from highwater.readings.remedy import Target
-from highwater.relief.relief import RemedyRequest
+from highwater.readings.remedy import RemedyResult, Target
+from highwater.relief.relief import RemedyRequest, States, summary_of
 from highwater.relief.remedies import REMEDIES
 from highwater.relief.remedies.remedy import RunResult
 from highwater.relief.remedies.workers import Release
-from highwater.relief.states import States
+from highwater.units import MIB
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
@@ -36,7 +36,6 @@ def requests(*names: str) -> list[RemedyRequest]:
 
 
 async def test_reclaim_runs_in_order_and_tells_before_and_after():
-    """Each with the readings around it."""
     core = await grown()
     first, second = await core.relief.reclaim(requests("reset_encoder_cache", "release"), mode="safe", dry_run=False)
     assert core.fake.resets() == ["/reset_encoder_cache", "release", "release"]
@@ -47,7 +46,6 @@ async def test_reclaim_runs_in_order_and_tells_before_and_after():
 
 
 async def test_a_release_while_asleep_is_an_operators_alone_and_its_effect_is_measured():
-    """No rule touches an engine that sleeps; what a wake-up left behind comes back by request."""
     core = await grown()
     core.fake.asleep = True
     await core.tick()
@@ -72,7 +70,6 @@ async def test_a_dry_run_does_nothing():
 
 @pytest.mark.parametrize("starts", [False, True], ids=["gone", "starting"])
 async def test_a_dry_run_of_an_engine_that_is_not_up_leaves_no_trace(starts):
-    """No remedy was to be run, so none has failed or was refused."""
     core = core_on() if starts else await grown()
     core.fake.down = True
     for _ in range(2):
@@ -85,7 +82,6 @@ async def test_a_dry_run_of_an_engine_that_is_not_up_leaves_no_trace(starts):
 
 
 async def test_an_unknown_remedy_is_named_before_anything_is_done():
-    """Not after half of the list."""
     core = await grown()
     with pytest.raises(UnknownName, match="'reboot' is not known; allowed: release, trim_encoder_cache"):
         await core.relief.reclaim(requests("release", "reboot"), mode="now", dry_run=False)
@@ -93,7 +89,6 @@ async def test_an_unknown_remedy_is_named_before_anything_is_done():
 
 
 async def test_a_drop_in_does_what_vllm_does_and_no_more():
-    """Query string and all; no release after it, and so the allocator keeps the bytes: that is told."""
     core = await grown()
     measured = await core.relief.drop_in("reset_encoder_cache", query="x=1", mode="now", force=False)
     assert core.fake.resets() == ["/reset_encoder_cache"]
@@ -105,7 +100,6 @@ async def test_a_drop_in_does_what_vllm_does_and_no_more():
 
 
 async def test_reset_mm_cache_frees_nothing_on_the_device():
-    """The story's finding, told in the answer."""
     core = await grown()
     result = (await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)).result
     assert (result.outcome, result.freed_bytes) == ("done", 0)
@@ -156,7 +150,6 @@ async def test_an_engine_that_goes_in_the_middle_leaves_no_numbers():
 
 
 async def test_operator_and_policy_never_act_at_once():
-    """While an operator's remedy runs the policy decides nothing; its effect comes first."""
     core = await grown()
     await core.poller.poll()
     core.engine._rpc_deadline = 60.0
@@ -173,7 +166,6 @@ async def test_operator_and_policy_never_act_at_once():
 
 
 async def test_two_operators_take_turns():
-    """One remedy at a time: every measurement is one remedy's own."""
     core = await grown()
     asked = [core.relief.reclaim(requests("release"), mode="safe", dry_run=False) for _ in range(3)]
     results = await asyncio.gather(*asked)
@@ -181,7 +173,6 @@ async def test_two_operators_take_turns():
 
 
 async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
-    """Traffic took more than the remedy gave back: negative, and said in words."""
     core = await grown()
     release = core.relief.remedies["release"]
 
@@ -202,7 +193,6 @@ async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
 
 
 def test_every_remedy_that_a_rule_may_name_can_be_carried_out():
-    """Rules are validated against the rows; each row has the class that runs it, in the same order."""
     assert [remedy.name for remedy in REMEDIES] == list(TRAITS)
     assert {name for allowed in SIGNAL_REMEDIES.values() for name in allowed} <= set(TRAITS)
 
@@ -247,7 +237,6 @@ async def test_a_trim_moves_what_is_asked_and_releases_it():
 
 
 async def test_what_the_workers_refuse_is_a_refusal():
-    """With their reason, and no release after it: nothing was done."""
     core = await grown()
     core.fake.workers_refuse = "an EC connector keeps references into the cache"
     (measured,) = await core.relief.reclaim(requests("trim_encoder_cache"), mode="safe", dry_run=False)
@@ -257,7 +246,6 @@ async def test_what_the_workers_refuse_is_a_refusal():
 
 
 async def test_restore_brings_back_what_a_trim_moved():
-    """And an older extension, or none, is a refusal that says so."""
     core = await grown()
     await core.relief.reclaim(requests("trim_encoder_cache"), mode="safe", dry_run=False)
     answers = await core.relief.restore()
@@ -269,7 +257,6 @@ async def test_restore_brings_back_what_a_trim_moved():
 
 
 async def test_a_restore_goes_on_until_all_is_back():
-    """Each call brings back what its time allows, and the engine steps between two of them."""
     core = await grown()
     await core.relief.reclaim(requests("trim_encoder_cache"), mode="safe", dry_run=False)
     for worker in core.fake.workers:
@@ -280,7 +267,6 @@ async def test_a_restore_goes_on_until_all_is_back():
 
 
 async def test_restore_needs_the_workers():
-    """Without our extension nothing was ever trimmed."""
     core = core_on(extension=None)
     await core.tick()
     with pytest.raises(Refused, match="--worker-extension-cls"):
@@ -291,7 +277,6 @@ async def test_restore_needs_the_workers():
 
 
 async def test_safe_reset_mm_cache_holds_new_requests_and_tells_for_how_long():
-    """The gate is open again afterwards."""
     core = await grown()
     seen: list[bool] = []
     core.fake.on_reset = lambda: seen.append(core.gate.is_open)
@@ -302,7 +287,6 @@ async def test_safe_reset_mm_cache_holds_new_requests_and_tells_for_how_long():
 
 
 async def test_no_moment_is_a_refusal():
-    """A request under way that does not end: it is left alone, and nothing is done."""
     core = await grown()
     await core.gate.enter()
     (measured,) = await core.relief.reclaim(requests("reset_mm_cache"), mode="safe", dry_run=False)
@@ -313,7 +297,6 @@ async def test_no_moment_is_a_refusal():
 
 @pytest.mark.parametrize("name", ["reset_mm_cache", "reset_prefix_cache"])
 async def test_vllms_own_meaning_waits_for_nobody(name):
-    """Mode now on an engine that heals itself: as vLLM does it."""
     core = await grown()
     await core.gate.enter()
     measured = await core.relief.drop_in(name, query="", mode="now", force=False)
@@ -333,7 +316,6 @@ async def test_a_dry_run_tells_the_moment():
 
 
 async def test_a_trim_that_never_returns_fails_and_is_never_repeated():
-    """Nothing is asked of the workers while it is out; nobody is held for it; an event tells."""
     core = await grown()
     await core.poller.poll()
     core.fake.hang = asyncio.Event()
@@ -352,7 +334,6 @@ async def test_a_trim_that_never_returns_fails_and_is_never_repeated():
 
 
 async def test_a_reset_that_never_returns_lets_the_held_go():
-    """Whatever became of it: requests wait for it no longer than it may take."""
     core = await grown()
     core.fake.late = {"/reset_mm_cache"}
     (measured,) = await core.relief.reclaim(requests("reset_mm_cache"), mode="safe", dry_run=False)
@@ -370,7 +351,6 @@ async def test_a_reset_that_never_returns_lets_the_held_go():
     ],
 )
 async def test_a_trim_that_is_answered_with_garbage_has_failed(garbage, told):
-    """Said as it is, and the lock is free again."""
     core = await grown()
     await core.poller.poll()
     core.fake.garble = garbage
@@ -434,7 +414,6 @@ STATES = ("reading", "closing", "drained", "calling", "releasing", "measuring")
 )
 @pytest.mark.usefixtures("short")
 async def test_a_relief_waits_nowhere_for_longer_than_it_may(monkeypatch, state, outcome, told):
-    """A call that never returns, an engine that never tells, a poll that hangs: told, and the next may come."""
     core = await grown()
     await core.poller.poll()
     there = stage(core, monkeypatch, state)
@@ -448,7 +427,6 @@ async def test_a_relief_waits_nowhere_for_longer_than_it_may(monkeypatch, state,
 
 @pytest.mark.usefixtures("short")
 async def test_a_reading_that_does_not_come_ends_the_relief_before_it_began(monkeypatch):
-    """The engine was not touched; recorded as a failed reset."""
     core = await grown()
     there = stage(core, monkeypatch, "reading")
     with pytest.raises(NotAvailable, match=r"no reading came within 0\.03 s"):
@@ -459,7 +437,6 @@ async def test_a_reading_that_does_not_come_ends_the_relief_before_it_began(monk
 
 @pytest.mark.usefixtures("short")
 async def test_a_restore_waits_no_longer_than_it_may(monkeypatch):
-    """For the workers; and without a reading after it, it does not say what is left."""
     core = await grown()
     await core.poller.poll()
     there = stage(core, monkeypatch, "releasing")
@@ -476,7 +453,6 @@ async def test_a_restore_waits_no_longer_than_it_may(monkeypatch):
 
 @pytest.mark.parametrize("state", STATES)
 async def test_a_caller_that_is_cancelled_in_any_state_leaves_nothing_behind(monkeypatch, state):
-    """The gate is open, the turn is free, an event tells where it was; the next relief is done."""
     core = await grown()
     if state != "reading":
         await core.poller.poll()
@@ -498,7 +474,6 @@ async def test_a_caller_that_is_cancelled_in_any_state_leaves_nothing_behind(mon
 
 
 async def test_a_remedy_that_breaks_is_recorded_and_raised():
-    """What nobody thought of is no silent end."""
     core = await grown()
 
     async def broken(engine, ask):
@@ -512,7 +487,6 @@ async def test_a_remedy_that_breaks_is_recorded_and_raised():
 
 
 async def test_readings_around_a_remedy_that_failed_are_not_called_its_effect():
-    """Half of it may have been done, and traffic did the rest: no number, on no rank."""
     core = await grown()
 
     async def half(engine, ask):
@@ -527,7 +501,6 @@ async def test_readings_around_a_remedy_that_failed_are_not_called_its_effect():
 
 
 async def test_requests_wait_for_the_reset_and_not_for_the_release_after_it(monkeypatch):
-    """An encoder-decoder model: the reset needs the gate; the release is asked for when it is open again."""
     core = await grown()
     await core.poller.poll()
     core.poller._rounds.detection.capabilities = replace(core.poller.capabilities, encoder_decoder=True)
@@ -546,13 +519,27 @@ async def test_requests_wait_for_the_reset_and_not_for_the_release_after_it(monk
 
 
 def test_a_state_that_cannot_follow_is_an_error():
-    """The machine is what its drawing says."""
-
     async def wrong() -> None:
         states = States()
-        with states.one_relief():
-            async with states.enter("reading", 1.0), states.enter("measuring", 1.0):
-                pytest.fail("nothing was called")
+        async with states.one_relief(), states.enter("reading", 1.0), states.enter("measuring", 1.0):
+            pytest.fail("nothing was called")
 
     with pytest.raises(RuntimeError, match="does not go from reading to measuring"):
         asyncio.run(wrong())
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        (0, ""),
+        (MIB - 1, ""),
+        (1 - MIB, ""),
+        (MIB, "; 9.0 MiB less in use now"),
+        (-MIB, "; 7.0 MiB less in use now"),
+    ],
+)
+def test_what_traffic_changed_is_said_from_one_mebibyte_on(beside, words):
+    result = RemedyResult(
+        remedy="release", outcome="done", seconds=0.5, credited_bytes=8 * MIB, freed_bytes=8 * MIB + beside
+    )
+    assert summary_of(result) == f"release done, gave back 8.0 MiB in 0.50 s{words}"

@@ -14,7 +14,8 @@ from typing import Any
 
 from highwater_worker.plan import arguments, budget, versions
 from highwater_worker.plan.cards import Card
-from highwater_worker.plan.estimates import Figure, exact, kv_cache, left
+from highwater_worker.plan.estimates import STATUS, Figure, exact, kv_cache, left
+from highwater_worker.plan.pool import kv_pool
 from highwater_worker.plan.told import GUESSED, LOG, NOT_COUNTED, PRETENDED, say
 
 SCHEMA = 1
@@ -72,9 +73,13 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
         remains = [left(size, of_rank) for size, of_rank in zip(requested, parts)]
         rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
         found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
-    found["kv_cache"] = pool = _kv_cache(config, specs, remains, each)
-    fits = {True: "fits", False: "does_not_fit", None: "may_not_fit"}[pool["fits"]]
-    found["status"] = fits if remains else "not_known"
+
+    def pool(sizes: list[int]) -> dict[str, Any]:
+        values = [versions.kept_for_images(size, config) for size in sizes for _ in range(each)]
+        return kv_pool(config, specs, values or [1 << 50] * len(specs))
+
+    found["kv_cache"] = kv = kv_cache(remains, pool, "exact")
+    found["status"] = STATUS[kv["fits"]] if remains else "not_known"
     found["encoder"] = None
     if getattr(config.model_config, "is_multimodal_model", False):
         found["encoder"] = _or_error(versions.encoder_budget, config)
@@ -83,38 +88,28 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
 
 
 def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
-    from highwater_worker.plan import activation, construction, weights
+    from highwater_worker.plan import construction
 
     if wants_peak:
-        activation.build_eager(config)
-    ledger = activation.Ledger()
+        construction.build_eager(config)
+    ledger = construction.Ledger()
     with construction.as_rank(config, rank), construction.OnMeta(), ledger:
         worker = construction.make_worker(config, rank)
         runner, buffers = worker.model_runner, ledger.held_bytes
         runner.load_model()
         models = construction.models_of(runner)
-        tensors, allocated = weights.weights_of(models)
+        tensors, allocated = budget.weights_of(models)
         why = "its tensors, and as PyTorch's allocator counts them; kernels that repack may pad"
         figure = Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
         seen: dict[str, Any] = {"weights": figure, "activation": None, "buffers": buffers}
         seen["requested_bytes"] = versions.requested_bytes(worker)
         if wants_peak:
             try:
-                seen["activation"] = budget.activation(activation.activation_peak(runner, models, ledger), config)
+                seen["activation"] = budget.activation(construction.activation_peak(runner, models, ledger), config)
             except Exception as error:  # noqa: BLE001 - without a peak the card's bytes are not known; it is said
                 say(NOT_COUNTED, f"the activation peak: {_said(error)}")
         versions.update_block_size(config)
         return {**seen, "specs": runner.get_kv_cache_spec()}
-
-
-def _kv_cache(config: Any, specs: list[Any], remains: list[Figure], each: int) -> dict[str, Any]:
-    from highwater_worker.plan.pool import kv_pool
-
-    def pool(sizes: list[int]) -> dict[str, Any]:
-        values = [versions.kept_for_images(size, config) for size in sizes for _ in range(each)]
-        return kv_pool(config, specs, values or [1 << 50] * len(specs))
-
-    return kv_cache(remains, pool, "exact")
 
 
 def _image(config: Any, width: int, height: int) -> dict[str, int]:
@@ -136,7 +131,6 @@ def _or_error(ask: Any, config: Any, *given: Any) -> dict[str, Any]:
 
 
 def _effective(config: Any) -> dict[str, Any]:
-    """Return what vLLM made of the command line, by its own names."""
     found: dict[str, Any] = {"use_v2_model_runner": bool(getattr(config, "use_v2_model_runner", False))}
     for part in _CONFIGS:
         values = vars(getattr(config, f"{part}_config", None) or object)

@@ -1,9 +1,12 @@
-"""vLLM's own model runner, as any rank of any world, on a device that holds nothing."""
+"""vLLM's own model runner, as any rank of any world, and its profiling run, on a device that holds nothing."""
 
 from __future__ import annotations
 
+import gc
 import importlib
-from collections.abc import Callable, Iterator
+import traceback
+import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -12,10 +15,13 @@ from highwater_worker.plan.told import NOT_COUNTED, say
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
+tree_leaves: Any = importlib.import_module("torch.utils._pytree").tree_leaves
 _FunctionMode: Any = importlib.import_module("torch.overrides").TorchFunctionMode
+_DispatchMode: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
 _META, _HOST = torch.device("meta"), torch.device("cpu")
 _CARDS = ("cuda", "npu")
 _MAPPED_BYTES = 32 << 20
+_ROUND = 512  # to which PyTorch's allocator rounds up
 
 
 class OnMeta(_FunctionMode):  # type: ignore[misc] # torch is not there to be checked
@@ -104,7 +110,6 @@ def make_worker(config: Any, rank: int) -> Any:
 
 
 def models_of(runner: Any) -> list[Any]:
-    """Return a runner's model, and the drafter's if it has one."""
     drafts = (getattr(getattr(runner, name, None), "model", None) for name in ("drafter", "speculator"))
     return [runner.model, *(one for one in drafts if isinstance(one, torch.nn.Module))]
 
@@ -116,11 +121,17 @@ def _after_loading(model: Any, dtype: Any) -> None:
     """
     failed: set[str] = set()
     for module in list(model.modules()):
-        if (step := _step_after_loading(module, dtype)) is None:
+        method: Any = getattr(module, "quant_method", None)
+        quantizes = getattr(method, "uses_meta_device", False)
+        is_mla = hasattr(module, "kv_b_proj") and hasattr(module, "process_weights_after_loading")
+        if not quantizes and not is_mla:
             continue
         before = dict(module._parameters), dict(module._buffers), dict(module._modules)
         try:
-            step()
+            if quantizes:
+                method.process_weights_after_loading(module)
+            else:
+                module.process_weights_after_loading(dtype)
         except Exception as error:  # noqa: BLE001 - a kernel that is not there, or a value that is none
             module._parameters, module._buffers, module._modules = before
             failed.add(f"{type(module).__name__} ({type(error).__name__}: {str(error)[:80]})")
@@ -128,10 +139,95 @@ def _after_loading(model: Any, dtype: Any) -> None:
         say(NOT_COUNTED, f"what loading makes of the weights of {name}")
 
 
-def _step_after_loading(module: Any, dtype: Any) -> Callable[[], Any] | None:
-    method: Any = getattr(module, "quant_method", None)
-    if getattr(method, "uses_meta_device", False):
-        return lambda: method.process_weights_after_loading(module)
-    if hasattr(module, "kv_b_proj") and hasattr(module, "process_weights_after_loading"):  # MLA
-        return lambda: module.process_weights_after_loading(dtype)
-    return None
+# --- the profiling run: the activation peak, where kernels do nothing ---
+
+
+class Ledger(_DispatchMode):  # type: ignore[misc] # torch is not there to be checked
+    """While it is entered, it counts the bytes of the storages on `meta` that are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_bytes = self.peak_bytes = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            result = func(*args, **(kwargs or {}))
+        except NotImplementedError:
+            if func._schema.returns:
+                raise
+            return None  # it writes into what it is given
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                self._hold(tensor.untyped_storage())
+        return result
+
+    def _hold(self, storage: Any) -> None:
+        key, size = storage._cdata, -(-storage.nbytes() // _ROUND) * _ROUND
+        if key not in self._known:
+            self._known.add(key)
+            self.held_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+            weakref.finalize(storage, self._release, key, size).atexit = False
+
+    def _release(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.held_bytes -= size
+
+
+def build_eager(config: Any) -> None:
+    """Let the model be built for running operator by operator, each with its kernel.
+
+    Compiled code cannot run on `meta`. Neither the KV cache nor the weights depend on it.
+    """
+    compilation = config.compilation_config
+    compilation.mode = 0 if compilation.mode is None else type(compilation.mode)(0)
+    compilation.cudagraph_mode = type(compilation.cudagraph_mode)["NONE"]
+    compilation.custom_ops = ["all"]
+
+
+def activation_peak(runner: Any, models: list[Any], ledger: Ledger) -> int:
+    """Return the bytes of the peak over what is held before. Raises RuntimeError: it ended before the model's end."""
+    _no_kernels(models)
+    gc.collect()
+    held = ledger.peak_bytes = ledger.held_bytes
+    with torch.inference_mode():
+        try:
+            runner.profile_run()
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            where = f"{frames[-1].filename.rpartition('-packages/')[2]}:{frames[-1].lineno}"
+            ended = f"{type(error).__name__}: {str(error)[:160]} ({where})"
+            if not any("sampl" in frame.name for frame in frames):
+                raise RuntimeError(f"the profiling run ended with {ended}") from error
+            say(NOT_COUNTED, f"sampling after its first step, in the activation peak: it ended with {ended}")
+    return ledger.peak_bytes - held
+
+
+def _no_kernels(models: list[Any]) -> None:
+    """Let Triton's kernels do nothing, and quantized layers return a result without one."""
+    generator = torch.Generator
+    torch.Generator = lambda *_arguments, **_options: generator()  # there is none on meta
+    with suppress(ImportError):
+        jit, tuner = (importlib.import_module(f"triton.runtime.{name}") for name in ("jit", "autotuner"))
+        for kind in (jit.JITFunction, tuner.Autotuner, tuner.Heuristics):
+            kind.run = lambda *_arguments, **_options: None
+    for module in (module for model in models for module in model.modules()):
+        method, width = getattr(module, "quant_method", None), getattr(module, "output_size_per_partition", None)
+        width = getattr(module, "output_size", None) if width is None else width
+        if isinstance(width, int) and method is not None and "Unquantized" not in type(method).__name__:
+            module.quant_method = _Output(method, width)
+
+
+class _Output:
+    """A quantization method whose layer returns so many columns; what its kernel takes meanwhile is not seen."""
+
+    def __init__(self, method: Any, width: int) -> None:
+        self._method, self._width = method, width
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def apply(self, _layer: object, x: Any, *_arguments: object, **_options: object) -> Any:
+        say(NOT_COUNTED, "what the kernels of quantized layers take, in the activation peak")
+        return x.new_empty((*x.shape[:-1], self._width))

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _BATCH = 512  # the largest that a graph is captured for by default
-_OF_LAYERS = ("bytes_per_block", "block_size", "needed_bytes", "groups")
+OF_LAYERS = ("bytes_per_block", "block_size", "needed_bytes", "groups")
+"""The figures of a pool that follow from its layers; the others are known as well as its bytes are."""
+STATUS = {True: "fits", False: "does_not_fit", None: "may_not_fit"}
+"""An answer's status by whether its KV cache fits; None: that depends on what is only estimated."""
 
 
 class Figure(NamedTuple):
@@ -28,7 +31,6 @@ def measured(value: int, why: str) -> Figure:
 
 
 def exact(value: int, why: str) -> Figure:
-    """Return a figure without bounds."""
     return Figure(value, value, value, "exact", why)
 
 
@@ -72,8 +74,8 @@ def kv_cache(remains: list[Figure], pool: Callable[[list[int]], dict[str, Any]],
     """
     likely = pool([one.bytes for one in remains])
     if not remains:
-        known = {name: likely[name] if name in _OF_LAYERS else None for name in likely}
-        return {**known, "grades": dict.fromkeys(_OF_LAYERS, of_layers)}
+        known = {name: likely[name] if name in OF_LAYERS else None for name in likely}
+        return {**known, "grades": dict.fromkeys(OF_LAYERS, of_layers)}
     grade = remains[0].grade if of_layers == "exact" else of_layers
     low, high = likely, likely
     if grade == "estimated":
@@ -86,5 +88,5 @@ def kv_cache(remains: list[Figure], pool: Callable[[list[int]], dict[str, Any]],
         "available_bytes_high": high["available_bytes"],
         "blocks_low": low.get("blocks", 0),
         "blocks_high": high.get("blocks", 0),
-        "grades": {name: of_layers if name in _OF_LAYERS else grade for name in names},
+        "grades": {name: of_layers if name in OF_LAYERS else grade for name in names},
     }

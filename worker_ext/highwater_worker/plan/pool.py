@@ -53,7 +53,12 @@ def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, An
         return figures
     first, sizes = pools[0], [versions.bytes_per_block(config, one) for one in pools]
     groups = [(type(group.kv_cache_spec).__name__, group) for group in first.kv_cache_groups]
-    tokens = [int(args[_at(text, "tokens")].replace(",", "")) for text, args in log.lines if "KV cache size" in text]
+    tokens = [
+        # The value that stands before the word.
+        int(values[text.partition("%s tokens")[0].count("%s")].replace(",", ""))
+        for text, values in log.lines
+        if "KV cache size" in text
+    ]
     return figures | {
         "blocks": first.num_blocks,
         "bytes_per_block": min(zip(available, sizes), key=lambda rank: rank[0] // max(rank[1], 1))[1],
@@ -86,8 +91,3 @@ class _Log:
                 say(LOG, str(text) % values if values else str(text))
 
         return log
-
-
-def _at(text: str, word: str) -> int:
-    """Return which value of a log line stands before a word."""
-    return text.partition(f"%s {word}")[0].count("%s")

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from highwater_worker.plan.stand_ins import anything
-
 
 def first(*places: str) -> Any:
     """Return the first of these `module:name` that there is; raises ImportError if there is none."""
@@ -57,8 +55,8 @@ def pretend_packages(devices: int) -> None:
         importlib.import_module("vllm._custom_ops")  # registers its fakes by what is really there
 
 
-def patch_modules() -> None:
-    """Replace what would look at a card; once absent operators have their stand-ins."""
+def patch_modules(anything: Any) -> None:
+    """Replace what would look at a card, once absent operators have their stand-ins; `anything` makes one by a name."""
     torch = importlib.import_module("torch")
     for name in ("FA2", "FA3"):  # which of them a card gets is decided by its capability
         patch(f"vllm.vllm_flash_attn.flash_attn_interface:{name}_AVAILABLE", True)
@@ -85,7 +83,6 @@ def patch_modules() -> None:
 
 
 def argument_parser() -> Any:
-    """Return the parser of `vllm serve`."""
     kind = first("vllm.utils.argparse_utils:FlexibleArgumentParser", "vllm.utils:FlexibleArgumentParser")
     places = ("openai", "launchers", "common")  # up to 0.31, 0.32, 0.33
     return first(*(f"vllm.entrypoints.{place}.cli_args:make_arg_parser" for place in places))(kind())
@@ -179,7 +176,6 @@ def planning() -> tuple[Any, Any]:
 
 
 def bytes_per_block(config: Any, pool: Any) -> int:
-    """Return the bytes of one block of one rank, all layers included."""
     for module in reversed(planning()):
         if (of_groups := getattr(module, "_pool_bytes_per_block", None)) is not None:
             groups = [group for group in pool.kv_cache_groups if not getattr(group, "host_resident", False)]

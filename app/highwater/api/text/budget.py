@@ -7,10 +7,8 @@ from typing import Final
 
 from highwater.api.text.budget_bar import BudgetBar
 from highwater.diagnose.rules.book import Explained
-from highwater.plan.budget import RankBudget
-from highwater.plan.budget_parts import BudgetPart
-from highwater.plan.encoder_view import EncoderView
-from highwater.plan.explanation import tightest
+from highwater.plan.budget import BudgetPart, RankBudget
+from highwater.plan.explanation import EncoderView, tightest
 from highwater.plan.pool_view import PoolView
 from highwater.text.table import rank_title, table
 from highwater.units import UNKNOWN, gib_text, size_text

@@ -25,8 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.accounting.points import thin
 from highwater.diagnose.incident import SCHEMA, Headline, Incident
 from highwater.errors import os_reason
-from highwater.files.private_file import replace_private
-from highwater.files.regular import read_regular
+from highwater.files.regular import read_regular, replace_private
 from highwater.flaws import flaw
 from highwater.text.printable import plain
 

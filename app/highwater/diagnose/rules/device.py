@@ -10,7 +10,7 @@ from highwater.diagnose.change import highest, part_of, risen
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, against_fragmentation, finding, times
 from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.words import is_silent, names_memory
-from highwater.policy.waters import derive, slack_bytes
+from highwater.policy.pressure import derive, slack_bytes
 from highwater.text.table import component_title
 from highwater.units import MIB, span_text
 

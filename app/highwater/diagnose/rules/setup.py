@@ -20,7 +20,7 @@ from highwater.files.admin_token import is_loopback
 from highwater.host.reading import NO_FILES
 from highwater.text.table import missing_text, rank_title, waters_text
 from highwater.units import size_text, span_text
-from kvplan.versions import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
+from kvplan.generations import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 
 Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]
 

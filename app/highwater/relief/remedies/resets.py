@@ -141,24 +141,17 @@ class ResetPrefixCache(_Reset):
             return result
         success = result.answer.json_object().get("success")
         if success is None:
-            success = _was_possible(before, await _load(engine))
-        if success is None:
-            unknown = "this vLLM does not tell whether it worked (0.26 does), and requests came or went meanwhile"
-            return RunResult(ok=True, reason=unknown, answer=result.answer)
+            # It refuses if and only if a block is in use (vllm/v1/core/block_pool.py, `reset_prefix_cache`). Its counts
+            # around the call show that, unless requests came or went; those that wait have no blocks yet.
+            after = await _load(engine)
+            free = {load.requests_running == 0 and load.kv_cache_usage_ratio == 0 for load in (before, after)}
+            is_known = None not in (before.kv_cache_usage_ratio, after.kv_cache_usage_ratio)
+            if len(free) > 1 or not is_known or before.work_done != after.work_done:
+                unknown = "this vLLM does not tell whether it worked (0.26 does), and requests came or went meanwhile"
+                return RunResult(ok=True, reason=unknown, answer=result.answer)
+            success = True in free
         return RunResult(ok=success, reason=None if success else _IN_USE, answer=result.answer)
 
 
 async def _load(engine: Engine) -> EngineLoad:
     return parse_load(await engine.get_text("/metrics"))
-
-
-def _was_possible(before: EngineLoad, after: EngineLoad) -> bool | None:
-    """Return whether no block was in use, by the engine's counts around the call; ``None`` where they do not show it.
-
-    The engine refuses if and only if one was (vllm/v1/core/block_pool.py, ``reset_prefix_cache``).
-    """
-    # Requests that wait have no blocks yet.
-    free = [load.requests_running == 0 and load.kv_cache_usage_ratio == 0 for load in (before, after)]
-    if before.work_done != after.work_done or any(load.kv_cache_usage_ratio is None for load in (before, after)):
-        return None
-    return True if all(free) else False if not any(free) else None

@@ -165,7 +165,11 @@ async def call_workers_in_rounds(
     done: Answers = run.detail
     while run.ok and (left := [answer for answer in run.detail if not answer.get("complete", True)]):
         if clock() >= until:
-            return RunResult(ok=True, reason=_left(left), detail=tuple(done))
+            entries, size = (
+                max(int(answer.get(f"remaining_{of}", 0)) for answer in left) for of in ("entries", "bytes")
+            )
+            rest = f"up to {entries} entries ({mib(size)} MiB) a rank are left; ask again"
+            return RunResult(ok=True, reason=f"stopped after {MAX_SECONDS:.0f} s: {rest}", detail=tuple(done))
         await pause(min(MAX_PAUSE_SECONDS, max(float(answer.get("elapsed_ms", 0)) for answer in run.detail) / 1000))
         try:
             payload = again(payload, run.detail)
@@ -177,12 +181,6 @@ async def call_workers_in_rounds(
             return RunResult(ok=run.refused, reason=f"after a part of it: {run.reason}", detail=tuple(done))
         done = _added_up(done, run.detail)
     return run if not run.ok else RunResult(ok=True, detail=tuple(done))
-
-
-def _left(answers: Answers) -> str:
-    entries = max(int(answer.get("remaining_entries", 0)) for answer in answers)
-    size = max(int(answer.get("remaining_bytes", 0)) for answer in answers)
-    return f"stopped after {MAX_SECONDS:.0f} s: up to {entries} entries ({mib(size)} MiB) a rank are left; ask again"
 
 
 def _added_up(before: Answers, last: Answers) -> Answers:

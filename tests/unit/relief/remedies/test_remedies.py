@@ -39,7 +39,6 @@ def refusal(
 
 @pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.name)
 def test_a_remedy_says_what_it_frees_and_what_it_spares(remedy):
-    """In words, for events and answers; a name once; a drop-in path that is its name."""
     assert remedy.traits.frees
     assert remedy.traits.does_not_free
     assert remedy.path in {None, f"/{remedy.name}"}
@@ -55,7 +54,6 @@ def test_a_modern_engine_at_work_refuses_none(name):
 @pytest.mark.parametrize("name", BY_NAME)
 @pytest.mark.parametrize("mode", ["safe", "now"])
 def test_what_is_not_there_is_refused_with_what_would_bring_it(name, mode):
-    """The route's version, or the flag to start vLLM with."""
     told = refusal(name, mode, **dict.fromkeys(ALL, False))
     assert told is not None
     ours = name in {"release", "trim_encoder_cache"}
@@ -64,17 +62,14 @@ def test_what_is_not_there_is_refused_with_what_would_bring_it(name, mode):
 
 @pytest.mark.parametrize("name", ["trim_encoder_cache", "reset_encoder_cache"])
 def test_a_sleeping_engine_is_left_alone(name):
-    """Its pools are unmapped."""
     assert "asleep" in (refusal(name, "now", state="sleeping") or "")
 
 
 def test_what_a_sleep_left_behind_may_be_released():
-    """By an operator, in either mode: it touches no pool."""
     assert refusal("release", "safe", state="sleeping") is refusal("release", "now", state="sleeping") is None
 
 
 def test_an_encoder_cache_connector_forbids_the_safe_reset_only():
-    """It keeps references; an operator may know better."""
     assert "connector" in (refusal("reset_encoder_cache", "safe", ec_connector=True) or "")
     assert refusal("reset_encoder_cache", "now", ec_connector=True) is None
 
@@ -82,7 +77,6 @@ def test_an_encoder_cache_connector_forbids_the_safe_reset_only():
 @pytest.mark.parametrize("mode", ["safe", "now"])
 @pytest.mark.parametrize("version", [None, "0.11.2", "0.12.0", "0.13.0", "0.14.0", "0.23.0", "0.24.1", "dev"])
 def test_reset_mm_cache_is_refused_where_it_can_hang_the_engine(version, mode):
-    """Idle or not: what comes after it harms as well. The one way on is named."""
     told = refusal("reset_mm_cache", mode, version=version) or ""
     assert "can hang without end" in told
     assert "?force=true" in told
@@ -109,12 +103,10 @@ def test_elsewhere_requests_are_held_for_it_in_safe_mode(version):
     ],
 )
 def test_nobody_is_held_for_a_remedy_that_does_not_need_it(name, mode, known, needs_gate):
-    """The least that does."""
     assert BY_NAME[name].needs_gate(Capabilities(version="0.32.0", **known), mode) is needs_gate
 
 
 def test_requests_are_paced_after_the_reset_that_makes_every_image_new():
-    """After the others they all pass at once."""
     assert [remedy.name for remedy in REMEDIES if remedy.paces_after] == ["reset_mm_cache"]
 
 
@@ -138,7 +130,6 @@ def test_a_connector_forbids_a_trim():
 
 
 def test_whether_ray_forbids_a_trim_is_the_workers_business():
-    """Of its two executors only the first may run a step beside a call, and only a worker sees which it is under."""
     assert refusal("trim_encoder_cache", executor="ray") is None
 
 
@@ -152,7 +143,6 @@ def test_a_release_candidate_counts_as_its_release():
 
 @pytest.mark.parametrize("name", ["reset_encoder_cache", "reset_mm_cache", "reset_prefix_cache"])
 async def test_a_reset_is_one_post_with_the_clients_query(engine, fake, name):
-    """And the engine's own answer is kept for it."""
     run = await BY_NAME[name].run(engine, RunOptions(query="device=0&x=%20"))
     (call,) = [call for call in fake.calls if call.path != "/metrics"]
     assert (call.method, call.path, call.query) == ("POST", f"/{name}", "device=0&x=%20")
@@ -169,7 +159,6 @@ async def test_release_is_one_worker_call(engine, fake):
 
 
 async def test_a_rank_that_failed_to_release_is_told(engine, fake):
-    """Freed on one rank is not done."""
     error = {"ok": False, "error": {"code": "failed", "message": "not on the main thread"}}
     fake.garble = lambda answers: {"results": [json.dumps(answers[0]), json.dumps(answers[1] | error)]}
     run = await BY_NAME["release"].run(engine, NO_OPTIONS)
@@ -180,7 +169,6 @@ async def test_a_rank_that_failed_to_release_is_told(engine, fake):
 
 @pytest.mark.parametrize("name", ["reset_encoder_cache", "reset_mm_cache", "reset_prefix_cache"])
 async def test_an_engine_that_answers_with_an_error_has_not_done_it(engine, fake, name):
-    """The status is told and the answer kept."""
     fake.failing[f"/{name}"] = 500
     run = await BY_NAME[name].run(engine, NO_OPTIONS)
     assert (run.ok, run.reason) == (False, "the engine answered 500")
@@ -188,7 +176,6 @@ async def test_an_engine_that_answers_with_an_error_has_not_done_it(engine, fake
 
 
 async def test_release_that_is_refused_raises(engine, fake):
-    """The governor makes a failed reset of it."""
     fake.failing["/collective_rpc"] = 500
     with pytest.raises(EngineRefused):
         await BY_NAME["release"].run(engine, NO_OPTIONS)
@@ -196,7 +183,6 @@ async def test_release_that_is_refused_raises(engine, fake):
 
 @pytest.mark.parametrize("refusing", [1, 2])
 async def test_workers_that_refuse_all_refuse(engine, fake, refusing):
-    """Refused by one rank of two, something was done: that is a failure."""
     no = {"ok": False, "error": {"code": "refused", "message": "an EC connector is configured"}}
 
     def some(answers):
@@ -209,7 +195,6 @@ async def test_workers_that_refuse_all_refuse(engine, fake, refusing):
 
 
 async def test_a_trim_carries_its_target_and_its_budget(engine, fake):
-    """What is not given is not said."""
     remedy = TrimEncoderCache(host_budget_bytes=7)
     await remedy.run(engine, RunOptions(target=Target(keep_bytes=5)))
     await BY_NAME["trim_encoder_cache"].run(engine, NO_OPTIONS)
@@ -245,7 +230,6 @@ async def test_the_prefix_cache_is_believed_where_the_engine_tells(engine, fake)
     ],
 )
 async def test_before_that_the_engines_counts_settle_it(engine, fake, usage, running, reason):
-    """It refuses if and only if a block is in use; requests that wait have none."""
     fake.version, fake.kv_usage, fake.running, fake.waiting = "0.25.0", usage, running, 3
     run = await prefix(engine, kv_connector="Nixl")
     assert run.ok == (reason is None)
@@ -254,7 +238,6 @@ async def test_before_that_the_engines_counts_settle_it(engine, fake, usage, run
 
 @pytest.mark.parametrize("meanwhile", ["work", "idle"])
 async def test_where_requests_came_or_went_nobody_knows(engine, fake, meanwhile):
-    """And that is said."""
     fake.version, fake.running = "0.25.0", int(meanwhile == "idle")
 
     def go_on():
@@ -267,7 +250,6 @@ async def test_where_requests_came_or_went_nobody_knows(engine, fake, meanwhile)
 
 
 async def test_it_is_tried_again_while_blocks_are_in_use(engine, fake, monkeypatch):
-    """Until they are free, or patience is over."""
     monkeypatch.setattr("highwater.relief.remedies.resets.RETRY_SECONDS", 0.0)
     fake.prefix_blocks_in_use = True
     tried = iter(range(3))
@@ -291,7 +273,6 @@ async def test_it_is_tried_again_while_blocks_are_in_use(engine, fake, monkeypat
     ],
 )
 def test_a_reset_that_is_missing_is_explained_by_its_cause(name, version, dev_mode, words):
-    """The variable alone helps only a version that has the route, where development mode is off."""
     told = refusal(name, version=version, dev_mode=dev_mode, **dict.fromkeys(ALL, False)) or ""
     assert words in told
     assert told.count("VLLM_SERVER_DEV_MODE=1") == 1

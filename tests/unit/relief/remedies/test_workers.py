@@ -40,7 +40,6 @@ def payloads(fake: FakeEngine) -> list[dict[str, object]]:
 
 
 async def test_a_trim_goes_on_until_its_target_is_reached(engine, fake, rests):
-    """The engine has as long to step between two calls as a call took; the answer tells of all of them."""
     run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=10 * IMAGE_BYTES)))
     assert (run.ok, run.reason, fake.ops()) == (True, None, ["trim"] * 3)
     assert [answer["spilled_entries"] for answer in run.detail] == [10, 10]
@@ -102,7 +101,6 @@ ONLY_HALF = "could move only 50.0 MiB of the 100.0 MiB asked for"
     ],
 )
 async def test_the_rank_that_fell_short_most_is_named_with_its_reason(engine, fake, answers, reason):
-    """A trim that moved as much as asked for, as far as MiB show it, did not fall short."""
     answering(fake, *answers)
     run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=100 * MIB)))
     assert (run.ok, run.reason) == (True, reason)
@@ -119,7 +117,6 @@ async def test_the_rank_that_fell_short_most_is_named_with_its_reason(engine, fa
 )
 @pytest.mark.parametrize("odd", [{}, None])
 async def test_an_answer_that_lacks_a_figure_does_not_hide_what_was_moved(engine, fake, dropped, reason, odd):
-    """As from a worker package of another version: the bytes have moved, and the answer is shown as it is."""
     whole = moved(50)
     answer = {key: value for key, value in whole.items() if key not in dropped}
     answering(fake, answer if odd is None else answer | dict.fromkeys(dropped, odd if "rank" not in dropped else None))
@@ -142,7 +139,6 @@ async def test_an_answer_that_does_not_say_what_is_left_ends_the_rounds(engine, 
 
 
 async def test_ranks_that_end_in_different_ways_are_asked_again_together(engine, fake):
-    """One whose answer has no ``complete`` is done."""
     calls = iter([moved(50, complete=False, remaining_bytes=20 * MIB), moved(100)])
     fake.garble = lambda _: {
         "results": [json.dumps({"ok": True, "op": "trim"} | one) for one in (next(calls), ALL_OF_IT)]
@@ -162,14 +158,12 @@ async def test_ranks_that_came_further_end_where_the_others_do(engine, fake):
 
 
 async def test_without_a_target_everything_goes(engine, fake):
-    """The same call again and again."""
     run = await TrimEncoderCache().run(engine, NO_OPTIONS)
     assert [answer["spilled_entries"] for answer in run.detail] == [IMAGES] * 2
     assert payloads(fake) == [{}] * 8
 
 
 async def test_what_takes_too_long_is_left_and_said(engine, fake):
-    """A caller that wants more repeats the call."""
     now = iter(range(0, 1000, 10))
     run = await call_workers_in_rounds(engine, "trim", {}, clock=lambda: next(now))
     assert (run.ok, [answer["spilled_entries"] for answer in run.detail]) == (True, [12, 12])
@@ -177,7 +171,6 @@ async def test_what_takes_too_long_is_left_and_said(engine, fake):
 
 
 async def test_a_refusal_after_a_part_of_it_is_the_end_of_it(engine, fake):
-    """As where the host's budget is used up: what was moved is moved."""
     fake.garble = refusing_from(2, fake)
     run = await TrimEncoderCache().run(engine, NO_OPTIONS)
     assert (run.ok, run.refused, [answer["spilled_entries"] for answer in run.detail]) == (True, False, [4, 4])
@@ -185,8 +178,6 @@ async def test_a_refusal_after_a_part_of_it_is_the_end_of_it(engine, fake):
 
 
 async def test_a_failure_after_a_part_of_it_is_a_failure(engine, fake):
-    """With what was done until then."""
-
     def gone(answers):
         fake.failing["/collective_rpc"] = 500
         return {"results": [json.dumps(answer) for answer in answers]}
@@ -198,15 +189,12 @@ async def test_a_failure_after_a_part_of_it_is_a_failure(engine, fake):
 
 
 async def test_an_engine_that_gives_no_answer_at_all_raises(engine, fake):
-    """Nothing is known to be done."""
     fake.failing["/collective_rpc"] = 500
     with pytest.raises(EngineError):
         await TrimEncoderCache().run(engine, NO_OPTIONS)
 
 
 async def test_workers_that_know_no_rounds_are_asked_once(engine, fake):
-    """Those of an older extension do all of it in one call."""
-
     def older(answers):
         return {"results": [json.dumps({k: v for k, v in one.items() if k != "complete"}) for one in answers]}
 

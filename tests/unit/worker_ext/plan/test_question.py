@@ -18,6 +18,7 @@ from highwater_worker.plan import __main__ as command
 from highwater_worker.plan import arguments, budget, estimates, versions
 from highwater_worker.plan.answer import STATUSES, _failure, _said
 from highwater_worker.plan.cards import CARDS, card_of
+from tests.support.asked_sweep import FIGURES, Case, Figures, compare
 
 PASTED = r"""VLLM_USE_V2_MODEL_RUNNER=0 \
   vllm serve Qwen/Qwen3-14B \
@@ -69,13 +70,13 @@ def serve(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[dict[str, Any]]:
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
     monkeypatch.setattr(command.os, "fdopen", lambda *_: written)
     monkeypatch.setattr(command.os, "dup2", lambda *_: None)
-    monkeypatch.setattr(command.process, "import_vllm", no_vllm)
+    monkeypatch.setattr(command, "import_vllm", no_vllm)
     assert command.main(["--serve"]) == 0
     return [json.loads(line) for line in written.getvalue().splitlines()]
 
 
 def no_vllm(*_: object) -> None:
-    raise command.process.CannotBeAskedError("no vLLM")
+    raise command.CannotBeAskedError("no vLLM")
 
 
 def test_every_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +112,6 @@ def test_a_refusal_is_shown_in_vllms_words_without_pydantics_report() -> None:
 
 
 def test_an_import_that_ends_the_process_is_an_answer(tmp_path: Path) -> None:
-    """A library without its driver may abort; the reason is said, and the question has its answer."""
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGABRT)\n")
     done = ask_with(tmp_path, "--", "vllm", "serve", "m")
     assert (done.returncode, json.loads(done.stdout)["status"]) == (4, "cannot_be_asked")
@@ -119,14 +119,12 @@ def test_an_import_that_ends_the_process_is_an_answer(tmp_path: Path) -> None:
 
 
 def test_an_import_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    """Also where it holds the interpreter: another process watches."""
     (tmp_path / "torch.py").write_text("import os\nwhile True: os.getpid()\n")
     done = ask_with(tmp_path, "--deadline", "1", "--", "vllm", "serve", "m")
     assert (done.returncode, json.loads(done.stdout)["error"]) == (4, "importing vLLM took more than 1 s")
 
 
 def test_sigterm_in_the_middle_leaves_no_process(tmp_path: Path) -> None:
-    """The child that imports writes its number, and ends with its parent."""
     (tmp_path / "torch.py").write_text("import os\nprint(os.getpid(), flush=True)\nwhile True: os.getpid()\n")
     command = [sys.executable, "-m", "highwater_worker.plan", "--", "vllm", "serve", "m"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
@@ -147,7 +145,6 @@ def ask_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_where_there_is_no_vllm_the_status_is_4() -> None:
-    """In an interpreter as it is; nothing is imported that it has not."""
     done = subprocess.run(
         [sys.executable, "-m", "highwater_worker.plan", "--", "vllm", "serve", "m"],
         capture_output=True, text=True, check=False,
@@ -165,7 +162,6 @@ def test_an_invalid_line_ends_with_2() -> None:
 
 
 def test_a_refusal_of_vllms_is_told_from_a_stand_in_that_fails(tmp_path: Any) -> None:
-    """While layers are made, what raises may be a stand-in: that is no refusal."""
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json"):
         (tmp_path / name).touch()
     refused = _failure(ValueError("no"), "the command line", str(tmp_path))
@@ -198,3 +194,17 @@ def test_a_plan_of_parts_that_a_start_measured_is_measured(monkeypatch: pytest.M
     seen = {"weights": figure(10, 20, 30), "activation": None, "graphs": None}
     parts = budget.parts_of_start(seen, config, {"weights": 15, "activation": 5, "non_torch": 2}, is_npu=False)
     assert estimates.left(100, parts)[:4] == (78, 78, 78, "measured")
+
+
+CHOSEN = [Case("m", {}, {"max_model_len": length}, 1 << 30) for length in (1024, 2048)]
+POOL: Figures = dict.fromkeys(FIGURES, 8)
+
+
+def test_each_figure_that_differs_is_named_with_its_case() -> None:
+    outcome = compare(CHOSEN[:1], lambda _: POOL, lambda _: {**POOL, "blocks": 9})
+    assert outcome == (1, ("m (max_model_len=1024; 1073741824 bytes): blocks is 8, and 9 in vLLM",))
+
+
+def test_what_vllm_refuses_must_not_be_planned() -> None:
+    outcome = compare(CHOSEN[:1], lambda _: POOL, lambda _: {"refused": "no"})
+    assert outcome.differences == (f"{CHOSEN[0]}: it is planned, and refused by vLLM: no",)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, requested_bytes, slack_bytes
+from highwater.policy.pressure import MIN_SLACK_BYTES, at_rest_bytes, derive, requested_bytes, slack_bytes
 from highwater.readings.rank import Launch
 from tests.fakes.ranks import ASCEND, GIB, H100, MIB, reading
 
@@ -42,7 +42,6 @@ def test_the_waters_follow_from_the_plan(total, utilization, waters):
 
 @given(slack=st.integers(MIN_SLACK_BYTES, 200 * GIB))
 def test_the_waters_can_always_be_reached(slack):
-    """High under low, and low within what the plan leaves over."""
     found = derive(slack)
     assert found is not None
     assert 0 < found.high < found.low <= slack * 0.9
@@ -55,12 +54,10 @@ def test_with_next_to_no_slack_there_is_no_rule():
 
 
 def test_what_moves_is_no_rest():
-    """Encoder outputs, the releasable reserve and other tensors come and go."""
     assert at_rest_bytes(reading(rest=60 * GIB, encoder=2 * GIB, cached=3 * GIB, other=GIB)) == 60 * GIB
 
 
 def test_reserve_that_release_cannot_give_back_is_rest():
-    """Graphs' pools and split blocks stay, by the worker's word or by the allocator's."""
     assert at_rest_bytes(reading(rest=60 * GIB, cached=3 * GIB, releasable=GIB)) == 62 * GIB
     assert at_rest_bytes(reading(rest=60 * GIB, cached=3 * GIB, releasable=None, split=GIB)) == 61 * GIB
 
@@ -83,7 +80,6 @@ def test_a_neighbour_that_grows_does_not_lower_the_waters():
     ],
 )
 def test_what_the_engine_asked_for(device, utilization, requested, found):
-    """Its own word first; the share only where that sized the pool."""
     assert requested_bytes(reading(device=device, utilization=utilization, requested=requested)) == found
 
 
@@ -95,7 +91,6 @@ def test_an_npu_whose_kv_cache_was_given_has_asked_for_no_share():
 
 
 def test_without_a_request_rest_counts():
-    """With --kv-cache-memory-bytes the plan is what is there."""
     assert slack_bytes(reading(rest=70 * GIB, utilization=0.92), None) == H100 - 70 * GIB
 
 

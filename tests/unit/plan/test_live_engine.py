@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.plan.kv_view import LiveWorker, available_bytes, layer_of, live_engine
+from highwater.plan.live_engine import LiveWorker, available_bytes, layer_of, live_engine
 from kvplan.errors import PlanError
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
@@ -25,7 +25,6 @@ def worker(budget, number: int = 0, stage: int = 0, kind: str = "npu") -> LiveWo
     [(STORY, 5_040, 645_120), (LARGER, 1_283, 164_224), (GEMMA, 15_997, None), (QWEN3_NEXT, 7_162, 973_760)],
 )
 def test_live_layers_are_sized_as_the_engine_sized_them(budget, blocks, tokens):
-    """Blocks to the one, and the tokens that its log printed."""
     engine = live_engine([worker(budget)])
     pool = plan_pool(engine.layers, engine.available_bytes, engine.limits, generation_of(engine.version))
     assert pool.blocks == blocks
@@ -33,14 +32,12 @@ def test_live_layers_are_sized_as_the_engine_sized_them(budget, blocks, tokens):
 
 
 def test_ranks_of_a_stage_share_their_layers_and_stages_do_not():
-    """By the names, which are made up."""
     engine = live_engine([worker(STORY, 0, 0), worker(STORY, 1, 0), worker(STORY, 2, 1)])
     assert engine.layers[0].keys() == engine.layers[1].keys()
     assert not engine.layers[0].keys() & engine.layers[2].keys()
 
 
 def test_its_flags_are_the_engines():
-    """With the platform of its devices."""
     flags = live_engine([worker(STORY)]).flags
     assert (flags.platform, flags.max_model_len, flags.tensor_parallel_size) == ("ascend", 65_536, 2)
     assert (flags.gpu_memory_utilization, flags.dtype, flags.block_size) == (0.95, "bfloat16", 128)
@@ -60,7 +57,6 @@ ATTENTION = {"block_size": 16, "num_kv_heads": 8, "head_size": 128, "dtype_bytes
     ],
 )
 def test_every_kind_of_attention_has_its_layer(described, kind):
-    """With the size that the engine gives it."""
     layer = layer_of(ATTENTION | described)
     assert isinstance(layer, kind)
     assert layer.page_bytes == described["page_bytes"]
@@ -75,7 +71,6 @@ def test_a_packed_format_is_exact_by_its_token():
 
 
 def test_a_padded_page_stays_padded():
-    """As large as the largest layer's."""
     described = {"kind": "MambaSpec", "block_size": 512, "shapes": [[3, 4], [5]], "dtypes_bytes": [2, 4],
                  "page_size_padded": 100, "page_bytes": 100}  # fmt: skip
     layer = layer_of(described)
@@ -97,13 +92,11 @@ def test_a_padded_page_stays_padded():
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(described, words):
-    """A plan is never made of a guess."""
     with pytest.raises(PlanError, match=f"^rank 3 reports a layer .*{words}"):
         layer_of(described, "rank 3")
 
 
 def test_what_is_not_reported_is_refused_by_name():
-    """Layers, bytes, lengths, the version."""
     with pytest.raises(PlanError, match="no worker has reported"):
         live_engine([])
     for changes, words in (
@@ -117,7 +110,6 @@ def test_what_is_not_reported_is_refused_by_name():
 
 
 def test_a_given_size_counts_before_what_a_profile_would_have_found():
-    """The engine takes it as it is."""
     assert available_bytes(replace(STORY, kv_cache=replace(STORY.kv_cache, given_bytes=7))) == 7
 
 
@@ -146,7 +138,6 @@ def test_whatever_a_file_says_is_a_layer_or_refused(kind, fields):
 
 @pytest.mark.parametrize("runs", [((0, 2**62),), ((1, 1),), ((-1, 1),), ((0, 0),)])
 def test_no_number_of_layers_makes_much_work(runs):
-    """A file may say anything."""
     layers = replace(STORY.kv_cache.layers, runs=runs)
     with pytest.raises(PlanError, match="rank 0 reports"):
         live_engine([worker(replace(STORY, kv_cache=replace(STORY.kv_cache, layers=layers)))])

@@ -9,16 +9,15 @@ Pure; no I/O, no clock.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeGuard, TypeVar
 
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
 from highwater.readings.rank import RankReading
 from highwater.text.table import rank_title
 from highwater.units import UNKNOWN
-from kvplan.errors import PlanError
-from kvplan.flags import EngineFlags, Platform
-from kvplan.limits import Limits
+from kvplan.errors import PlanError, short
+from kvplan.flags import EngineFlags, Limits, Platform
 from kvplan.specs import (
     AttentionLayer,
     ChunkedLocal,
@@ -29,6 +28,7 @@ from kvplan.specs import (
     MambaState,
     MlaAttention,
     SlidingWindow,
+    rank_heads,
 )
 
 MAX_LAYERS = 4096
@@ -235,3 +235,71 @@ def _reported(value: _Value | None, what: str, worker: LiveWorker) -> _Value:
     if value is None:
         raise PlanError(f"{worker.name} does not report {what}")
     return value
+
+
+# --- The running engine's own layers under other flags; a flag whose effect they do not show is refused by name ---
+
+_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+
+
+def layers_under(engine: LiveEngine, changed: Mapping[str, Any]) -> tuple[Layers, ...]:
+    """Return the layers of each worker where some flags, by the names of `EngineFlags`, are changed.
+
+    Raises PlanError: the running engine does not show what a flag changes; the message names it.
+    """
+    length, dtype = changed.get("max_model_len"), changed.get("kv_cache_dtype")
+    named = engine.flags.dtype if dtype == "auto" else dtype
+    if dtype is not None and named not in _DTYPE_BYTES:
+        raise PlanError(
+            f"kv_cache_dtype: {short(dtype)} cannot be planned from the running engine; known: auto, "
+            f"{', '.join(_DTYPE_BYTES)}"
+        )
+    old = engine.flags.tensor_parallel_size
+    new = changed.get("tensor_parallel_size", old)
+
+    def under(layer: LayerSpec) -> LayerSpec:
+        # The maximum length is the block of a state that is kept once a request.
+        if length is not None and isinstance(layer, MambaState) and layer.block_size == engine.limits.max_model_len:
+            layer = replace(layer, block_size=length)
+        if dtype is not None:
+            layer = _plain_attention(layer, "kv_cache_dtype")
+            if isinstance(layer, MlaAttention):
+                raise PlanError(
+                    f"kv_cache_dtype: the attention backend decides how the vectors of MLA are packed; {OFFLINE}"
+                )
+            layer = replace(layer, element_bytes=_DTYPE_BYTES[str(named)])
+        return layer if new == old else _with_ranks(layer, old, new)
+
+    stages = engine.layers if new == old else engine.layers[::old]
+    workers = ({name: under(layer) for name, layer in layers.items()} for layers in stages)
+    return tuple(layers for layers in workers for _ in range(1 if new == old else new))
+
+
+def _with_ranks(layer: LayerSpec, old: int, new: int) -> LayerSpec:
+    """Return the layer on one of `new` ranks.
+
+    vLLM divides the KV heads by the ranks, and has each rank keep one where there are fewer heads than ranks
+    (vllm 0.32.0 config/model.py, `get_num_kv_heads`). More than one on a rank therefore shows how many there are.
+    """
+    attention = _plain_attention(layer, "tensor_parallel_size")
+    if isinstance(attention, MlaAttention):
+        return attention  # every rank keeps the whole vector
+    if attention.kv_heads == 1 and old > 1:
+        if new < old:
+            raise PlanError(
+                f"tensor_parallel_size: {new}: each of the {old} ranks keeps one KV head, which may be a copy of "
+                f"another's, so that their number is not seen there; {OFFLINE}"
+            )
+        return attention
+    return replace(attention, kv_heads=rank_heads(attention.kv_heads * old, new, "tensor_parallel_size"))
+
+
+def _plain_attention(layer: LayerSpec, key: str) -> AttentionLayer:
+    if not isinstance(layer, AttentionLayer):
+        raise PlanError(
+            f"{key}: the blocks of a model with states (Mamba, linear attention) are aligned anew when it changes, "
+            f"which is not seen in the running engine; {OFFLINE}"
+        )
+    if layer.token_head_bytes is not None or layer.page_bytes_padded is not None:
+        raise PlanError(f"{key}: the pages of this engine are packed or padded by a rule that depends on it; {OFFLINE}")
+    return layer

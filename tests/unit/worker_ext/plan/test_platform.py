@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.plan import told
-from highwater_worker.plan.stand_ins import (
+from highwater_worker.plan.budget import CachingAllocator
+from highwater_worker.plan.platform import (
     StandIns,
     anything,
     stand_in_for_operators,
 )
-from highwater_worker.plan.weights import CachingAllocator
 
 MIB = 1 << 20
 
