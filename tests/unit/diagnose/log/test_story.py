@@ -439,7 +439,7 @@ def test_an_engine_that_steps_after_it_closed_has_not_ended(serves):
 
 
 def test_a_printed_stop_long_before_a_failure_excuses_none():
-    """What was served in between took it back."""
+    """The requests served in between cancelled it."""
     assert not story_of([PRINTED, ACCESS, FINDS_IT_DEAD, FAILS, CLOSES, PRINTED]).ended_in_order
 
 
