@@ -75,8 +75,9 @@ def _of_explanation(explained: Mapping[str, Any], line: Line) -> MeasuredStart:
             parts[key] = parts.get(key, 0) + int(part["bytes"])
     start = MeasuredStart(parts=parts)
     # The limits have defaults filled in: what the line does not say is no difference.
-    limits = {key: value for key, value in (explained.get("limits") or {}).items() if line.settled(key) is not None}
-    _compare(start, {**limits, **(explained.get("parallel") or {})}, line, (*_PARALLEL, *limits))
+    settled = line.settled()
+    limits = {key: value for key, value in (explained.get("limits") or {}).items() if settled.value(key) is not None}
+    _compare(start, {**limits, **(explained.get("parallel") or {})}, settled, (*_PARALLEL, *limits))
     return start
 
 
@@ -99,13 +100,14 @@ def _of_log(texts: Iterable[str], path: Path, line: Line, device_bytes: int | No
     binding = min(ranks.values(), key=lambda printed: printed.get("kv", 0))
     start = MeasuredStart(parts=_parts(binding, arguments, device_bytes))
     before = Path(str(arguments.get("model_tag", arguments.get("model")) or "")).name
-    now = _name_of(line.model or line.settled("model"))
+    settled = line.settled()
+    now = _name_of(line.model or settled.value("model"))
     if before and now and before != now:
         raise PlanError(
             f"--measured: {path} is a start of {before!r}, and the command line serves {now!r}; if they are one model,"
             " give its folder the log's name"
         )
-    _compare(start, arguments, line, (*_OF_ALL, *_OF_PEAK))
+    _compare(start, arguments, settled, (*_OF_ALL, *_OF_PEAK))
     return start
 
 
@@ -147,7 +149,7 @@ def _compare(start: MeasuredStart, arguments: Mapping[str, Any], line: Line, nam
     """Leave out what another command line measured, and say so."""
     for name in names:
         default = "1" if name.endswith("parallel_size") else None
-        before, now = _word(arguments.get(name, default)), _word(line.settled(name) or default)
+        before, now = _word(arguments.get(name, default)), _word(line.value(name) or default)
         if before == now:
             continue
         lost = [part for part in start.parts if name in _OF_ALL or part != "weights"]

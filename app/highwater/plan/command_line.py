@@ -72,10 +72,12 @@ class Line:
         given = [words[0].partition("=")[2] or "".join(words[1:2]) for key, words in self._split() if key == name]
         return given[-1] or "True" if given else None
 
-    def settled(self, name: str) -> str | None:
-        """Return a flag's value, or the one that its --config FILE has. Raises PlanError: that cannot be read."""
-        given = self.value(name)
-        return given if given is not None else Line(tuple(_of_config(self.value("config"))), {}).value(name)
+    def settled(self) -> Line:
+        """Return it with the flags of its --config FILE, which its own override. Raises PlanError: it cannot be read.
+
+        A model that stands first is no longer found there.
+        """
+        return replace(self, words=(*_of_config(self.value("config")), *self.words))
 
     def on(self, model: Path) -> Line:
         is_first = self.words[:1] == (self.model,)
@@ -330,7 +332,7 @@ def parse(line: Line) -> Parsed:
     # Its opposite makes a step as long as the longest sequence.
     parser.add_argument("--enable-chunked-prefill", action="store_true", dest="ignored enable-chunked-prefill")
     parser.add_argument("--config", dest="ignored config", default="")  # its flags are read before the others
-    words = [*_of_config(line.value("config")), *line.words]
+    words = line.settled().words
     found, unknown = parser.parse_known_args([_with_hyphens(word) for word in words])
     if unknown:
         raise PlanError(f"{unknown[0]}: it is not known here what this flag does to memory")

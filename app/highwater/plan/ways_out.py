@@ -31,10 +31,12 @@ class Asking:
     def ask(self, flags: Flags, **more: Any) -> Answer:  # noqa: ANN401 - JSON
         """Return the answer with other flags, for which what was measured may not hold. Raises PlanError: none."""
         question = {**self.question, **more}
-        others = {name for name, value in flags.items() if str(value) != (self.line.settled(name) or _ONE.get(name))}
-        if "measured" in question and others & {"tensor_parallel_size", "max_num_seqs"}:
-            kept = {} if "tensor_parallel_size" in others else {"weights"}
-            question["measured"] = {part: size for part, size in question["measured"].items() if part in kept}
+        if "measured" in question:
+            line = self.line.settled()
+            others = {name for name, value in flags.items() if str(value) != (line.value(name) or _ONE.get(name))}
+            if others & {"tensor_parallel_size", "max_num_seqs"}:
+                kept = {} if "tensor_parallel_size" in others else {"weights"}
+                question["measured"] = {part: size for part, size in question["measured"].items() if part in kept}
         return self.road.ask(self.line.changed(flags), **question)
 
 
@@ -87,7 +89,7 @@ def _lengths(asking: Asking, answer: Answer) -> Iterator[int]:
     if answer["status"] == "fits":
         return
     kv, flags = answer.get("kv_cache") or {}, dict[str, Any]()
-    if not kv and asking.line.settled("max_model_len") is not None:  # refused before any layer was seen
+    if not kv and asking.line.settled().value("max_model_len") is not None:  # refused before any layer was seen
         flags = {"max_model_len": "auto"}
         kv = status_of(asking, flags)[1].get("kv_cache") or {}
     # Of `auto`, the length is the one that vLLM chose.

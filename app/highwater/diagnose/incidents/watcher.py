@@ -73,7 +73,7 @@ class _LifeKnown:
     load: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None  # where recorders name it, no report has it after the end
     policy: PolicyStatus | None = None
-    has_ended: bool = False  # and that was told; its API server may outlive its workers
+    has_ended: bool = False  # its end is recorded; the API server may run on after the workers
 
 
 class IncidentWatcher:

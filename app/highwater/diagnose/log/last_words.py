@@ -71,7 +71,7 @@ _UVICORN_STOPS: Final = re.compile(
 )
 
 
-# From then on it takes no more requests: launcher.py's of all versions, and uvicorn's.
+# The server closes and accepts no more requests: launcher.py's line of all versions, and uvicorn's.
 _CLOSES: Final = re.compile(
     r"(?:\[shutdown\] API server: s|S)hutting down (?:FastAPI HTTP|vLLM gRPC) server|Shutting down\s*$"
 )
@@ -115,8 +115,8 @@ class LastWords:
     With ``of_start`` the lines are of an API server that does not listen yet: no client's words are in its exceptions.
 
     Attributes:
-        stop: When it was last told to end in order; what is served afterwards takes it back, but for the answers to
-            the requests that a server that takes no more still has.
+        stop: When it was last told to end in order; requests served afterwards cancel it, except those still in flight
+            when the server closed.
         is_uncaught: A process ended with an exception that nothing caught.
         is_last: An exception that no record printed is the last word; perhaps nothing caught it.
     """
@@ -133,9 +133,9 @@ class LastWords:
         self._last = Moment()
         self._cause: Moment | None = None
         self._has_failed = self._has_raised = False
-        # It is failing, and was told to end before that: the end of its engine is then no failure of its own.
+        # Whether it fails, and whether a stop came first: the API server then reports the engine's end as a failure.
         self._is_failing = self._was_told = False
-        self._closed: Moment | None = None
+        self._closed = -NEAR_LINES  # the number of the line at which the server closed
         self.stop: Moment | None = None
         self.is_uncaught = self.is_last = False
 
@@ -157,10 +157,8 @@ class LastWords:
         self._is_failing = has_failed
         if says_stop(line):
             self._note_stop(line, at)
-        elif says_serving(line) and (
-            line.file is not None or self._closed is None or at.number - self._closed.number >= NEAR_LINES
-        ):
-            self.stop = self._closed = None
+        elif says_serving(line) and (line.file is not None or at.number - self._closed >= NEAR_LINES):
+            self.stop, self._closed = None, -NEAR_LINES
         self.is_last = self.is_last and not (line.file or line.level)
         process = self._process_of(line)
         if process is None:
@@ -178,7 +176,7 @@ class LastWords:
             return
         # A client's words may be printed as uvicorn's line is; not as a record of vLLM's before it, too.
         if _CLOSES.match(line.message) and (self.stop is not None or line.file is not None):
-            self._closed = at
+            self._closed = at.number
         self.stop = at
 
     def _process_of(self, line: LogLine) -> str | None:
