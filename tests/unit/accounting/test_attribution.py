@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.accounting.attribution import account
-from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES, account
 from highwater.readings.rank import Components, EncoderCache, Note, RankReading, TorchMemory
 from tests.fakes.engine import CACHED, KV_POOL, NON_TORCH, OTHER_TENSORS, USED_READY, WEIGHTS
 from tests.unit.accounting.story import cpu, story, worker

@@ -67,7 +67,6 @@ def test_one_more_component_touches_six_files_at_most():
         "worker_ext/highwater_worker/encoder_cache/sleep.py",  # vLLM's name for a pool that sleeps
     }
     assert {name for name in naming - WRITTEN - own if of_the_start.match(name) is None} == {
-        "app/highwater/accounting/attribution.py",
         "app/highwater/accounting/components.py",
         "app/highwater/readings/rank.py",
         "app/highwater/recorder/rank.py",

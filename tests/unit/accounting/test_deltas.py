@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from highwater.accounting.attribution import account
-from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.deltas import compare, freed, total
-from highwater.accounting.growth_since_ready import growth_since_ready
-from highwater.accounting.rank_key import rank_key
+from highwater.accounting.components import COMPONENT_NAMES, account
+from highwater.accounting.growth import growth_since_ready
+from highwater.accounting.totals import compare, freed, total
 from highwater.readings.rank import Components
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY
 from tests.unit.accounting.story import story, worker
@@ -40,7 +38,7 @@ def test_only_ranks_seen_at_both_ends_are_compared():
     assert [delta.rank for delta in compare(ranks[:1], ranks)] == [0]
     other_engine = tuple(replace(rank, dp_rank=1) for rank in ranks)
     assert compare(ranks, other_engine) == ()
-    assert rank_key(other_engine[1]) == (1, 1)
+    assert other_engine[1].key == (1, 1)
     assert total(()) == (None, Components())
 
 

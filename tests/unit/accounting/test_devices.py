@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.attribution import account
-from highwater.accounting.devices import card, device_total, used_total
+from highwater.accounting.components import account
+from highwater.accounting.totals import device_total, used_total
 from highwater.readings.rank import Device
 from tests.unit.accounting.story import cpu, worker
 
@@ -30,11 +30,11 @@ def test_a_card_is_known_by_its_identity_or_its_number_on_the_machine(first, sec
         account(worker(rank=rank, device=Device(type="cuda", **device), used_bytes=10))
         for rank, device in enumerate((first, second))
     ]
-    assert (card(ranks[0]) == card(ranks[1])) is is_one
+    assert (ranks[0].card == ranks[1].card) is is_one
     assert used_total(ranks) == (10 if is_one else 20)
     assert device_total([replace(rank, total_bytes=50) for rank in ranks]) == (50 if is_one else 100)
     elsewhere = replace(ranks[1], host="node-b")
-    assert card(ranks[0]) != card(elsewhere)
+    assert ranks[0].card != elsewhere.card
 
 
 def test_workers_on_a_cpu_never_share_a_device():

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.attribution import account
-from highwater.accounting.encoder_cache import budget_bytes, encoder_totals
+from highwater.accounting.components import account
 from highwater.readings.rank import EncoderCache, EncoderCacheTotals
 from tests.fakes.engine import IMAGE_BYTES, IMAGES
 from tests.fakes.ranks import reading
@@ -16,10 +15,10 @@ from tests.unit.accounting.story import story, worker
 
 def test_encoder_totals_count_entries_once_and_bytes_on_every_rank():
     """Every tensor-parallel rank holds a full copy; a text model has none at all."""
-    totals = encoder_totals(story(images=True))
+    totals = EncoderCacheTotals.of(story(images=True))
     assert totals is not None
     assert (totals.entries, totals.device_bytes) == (IMAGES, 2 * IMAGES * IMAGE_BYTES)
-    assert encoder_totals([account(worker(used_bytes=1))]) is None
+    assert EncoderCacheTotals.of([account(worker(used_bytes=1))]) is None
 
 
 def test_bytes_are_summed_over_ranks_and_of_all_else_the_most_counts():
@@ -47,7 +46,7 @@ def test_bytes_are_summed_over_ranks_and_of_all_else_the_most_counts():
     unknown = replace(behind, device_bytes=0, host_bytes=0, capacity_embeds=None, oldest_age_seconds=None)
     caches = (behind, ahead, unknown, None)
     ranks = [replace(reading(rank), encoder_cache=cache) for rank, cache in enumerate(caches)]
-    assert encoder_totals(ranks) == EncoderCacheTotals(
+    assert EncoderCacheTotals.of(ranks) == EncoderCacheTotals(
         entries=4,
         device_bytes=30,
         host_bytes=300,
@@ -65,5 +64,4 @@ def test_bytes_are_summed_over_ranks_and_of_all_else_the_most_counts():
 )
 def test_its_budget_is_in_bytes_by_what_each_embedding_holds(changes, limit):
     cache = EncoderCache(entries=3, device_bytes=60, embeds=4, capacity_embeds=8)
-    assert budget_bytes(replace(cache, **changes)) == limit
-    assert budget_bytes(None) is None
+    assert replace(cache, **changes).budget_bytes == limit

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from highwater.accounting.freed import credit
+from highwater.accounting.remedies import credit
 from highwater.policy.rules import Rule
 from highwater.readings.rank import Components, RankReading
 from tests.fakes.engine import CACHED, core_on

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.growth_since_ready import growth_since_ready
+from highwater.accounting.growth import growth_since_ready
 from highwater.accounting.pace import Track
-from highwater.accounting.rank_key import rank_key
 from tests.unit.accounting.story import story
 
 
@@ -23,7 +22,7 @@ def test_the_first_device_that_is_full_counts():
     """The others' forecasts stand with their ranks."""
     ranks = tuple(replace(rank, free_bytes=4096 * 1024**2) for rank in story())
     tracks = {
-        rank_key(rank): Track([float(at) for at in range(20)], [float(size * 1024**2 * at) for at in range(20)])
+        rank.key: Track([float(at) for at in range(20)], [float(size * 1024**2 * at) for at in range(20)])
         for rank, size in zip(ranks, (64, 128), strict=True)
     }
     grown = growth_since_ready((), ranks, tracks)
@@ -35,8 +34,8 @@ def test_the_first_device_that_is_full_counts():
 def test_the_pace_of_all_is_unknown_where_that_of_one_is():
     ranks = story()
     still = Track([float(at) for at in range(20)], [5.0] * 20)
-    assert growth_since_ready((), ranks, {rank_key(ranks[0]): still}).bytes_per_second is None
-    assert growth_since_ready((), ranks, {rank_key(rank): still for rank in ranks}).bytes_per_second == 0.0
+    assert growth_since_ready((), ranks, {ranks[0].key: still}).bytes_per_second is None
+    assert growth_since_ready((), ranks, {rank.key: still for rank in ranks}).bytes_per_second == 0.0
 
 
 def test_the_baseline_is_as_old_as_its_first_reading():

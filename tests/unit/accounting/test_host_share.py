@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.accounting.attribution import account
-from highwater.accounting.host_share import host_ratio, host_share, host_used
+from highwater.accounting.components import account
+from highwater.accounting.totals import host_used
 from highwater.readings.rank import HostMemory
 from tests.unit.accounting.story import worker
 
@@ -24,10 +24,10 @@ from tests.unit.accounting.story import worker
 def test_host_memory_is_the_limits_where_there_is_one(host, share):
     """Else the node's, else not known."""
     reading = account(worker(host_memory=host))
-    assert host_share(reading) == share
+    assert reading.host_memory.share == share
     assert host_used([reading]) == share[0]
     used, total = share
-    assert host_ratio(reading) == (None if used is None else used / total)
+    assert reading.host_memory.used_ratio == (None if used is None else used / total)
 
 
 def test_of_several_workers_hosts_the_fullest_counts():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from highwater.accounting.engine_budget import EngineBudget
-from highwater.accounting.launch import expandable_segments
 
 OWN, SHARED = "PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
@@ -33,9 +32,4 @@ OWN, SHARED = "PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 )
 def test_the_variables_of_its_process_decide(environment, torch_npu, is_on):
     """Whatever the version of vllm-ascend: it writes them before its workers start."""
-    assert expandable_segments(EngineBudget(environment=environment, torch_npu_version=torch_npu)) is is_on
-
-
-def test_without_a_report_it_is_not_known():
-    """Silence is no evidence."""
-    assert expandable_segments(None) is None
+    assert EngineBudget(environment=environment, torch_npu_version=torch_npu).expandable_segments is is_on

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from highwater.accounting import freed, remedies
+from highwater.accounting import remedies
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.freed import credit
-from highwater.accounting.remedies import GAIN_FIELDS, TRAITS, PossibleGain, RemedyTraits
+from highwater.accounting.remedies import GAIN_FIELDS, TRAITS, PossibleGain, RemedyTraits, credit
 from highwater.policy import core, gains
 from highwater.policy.core import decide
 from highwater.policy.memory import LifeMemory
@@ -69,7 +68,7 @@ def test_a_row_is_all_that_the_policy_needs_of_a_new_remedy(monkeypatch: pytest.
         can_give=lambda reading: PossibleGain(reading.components.other_tensors_bytes),
         components=("other_tensors_bytes",),
     )
-    for module in (core, freed, gains, remedies):
+    for module in (core, gains, remedies):
         monkeypatch.setattr(module, "TRAITS", {**TRAITS, row.name: row})
     rule = Rule(name="device", signal="device_free_bytes").model_copy(update={"remedies": (row.name,)})
     full = reading(rest=H100 - 2 * GIB - 100, other=2 * GIB)

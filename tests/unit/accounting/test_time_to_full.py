@@ -9,9 +9,8 @@ from random import Random
 
 import pytest
 
-from highwater.accounting.growth_since_ready import growth_since_ready
+from highwater.accounting.growth import growth_since_ready, refill_seconds, seconds_until, time_to_full
 from highwater.accounting.pace import HASTY, Track, pace_of
-from highwater.accounting.time_to_full import refill_seconds, seconds_until, time_to_full
 from highwater.readings.rank import EncoderCache
 from tests.unit.accounting.story import story
 

@@ -1,25 +1,28 @@
-"""The forecast: when a rank's device is full at its pace, and which component fills it. Pure.
+"""The growth of a server's memory since it was ready, and the forecast: when a device is full, and of what. Pure.
 
-It is given where nothing that the readings of the last ``TRACK_SECONDS`` show makes it wrong by a third: no bend, wave,
-step, noise, fall or rest, and no growth that goes by chance. And not before memory has grown for a sixth of the time
-foretold, or for a minute.
+A forecast is given where nothing that the readings of the last ``TRACK_SECONDS`` show makes it wrong by a third: no
+bend, wave, step, noise, fall or rest, and no growth that goes by chance. And not before memory has grown for a sixth of
+the time foretold, or for a minute.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import sub
 from statistics import fmean
+from types import MappingProxyType
 from typing import Final
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.encoder_cache import budget_bytes
-from highwater.accounting.pace import SLOWEST_BYTES_PER_SECOND, STEADY, Pace, Track, began, pace_of
-from highwater.readings.growth import RankGrowth
-from highwater.readings.rank import RankReading
+from highwater.accounting.pace import NO_TRACK, SLOWEST_BYTES_PER_SECOND, STEADY, Pace, Track, began, pace_of
+from highwater.accounting.totals import compare, first_of_each_card, total
+from highwater.readings.growth import Growth, RankGrowth
+from highwater.readings.rank import RankKey, RankReading
+from highwater.units import difference, sum_known
 
 TRACK_SECONDS: Final = STEADY.windows[0]
 HORIZON_SECONDS = 86_400.0  # further away is no forecast
@@ -31,6 +34,39 @@ _STEPS, _SPREADS, _NOISE = 4.0, 7.0, 8.0
 _DOUBT, _WANDERS, _BENT = 0.25, 4.0, 0.2
 _REST_SECONDS: Final = 3.0
 _CACHE, _PASSED = "encoder_cache_bytes", 1.1  # beyond so many times its budget a cache is not held to it
+
+
+def growth_since_ready(
+    baseline: Sequence[RankReading],
+    ranks: Sequence[RankReading],
+    tracks: Mapping[RankKey, Track] = MappingProxyType({}),
+) -> Growth:
+    """Return the growth since ``baseline``, the pace over all devices, and when each of them is full.
+
+    ``baseline`` are the first readings after the engine became ready; ``tracks`` each rank's last readings.
+    """
+    grown, _ = total(compare(baseline, ranks))
+    filling = tuple(time_to_full(rank, tracks.get(rank.key, NO_TRACK)) for rank in ranks)
+    ending = (one for one in filling if one.seconds_to_full is not None)
+    first = min(ending, key=lambda one: one.seconds_to_full or 0.0, default=None)
+    paces = [filling[place].bytes_per_second for place in first_of_each_card(ranks)]
+    known = [pace for pace in paces if pace is not None]
+    rss = {reading.key: reading.host_memory.rss_bytes for reading in baseline}
+    return Growth(
+        seconds_to_full=None if first is None else first.seconds_to_full,
+        component=None if first is None else first.component,
+        refill_seconds=min((one.refill_seconds for one in filling if one.refill_seconds is not None), default=None),
+        ranks=filling,
+        since_ready_bytes=grown,
+        bytes_per_second=sum(known) if known and len(known) == len(paces) else None,
+        host_since_ready_bytes=sum_known(difference(rank.host_memory.rss_bytes, rss.get(rank.key)) for rank in ranks),
+        baseline_taken_at=min((reading.taken_at for reading in baseline), default=None),
+    )
+
+
+def without_forecast(grown: Growth) -> Growth:
+    """Return the growth without its forecast: old figures allow none."""
+    return replace(grown, seconds_to_full=None, component=None, refill_seconds=None, bytes_per_second=None, ranks=())
 
 
 def seconds_until(
@@ -58,7 +94,8 @@ def time_to_full(rank: RankReading, track: Track) -> RankGrowth:
     grows = pace.bytes_per_second >= SLOWEST_BYTES_PER_SECOND
     grown = replace(grown, bytes_per_second=pace.bytes_per_second, component=_grower(track, pace) if grows else None)
     left = None if refills is not None else forecast(track, pace, rank.free_bytes)
-    cache, budget = track.part(_CACHE), budget_bytes(rank.encoder_cache)
+    cache = track.part(_CACHE)
+    budget = None if rank.encoder_cache is None else rank.encoder_cache.budget_bytes
     if left is None or rank.free_bytes is None or budget is None or not cache or cache[-1] > _PASSED * budget:
         return replace(grown, seconds_to_full=left)
     room = max(budget - int(cache[-1]), 0)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.outlook import can_give, fullest, mark_of, pressure_of, seconds_to_high_water, short_ranks
+from highwater.accounting.remedies import can_give
+from highwater.accounting.totals import fullest
 from highwater.readings.policy import RuleStatus
 from tests.fakes.engine import MIB
 from tests.unit.commands.reports import DEVICE, HIGH, policy, pressure, ranks, report
@@ -25,24 +26,24 @@ def test_the_rule_that_acts_first_on_a_rank_sets_its_mark():
     earlier = replace(DEVICE, name="own", ranks=(pressure(1, high_free_bytes=6 * 1024 * MIB),))
     cache = RuleStatus(name="cache", signal="encoder_cache_bytes", high_water=1.0, low_water=0.0, phase="calm")
     told = report(policy=policy(cache, DEVICE, earlier))
-    assert pressure_of(told, first) == pressure(0)
-    assert mark_of(told, first) == pytest.approx(1 - HIGH / first.total_bytes)
-    assert mark_of(told, second) == pytest.approx(1 - 6 * 1024 * MIB / second.total_bytes)
-    assert mark_of(report(policy=policy(cache)), first) is None
-    assert mark_of(report(policy=None), first) is None
+    assert told.pressure_of(first) == pressure(0)
+    assert told.high_water_of(first) == pytest.approx(1 - HIGH / first.total_bytes)
+    assert told.high_water_of(second) == pytest.approx(1 - 6 * 1024 * MIB / second.total_bytes)
+    assert report(policy=policy(cache)).high_water_of(first) is None
+    assert report(policy=None).high_water_of(first) is None
 
 
 def test_ranks_of_several_engines_are_told_apart():
     """Data-parallel engines number their ranks from 0 each."""
     other = replace(ranks()[0], dp_rank=1)
     rule = replace(DEVICE, ranks=(pressure(0), pressure(0, dp_rank=1, high_free_bytes=7)))
-    assert pressure_of(report(policy=policy(rule)), other).high_free_bytes == 7
+    assert report(policy=policy(rule)).pressure_of(other).high_free_bytes == 7
 
 
 def test_what_remedies_could_give_is_summed_over_the_ranks_that_are_short():
     """The one that misses most comes first; what could give nothing is left out."""
     short = [pressure(0, short_bytes=5, can_release_bytes=None), pressure(1, short_bytes=9, can_trim_bytes=7)]
-    found = short_ranks(replace(DEVICE, ranks=(*short, pressure(2))))
+    found = replace(DEVICE, ranks=(*short, pressure(2))).short_ranks
     assert [one.rank for one in found] == [1, 0]
     assert can_give(found) == {"release": 282 * MIB, "trim_encoder_cache": 7}
     assert can_give([pressure(can_release_bytes=None)]) == {}
@@ -51,12 +52,12 @@ def test_what_remedies_could_give_is_summed_over_the_ranks_that_are_short():
 def test_high_water_comes_first_on_the_rank_that_fills_fastest():
     """By each rank's own pace, as the sidecar reckons it."""
     rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=90.0), pressure(1, seconds_to_high_water=None)))
-    assert seconds_to_high_water(report(policy=policy(rule))) == 90.0
-    assert seconds_to_high_water(report(policy=policy(rule), stale=True)) is None
-    assert seconds_to_high_water(report(policy=None)) is None
+    assert report(policy=policy(rule)).seconds_to_high_water == 90.0
+    assert report(policy=policy(rule), stale=True).seconds_to_high_water is None
+    assert report(policy=None).seconds_to_high_water is None
 
 
 def test_high_water_that_is_reached_is_no_forecast():
     """One that is under it already is short, and that is said elsewhere."""
     rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=90.0), pressure(1, short_bytes=1)))
-    assert seconds_to_high_water(report(policy=policy(rule))) is None
+    assert report(policy=policy(rule)).seconds_to_high_water is None

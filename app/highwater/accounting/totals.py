@@ -1,24 +1,55 @@
-"""The difference between two readings of the same ranks, by rank and in all."""
+"""Sums over ranks, each device counted once, and the difference between two readings of the same ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.devices import card, once_per_card
-from highwater.accounting.rank_key import rank_key
 from highwater.readings.rank import Components, RankReading
 from highwater.readings.remedy import RankDelta
 from highwater.units import difference, sum_known
 
 
+def host_used(ranks: Sequence[RankReading]) -> int | None:
+    return max((used for used, _ in (rank.host_memory.share for rank in ranks) if used is not None), default=None)
+
+
+def fullest(ranks: Iterable[RankReading]) -> list[RankReading]:
+    return sorted(ranks, key=lambda rank: -(rank.used_ratio if rank.used_ratio is not None else -1.0))
+
+
+def used_total(ranks: Iterable[RankReading]) -> int | None:
+    """Return the used bytes of all devices, each counted once, other programs included."""
+    return once_per_card((rank.card, rank.used_bytes) for rank in ranks)
+
+
+def device_total(ranks: Iterable[RankReading]) -> int | None:
+    return once_per_card((rank.card, rank.total_bytes) for rank in ranks)
+
+
+def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
+    first: dict[str, int] = {}
+    for position, rank in enumerate(ranks):
+        if rank.used_bytes is not None:
+            first.setdefault(rank.card, position)
+    return tuple(first.values())
+
+
+def once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None:
+    first: dict[object, int] = {}
+    for name, size in sizes:
+        if size is not None:
+            first.setdefault(object() if name is None else name, size)
+    return sum_known(first.values())
+
+
 def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
-    earlier = {rank_key(reading): reading for reading in before}
+    earlier = {reading.key: reading for reading in before}
     return tuple(
         RankDelta(
             rank=now.rank,
             dp_rank=now.dp_rank,
-            card=card(now),
+            card=now.card,
             used_bytes=difference(now.used_bytes, was.used_bytes),
             components=Components(
                 **{
@@ -28,7 +59,7 @@ def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tupl
             ),
         )
         for now in after
-        if (was := earlier.get(rank_key(now))) is not None
+        if (was := earlier.get(now.key)) is not None
     )
 
 
