@@ -19,12 +19,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.accounting.rank_key import rank_key
 from highwater.engine.start_attempts import EndedStart, StartAttempts
 from highwater.errors import NotKept
 from highwater.files.state_file import StateFile
 from highwater.flaws import flaw
-from highwater.readings.life import Process, ProcessLife
+from highwater.readings.engine import Process, ProcessLife
 from highwater.readings.rank import RankReading
 
 SECTION = "baseline"
@@ -141,8 +140,8 @@ class Lives:
 
     def keep_baseline(self, ranks: Iterable[RankReading]) -> None:
         life = self.present
-        known = {rank_key(rank) for rank in life.baseline}
-        firsts = tuple(replace(rank, notes=()) for rank in ranks if rank_key(rank) not in known)
+        known = {rank.key for rank in life.baseline}
+        firsts = tuple(replace(rank, notes=()) for rank in ranks if rank.key not in known)
         if life.is_watched and firsts:
             self.present = replace(life, baseline=(*life.baseline, *firsts))
             self.is_unsaved = self._state.configured
@@ -186,10 +185,8 @@ class Lives:
         except ValidationError as exc:
             log.warning("state_file: the baseline in it is not understood, and not used: %s", flaw(exc.errors()))
             return ()
-        now = {rank_key(rank): _process(rank) for rank in ranks}
-        return tuple(
-            rank for rank in kept if rank.pid_started is not None and now.get(rank_key(rank)) == _process(rank)
-        )
+        now = {rank.key: _process(rank) for rank in ranks}
+        return tuple(rank for rank in kept if rank.pid_started is not None and now.get(rank.key) == _process(rank))
 
 
 def local_start(proc: Path = Path("/proc")) -> Callable[[RankReading], float | None]:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from highwater.readings.life import EndedLife, Process, ProcessLife
+from highwater.readings.engine import EndedLife, Process, ProcessLife
 
 SAME_END_SECONDS = 60.0
 # One that begins so soon after another has ended is of a loop. A kubelet waits for up to five minutes.

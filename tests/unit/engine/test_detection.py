@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from highwater.engine.capabilities import no_extension
+from highwater.engine.capabilities import REDETECT_SECONDS, Detection, no_extension
 from highwater.engine.client import Engine
-from highwater.engine.detection import REDETECT_SECONDS, Detection
 from highwater.errors import EngineRefused
+from highwater.process.clocks import Clocks
 from tests.fakes.engine import FakeClock, FakeEngine
 
 APP = Path(__file__).parents[3] / "app" / "highwater"
@@ -27,13 +27,13 @@ def fake(clock):
 
 @pytest.fixture
 async def engine(fake, clock):
-    async with Engine("http://engine:8000", transport=fake.transport(), clock=clock) as client:
+    async with Engine("http://engine:8000", transport=fake.transport(), clocks=Clocks(clock)) as client:
         yield client
 
 
 @pytest.fixture
 def detection(engine, clock):
-    return Detection(engine, assume_extension=False, clock=clock)
+    return Detection(engine, assume_extension=False, clocks=Clocks(clock))
 
 
 def test_no_module_outside_of_engine_allows_worker_calls():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.engine.life import Lives
 from highwater.files.state_file import StateFile
-from highwater.readings.life import EndedLife, Process, ProcessLife
+from highwater.readings.engine import EndedLife, Process, ProcessLife
 from highwater.readings.rank import Device, RankReading, WorkerMemory
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from highwater.engine.start_attempts import EndedStart, StartAttempts
-from highwater.readings.life import EndedLife, Process, ProcessLife
+from highwater.readings.engine import EndedLife, Process, ProcessLife
 
 WORD = EndedLife(how="ended without a word")
 KILLED = EndedLife(how="was killed by the kernel for memory", oom_kills=1)
