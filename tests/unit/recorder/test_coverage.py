@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from highwater.readings.rank import Device, TorchMemory
-from highwater.recorder.coverage import Coverage, coverage, ranks_expected
+from highwater.recorder.recorders import Coverage, coverage, ranks_expected
 
 
 def record(

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.accounting.points import MemoryPoint
 from highwater.memory.history import _pack
+from highwater.process.clocks import Clocks
 from highwater.readings.engine import EngineStatus
 from highwater.readings.rank import Note
 from highwater.readings.report import Report
 from highwater.recorder import folder as module
-from highwater.recorder.entry_table import largest_first
+from highwater.recorder.contents import RingUnusable, largest_first
 from highwater.recorder.folder import MAX_FILES, RecorderFolder
-from highwater.recorder.untrusted import RingUnusable
 from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving, slot
 
 OTHER = "f" * 16
@@ -82,7 +82,7 @@ def writers(folder):
 
 @pytest.fixture
 def recorder(folder, machine):
-    one = RecorderFolder(folder, INSTANCE, clock=machine.clock, monotonic=machine.monotonic, proc=machine.proc)
+    one = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc)
     yield one
     one.close()
 
@@ -113,7 +113,7 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
         5,
         7,
     )
-    assert (record.status, record.age_seconds, record.name) == ("alive", 0.0, "rank 1 (pid 4242 on node-a)")
+    assert (record.status, record.age_seconds, record.title) == ("alive", 0.0, "rank 1 (pid 4242 on node-a)")
 
 
 def test_the_newest_of_several_samples_counts(recorder, writers, machine):
@@ -326,7 +326,7 @@ def test_ranks_come_in_their_order(recorder, writers):
         writers(pid=pid, dp_rank=dp_rank, rank=rank).sample()
     writers(instance=OTHER, pid=5).sample()
     assert [record.identity.pid for record in recorder.read()] == [4, 2, 3, 1]
-    assert [record.name.partition(" (")[0] for record in recorder.read()] == [
+    assert [record.title.partition(" (")[0] for record in recorder.read()] == [
         "rank 0",
         "rank 1",
         "rank 1.0",
@@ -700,7 +700,7 @@ def test_other_lives_can_be_listed(recorder, writers, machine, folder):
     ]
     records = [other.record for other in found[:2]]
     assert [(record.age_seconds, record.status) for record in records] == [(100, "silent"), (50, "ended")]
-    assert records[0].name == "rank 0 (pid 7 on node-a)"
+    assert records[0].title == "rank 0 (pid 7 on node-a)"
     assert (found[2].record, found[2].problem) == (None, "version 1 unknown")
 
 
@@ -903,7 +903,7 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     content = json.dumps(beat).encode()
     writer.append_heartbeat(content if len(content) < 16_000 else b"{}")
     writer.close()
-    recorder = RecorderFolder(folder, INSTANCE, clock=machine.clock, monotonic=machine.monotonic, proc=machine.proc)
+    recorder = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc)
     record = only(recorder)
     if record.newest is not None:
         reading = account(record.newest)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from highwater.recorder.contents import RankProgress
 from highwater.recorder.progress import Demand, judge, requested_since
-from highwater.recorder.rank_progress import RankProgress
 
 
 def idle(**beside) -> Demand:
@@ -27,7 +27,7 @@ UNTOLD = Demand()
 class Rank:
     """What is needed of a record."""
 
-    name: str
+    title: str
     status: str = "alive"
     age_seconds: float = 0.1
     progress: RankProgress | None = None

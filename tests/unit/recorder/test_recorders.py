@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from highwater.engine.client import Engine
-from highwater.memory.due import SETTLE_SECONDS
 from highwater.memory.poller import MIN_READ_SECONDS
 from highwater.memory.ranks import Sizes, missing_ranks
+from highwater.memory.round import SETTLE_SECONDS
+from highwater.process.clocks import Clocks
 from highwater.readings.report import Report
 from highwater.recorder.recorders import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
@@ -156,7 +157,7 @@ async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
     await aloft(core)
     second = Recorders(
         core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, proc=core.fake.proc.path,
-        clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
+        clocks=Clocks(core.recorders._monotonic, core.clock), sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
     assert second.files.instance == core.recorders.files.instance
@@ -175,7 +176,7 @@ async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(c
     core.fake.workers[1].recorder.refuses = None
     second = Recorders(
         core.engine, tmp_path / "recorder", rate=10.0, seconds=60.0, proc=core.fake.proc.path,
-        clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
+        clocks=Clocks(core.recorders._monotonic, core.clock), sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
     assert {worker.recorder.options["instance"] for worker in core.fake.workers} == {core.recorders.files.instance}
@@ -828,7 +829,7 @@ async def test_a_look_reads_the_files_and_asks_nobody(core):
     """Listeners hear of what it found; the engine's state is that of the last poll."""
     await aloft(core)
     told: list[Report] = []
-    core.poller.listeners.append(told.append)
+    core.poller.reports.subscribe(told.append)
     core.clock.advance(0.2)
     core.fake.serve_images(1)
     core.fake.end_step()
@@ -843,20 +844,16 @@ async def test_a_look_reads_the_files_and_asks_nobody(core):
 async def test_it_is_looked_as_often_as_is_asked(core):
     """By the files where they tell all, and no more often than every twentieth of a second."""
     await aloft(core)
-    core.poller.pace = None
-    assert core.poller._next_read() == (1.0, core.poller.read_recorders)
-    core.poller.pace = lambda report: 0.2 if report.ranks else 9.0
-    assert core.poller._next_read() == (0.2, core.poller.read_recorders)
-    core.poller.pace = lambda _: 0.0
-    assert core.poller._next_read()[0] == MIN_READ_SECONDS
+    assert core.poller._next_read(None) == (1.0, core.poller.read_recorders)
+    assert core.poller._next_read(lambda report: 0.2 if report.ranks else 9.0) == (0.2, core.poller.read_recorders)
+    assert core.poller._next_read(lambda _: 0.0)[0] == MIN_READ_SECONDS
 
 
 async def test_without_recorders_it_is_polled_once_a_second_at_most():
     """Each poll is a call that makes workers spin."""
     core = core_on()
     await core.tick()
-    core.poller.pace = lambda _: 0.1
-    seconds, read = core.poller._next_read()
+    seconds, read = core.poller._next_read(lambda _: 0.1)
     assert seconds == 1.0
     core.fake.calls.clear()
     await read()
@@ -866,7 +863,6 @@ async def test_without_recorders_it_is_polled_once_a_second_at_most():
 async def test_a_pace_that_fails_costs_no_poll(core, monkeypatch):
     """It is asked within the loop, which goes on."""
     await aloft(core)
-    core.poller._poll_seconds = 0.001
     polls: list[int] = []
 
     async def poll(**_):
@@ -877,10 +873,9 @@ async def test_a_pace_that_fails_costs_no_poll(core, monkeypatch):
     def pace(_):
         raise ZeroDivisionError
 
-    core.poller.pace = pace
     monkeypatch.setattr(core.poller, "poll", poll)
     with pytest.raises(asyncio.CancelledError):
-        await core.poller.run()
+        await core.poller.run(pace)
     assert ("poller", "unexpected") in core.counted.failures
 
 

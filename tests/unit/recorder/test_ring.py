@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.recorder.entry_table import MAX_NOTES, MAX_PHASES, MAX_TEXT
+from highwater.recorder.contents import MAX_NOTE, MAX_NOTES, MAX_PHASES, RingUnusable, is_within_bounds
 from highwater.recorder.ring import MAX_FILE_BYTES, Ring, has_magic
-from highwater.recorder.untrusted import RingUnusable, is_within_bounds
 from tests.fakes.ring import (
     BUDGET,
     HEARTBEAT_BYTES,
@@ -225,7 +224,7 @@ def test_what_a_table_tells_in_words_is_short(writer, ring):
     table = ring.table()
     assert table is not None
     (phase,), (note,) = table.start, table.notes
-    assert {len(text) for text in (phase.name, phase.error, note.name, note.reason)} == {MAX_TEXT}
+    assert {len(text) for text in (phase.name, phase.error, note.name, note.reason)} == {MAX_NOTE}
 
 
 @pytest.mark.parametrize(("name", "most"), [("start", MAX_PHASES), ("notes", MAX_NOTES)])
@@ -497,7 +496,7 @@ def test_an_identity_that_is_no_json_object_is_corrupt(tmp_path, identity):
 def test_a_newer_writer_may_say_more_of_itself(tmp_path):
     """Keys that are not known yet are no error."""
     with closing(FakeWriter(tmp_path, model="Qwen3-VL")) as writer, closing(Ring(writer.path)) as ring:
-        assert ring.identity.name == "rank 0 (pid 4242 on node-a)"
+        assert ring.identity.title == "rank 0 (pid 4242 on node-a)"
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path, writer):
