@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.growth.floors import Bound
-from highwater.growth.host_series import host_series
-from highwater.growth.series import Measured
+from highwater.growth.series import Measured, host_series
 from highwater.host.reading import HostReading, MachineMemory
 from highwater.readings.rank import Device, EncoderCache, RankReading, WorkerMemory
 from highwater.units import MIB

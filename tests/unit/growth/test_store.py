@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from highwater.growth.book import FloorBook
+from highwater.growth.book import MAX_LINES, FloorBook, FloorFile
 from highwater.growth.series import Place, SeriesKey
-from highwater.growth.store import MAX_LINES, FloorFile
 from highwater.readings.engine import WorkCounts
 
 HEAD = b'{"schema": 2, "boot": "b"}\n'

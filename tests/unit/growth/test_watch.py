@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.errors import UnknownName
-from highwater.growth.book import FloorBook
+from highwater.growth.book import MAX_FILE_BYTES, FloorBook, FloorFile
 from highwater.growth.floors import MAX_FLOORS, Bound, IdlePeriod, follow, is_due, superfluous
 from highwater.growth.series import Measured, SeriesKey, device_series
-from highwater.growth.store import MAX_FILE_BYTES, FloorFile
 from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch
 from highwater.memory.history import History
+from highwater.process.clocks import Clocks
 from highwater.readings.engine import EngineStatus, Progress, WorkCounts
 from highwater.readings.rank import Components, Device, EncoderCache, Launch, RankReading, WorkerMemory
 from highwater.readings.report import Report
@@ -65,8 +65,7 @@ class Watched:
             self.history,
             FloorFile(path, boot=boot),
             host_series=no_series,
-            clock=self.clock,
-            wall_clock=lambda: 1.7e9 + self.clock.now,
+            clocks=Clocks(self.clock, lambda: 1.7e9 + self.clock.now),
         )
         self.requests = 0
 
@@ -283,8 +282,7 @@ async def test_eight_ranks_of_thirty_series_over_a_day_cost_little(tmp_path: Pat
         watched.history,
         FloorFile(path, boot=BOOT),
         host_series=series,
-        clock=watched.clock,
-        wall_clock=watched.clock,
+        clocks=Clocks(watched.clock, watched.clock),
     )
     book = watch._books["host"]
     for number in range(600):
@@ -312,7 +310,7 @@ async def test_eight_ranks_of_thirty_series_over_a_day_cost_little(tmp_path: Pat
 
 async def test_the_file_is_written_anew_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It never grows beyond its limit, and holds the newest floors all the same."""
-    monkeypatch.setattr("highwater.growth.store.MAX_FILE_BYTES", 60_000)
+    monkeypatch.setattr("highwater.growth.book.MAX_FILE_BYTES", 60_000)
     watched = Watched(tmp_path / "growth")
     sizes = []
     for number in range(120):
