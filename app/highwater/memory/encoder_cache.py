@@ -7,7 +7,6 @@ JSON is written once, and the loop turns between two pieces of it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,9 +16,10 @@ from pydantic_core import to_json
 
 from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
-from highwater.recorder.entry_table import EntryRow, largest_first
+from highwater.process.clocks import SYSTEM, Clocks
+from highwater.readings.rank import rank_title
+from highwater.recorder.contents import EntryRow, largest_first
 from highwater.recorder.rank import RankRecord
-from highwater.text.table import rank_title
 
 Order = Literal["bytes", "age"]
 
@@ -83,9 +83,9 @@ class EntriesReading:
 class EncoderCacheEntries:
     """The last readings, and the next: once a second at most."""
 
-    def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: Engine, *, clocks: Clocks = SYSTEM) -> None:
         self._engine = engine
-        self._clock = clock
+        self._clock = clocks.monotonic
         self._lock = asyncio.Lock()
         self._recorded: EntriesReading | None = None
         self._answered: EntriesReading | None = None

@@ -19,6 +19,7 @@ from highwater.memory.history import (
     WATCHER_BACKLOG,
     History,
 )
+from highwater.process.clocks import Clocks
 from highwater.readings.engine import EngineStatus, WorkCounts
 from highwater.readings.event import Event
 from highwater.readings.remedy import RemedyResult
@@ -40,7 +41,7 @@ def fake(clock) -> FakeEngine:
 
 @pytest.fixture
 def history(clock) -> History:
-    return History(5, clock=clock, monotonic=clock)
+    return History(5, clocks=Clocks(clock, clock))
 
 
 def report(fake: FakeEngine, *, stale: bool = False) -> Report:
@@ -66,7 +67,7 @@ def shown(history: History, *, since: float = 0.0, step: float = 0.0) -> list[di
 def test_a_reading_comes_back_as_it_was(fake, clock):
     """Bytes are integers again, what was not known is None again."""
     fake.serve_images()
-    history = History(5, clock=clock, monotonic=clock, host_kept_bytes=lambda: 5 * MIB)
+    history = History(5, clocks=Clocks(clock, clock), host_kept_bytes=lambda: 5 * MIB)
     history.add(report(fake))
     (reading,) = shown(history)
     assert (reading["at"], reading["host_kept_bytes"]) == (1000.0, 5 * MIB)
@@ -83,7 +84,7 @@ def test_a_reading_comes_back_as_it_was(fake, clock):
 def test_a_reading_has_the_counts_of_requests_at_its_time(fake, clock):
     """The engine's and the proxy's; without a data plane there is none of the latter."""
     proxied: list[int | None] = [None, 3]
-    history = History(5, clock=clock, monotonic=clock, proxied=lambda: proxied.pop(0))
+    history = History(5, clocks=Clocks(clock, clock), proxied=lambda: proxied.pop(0))
     history.add(replace(report(fake), engine=replace(READY, work=WorkCounts(requests=7.0))))
     clock.advance(1.0)
     history.add(report(fake))
@@ -118,7 +119,7 @@ def test_of_each_step_the_last_reading_is_shown(history, fake, clock):
 
 def test_more_readings_than_one_answer_holds_are_thinned(fake, clock):
     """Megabytes of JSON would hold up every stream of the proxy; the step that was used is told."""
-    history = History(2 * MAX_READINGS, clock=clock)
+    history = History(2 * MAX_READINGS, clocks=Clocks(wall=clock))
     add(history, fake, clock, 2 * MAX_READINGS)
     step, readings = history.readings(0.0, 0.0)
     assert step > 2.0

@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from highwater.engine.capabilities import EXTENSION
-from highwater.engine.detection import REDETECT_SECONDS
+from highwater.engine.capabilities import EXTENSION, REDETECT_SECONDS
 from highwater.errors import EngineGarbled
 from highwater.memory.sources import all_sources
 from highwater.recorder.progress import SilentCore
@@ -79,10 +78,10 @@ async def test_a_late_engine_is_starting_not_down(core):
 async def test_an_engine_whose_core_is_stopped_is_stuck_though_its_api_server_answers(core):
     """An idle engine's own counts stand still then, and /health says 200: nothing else shows it."""
     await core.tick()
-    core.poller.stopped_engine = lambda: "EngineCore (pid 11) has been stopped for 6 s"
+    core.processes.stopped = lambda: "EngineCore (pid 11) has been stopped for 6 s"
     report = await core.tick()
     assert (report.engine.state, report.engine.hint) == ("stuck", "EngineCore (pid 11) has been stopped for 6 s")
-    core.poller.stopped_engine = lambda: None
+    core.processes.stopped = lambda: None
     assert (await core.tick()).engine.state == "ready"
 
 
@@ -90,7 +89,7 @@ async def test_a_silent_core_is_busy_and_stuck_once_requests_wait(core):
     """In a pod vLLM's counts stand at zero: its readiness stays, and the probe restarts it when somebody waits."""
     await core.tick()
     seconds = 20.0
-    core.poller.silent_core = lambda: SilentCore("EngineCore (pid 60)", seconds, has_workers=True)
+    core.processes.silent_core = lambda: SilentCore("EngineCore (pid 60)", seconds, has_workers=True)
     assert (await core.tick()).engine.state == "ready"
     seconds = 40.0
     report = await core.tick()
@@ -100,25 +99,25 @@ async def test_a_silent_core_is_busy_and_stuck_once_requests_wait(core):
     states = [(await core.tick(6.0)).engine.state for _ in range(3)]
     core.poller._rounds._requests_under_way = lambda: 0  # the clients have given up
     assert [*states, (await core.tick()).engine.state] == ["busy", "busy", "stuck", "stuck"]
-    core.poller.silent_core = lambda: None
+    core.processes.silent_core = lambda: None
     assert (await core.tick()).engine.state == "ready"
 
 
 async def test_a_silent_core_says_nothing_of_an_engine_that_is_held_or_starts(core):
-    core.poller.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
+    core.processes.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
     core.fake.down = True
     assert (await core.tick()).engine.state == "starting"
-    core.poller.silent_core = lambda: None
+    core.processes.silent_core = lambda: None
     core.fake.down, core.fake.asleep = False, True
     await core.tick()
-    core.poller.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
+    core.processes.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
     assert (await core.tick()).engine.state == "sleeping"
 
 
 async def test_an_engine_whose_process_runs_seems_to_be_loading(core):
     """A user who waits for a 100 GB model should not have to check the URL. An old process is not mentioned."""
     core.fake.down = True
-    core.poller.engine_process = lambda: "EngineCore, pid 4711"
+    core.processes.one = lambda: "EngineCore, pid 4711"
     report = await core.tick()
     assert report.engine.state == "starting"
     assert report.engine.hint == (
@@ -517,7 +516,6 @@ async def test_an_odd_source_does_not_end_the_loop(core, monkeypatch):
             raise asyncio.CancelledError
         raise ZeroDivisionError
 
-    core.poller._poll_seconds = 0.001
     monkeypatch.setattr(core.poller, "poll", poll)
     with pytest.raises(asyncio.CancelledError):
         await core.poller.run()
@@ -533,7 +531,7 @@ async def test_polls_never_overlap(core):
 async def test_listeners_are_told_of_every_poll(core):
     """Of good ones and of bad ones."""
     told = []
-    core.poller.listeners.append(told.append)
+    core.poller.reports.subscribe(told.append)
     await core.tick()
     core.fake.down = True
     await core.tick()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from highwater.memory.replicas import Replicas
+from highwater.memory.ranks import Replicas
 from highwater.readings.engine import EngineLoad
+from highwater.recorder.contents import RankProgress
 from highwater.recorder.progress import NO_STEP_SECONDS
-from highwater.recorder.rank_progress import RankProgress
 
 STARVED = EngineLoad(requests_running=0, requests_waiting=3, work_done=50.0)
 

@@ -10,6 +10,7 @@ import pytest
 
 from highwater.memory.history import History
 from highwater.memory.shared_devices import MIN_OTHER_BYTES, SharedDevices, find_nvml
+from highwater.process.clocks import Clocks
 from highwater.readings.rank import Device, RankReading
 from highwater.recorder.folder import RecorderFolder
 from tests.fakes.ranks import reading, report
@@ -119,7 +120,7 @@ async def test_another_engines_recorder_on_the_same_device(history, tmp_path, uu
         writer = FakeWriter(tmp_path, instance=instance or ours, pid=77, device=device)
         stack.callback(writer.close)
         writer.sample(0.0)
-        recorder = RecorderFolder(tmp_path, ours, clock=lambda: WALL, monotonic=lambda: MONO)
+        recorder = RecorderFolder(tmp_path, ours, clocks=Clocks(lambda: MONO, lambda: WALL))
         stack.callback(recorder.close)
         shared = watch(history, reading(), recorders=recorder)
         await shared.look()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from highwater.errors import NoRoom, NotAvailable, NotOffered, Refused, RequestError
-from highwater.memory.snapshot_folder import KEPT, UNFINISHED_SECONDS, pieces
-from highwater.memory.snapshots import Snapshots
+from highwater.memory.snapshots import KEPT, UNFINISHED_SECONDS, Snapshots, pieces
+from highwater.process.clocks import Clocks
 from tests.fakes.engine import NO_SNAPSHOT, Core, FakeWorker, core_on
 
 OTHERS = "highwater-snapshot-20200101T000000000Z-0-0-1.pickle"
@@ -70,7 +70,7 @@ class Scene:
 def scene_on(folder: Path | None, **knobs: Any) -> Scene:
     core, writers = core_on(**knobs), Writers()
     core.fake.snapshot = writers
-    snapshots = Snapshots(core.engine, core.poller, core.history, folder, clock=core.clock)
+    snapshots = Snapshots(core.engine, core.poller, core.history, folder, clocks=Clocks(wall=core.clock))
     return Scene(core, writers, snapshots, folder or Path("/nowhere"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from highwater.memory.start_failure import start_failure
+from highwater.memory.starts import start_failure
 from highwater.readings.rank import StartPhase
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from highwater.commands.status import judged
 from highwater.errors import EngineRefused
-from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
-from highwater.readings.life import EndedLife, Process, ProcessLife
+from highwater.memory.round import IDLE_SECONDS, SETTLE_SECONDS
+from highwater.readings.engine import EndedLife, Process, ProcessLife
 from highwater.readings.report import Report
 from highwater.text.report import report_text
 from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
@@ -429,7 +429,7 @@ async def test_what_a_killed_api_server_leaves_is_not_loading(watch, tmp_path):
     core = watch(is_up=False, dev_mode=False)
     load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now), phase("warm_up", core.clock.now))
     orphans = (life_of(core, is_running=False),)
-    core.poller.engine_lives = lambda: (core.clock.now, orphans)
+    core.processes.lives = lambda: (core.clock.now, orphans)
     report = (await rounds(core, 3))[-1]
     assert (report.engine.state, report.engine.is_loading) == ("gone", False)
     assert (report.engine.hint or "").startswith(
@@ -451,9 +451,9 @@ async def test_a_start_that_its_processes_show_ends_the_end_until_it_has_failed(
         at = max(core.clock.now, begun)
         return at, (ProcessLife(**known, last_at=at, is_running=runs, has_server=True, is_serving=runs),)
 
-    core.poller.engine_lives = lambda: start(runs=True)
+    core.processes.lives = lambda: start(runs=True)
     assert {report.engine.state for report in await rounds(core, 90)} == {"starting"}
-    core.poller.engine_lives = lambda: start(runs=False)
+    core.processes.lives = lambda: start(runs=False)
     report = (await rounds(core, 2))[-1]
     assert (report.engine.state, report.engine.restarts) == ("gone", 2)
     assert report.engine.hint.startswith("the engine's last start ended without a word")
@@ -621,7 +621,7 @@ async def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(watch, tmp_pat
     at = left(core, tmp_path / "recorder", 90.0 if is_minutes else 5.0)
     if not is_minutes:
         lives = (life_of(core, is_running=False),)
-        core.poller.engine_lives = lambda: (core.clock.now, lives)
+        core.processes.lives = lambda: (core.clock.now, lives)
     reports = await rounds(core, 40)
     assert {(report.engine.state, report.engine.since, report.ranks) for report in reports} == {("gone", at, ())}
     hints = [report.engine.hint for report in (reports[0], reports[-1])]
@@ -649,10 +649,10 @@ async def test_files_of_an_earlier_engine_say_nothing_while_another_one_may_load
     """A pod's sidecar begins before its engine, and the folder may have files of the engine before."""
     core = watch(is_up=False, dev_mode=False)
     left(core, tmp_path / "recorder", 90.0)
-    core.poller.engine_lives = lambda: None
+    core.processes.lives = lambda: None
     assert (await rounds(core, 3))[-1].engine.state == "starting", "the processes' files are still to be read"
     lives = [life_of(core, is_running=False), life_of(core, is_running=True, pids=100)]
-    core.poller.engine_lives = lambda: (core.clock.now, lives)
+    core.processes.lives = lambda: (core.clock.now, lives)
     assert {report.engine.state for report in await rounds(core, 3)} == {"starting"}
     del lives[1]
     assert (await rounds(core, 3))[-1].engine.state == "gone"
@@ -766,7 +766,7 @@ async def test_the_readings_of_an_engine_that_ended_are_not_those_of_the_next_on
     assert (report.engine.state, len(report.ranks)) == ("gone", 2)
     assert "2 of 2 ranks, as the engine that ended had them, read" in report_text(report)
     lives = (life_of(core, is_running=True, pids=100),)
-    core.poller.engine_lives = lambda: (core.clock.now, lives)
+    core.processes.lives = lambda: (core.clock.now, lives)
     report = (await rounds(core, 2))[-1]
     assert (report.engine.state, report.ranks, report.taken_at, report.stale) == ("starting", (), None, True)
     assert (report.encoder_cache, report.growth.since_ready_bytes, report.ranks_reported) == (None, None, 0)

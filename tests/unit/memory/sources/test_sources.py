@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from highwater.engine.capabilities import Capabilities
 from highwater.errors import EngineGarbled, EngineRefused
-from highwater.memory.sources import all_sources
-from highwater.memory.sources.engine_metrics import EngineMetrics, parse_load
-from highwater.memory.sources.pause_state import PauseState
-from highwater.memory.sources.workers import Workers
+from highwater.memory.sources import EngineMetrics, PauseState, Workers, all_sources, parse_load
 from highwater.readings.engine import EngineLoad, WorkCounts
 from tests.fakes.engine import USED_READY, changed
 

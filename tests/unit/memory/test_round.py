@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS, Situation, is_due
+from highwater.memory.round import IDLE_SECONDS, SETTLE_SECONDS, Round
+from highwater.readings.engine import EngineLoad, EngineStatus, Progress
+from highwater.readings.report import Report
+from highwater.recorder.recorders import Coverage
 
 IDLE_POLL_SECONDS = 5.0
-RECORDED = {"is_recorded": True, "still_seconds": SETTLE_SECONDS}
-IDLE = RECORDED | {"verdict": "idle"}
-WORKING = RECORDED | {"verdict": "progressing", "still_seconds": 0.0}
-STANDING = RECORDED | {"verdict": "progressing"}
+RECORDED = {"coverage": Coverage(is_complete=True), "still_seconds": SETTLE_SECONDS}
+AT_REST = {"load": EngineLoad(requests_running=0, requests_waiting=0, work_done=7.0), "work_done_before": 7.0}
 
 
-def due(reach, seconds: float | None, **known) -> bool:
-    return is_due(reach, Situation(**known), seconds, idle_poll_seconds=IDLE_POLL_SECONDS, slack=0.5)
+def moves(verdict: str) -> dict[str, Progress]:
+    return {"progress": Progress(verdict=verdict, since_seconds=None, ranks=(), summary=verdict)}
+
+
+IDLE = RECORDED | moves("idle")
+WORKING = RECORDED | moves("progressing") | {"still_seconds": 0.0}
+STANDING = RECORDED | moves("progressing")
+
+
+def due(reach, seconds: float | None, *, is_held: bool = False, **known) -> bool:
+    engine = EngineStatus(url="http://e", state="paused" if is_held else "ready")
+    seen = Round(last=Report(engine=engine, stale=False), **known)
+    return seen.is_due(reach, seconds, idle_poll_seconds=IDLE_POLL_SECONDS, slack=0.5)
 
 
 def times(reach, **known) -> float:
@@ -27,22 +39,22 @@ def times(reach, **known) -> float:
     [
         (IDLE, IDLE_SECONDS, IDLE_SECONDS, float("inf")),
         (IDLE | {"is_held": True}, IDLE_SECONDS, IDLE_POLL_SECONDS, float("inf")),
-        (IDLE | {"has_requests": True}, 0, 0, float("inf")),
+        (IDLE | {"requests_under_way": 1}, 0, 0, float("inf")),
         (IDLE | {"still_seconds": SETTLE_SECONDS - 0.1}, 0, 0, float("inf")),
-        (IDLE | {"is_sure": False}, 0, 0, float("inf")),
+        (IDLE | {"was_answered": False}, 0, 0, float("inf")),
         (WORKING, 0, float("inf"), float("inf")),
         (WORKING | {"is_held": True}, 0, 0, float("inf")),
         (STANDING, 0, 0, float("inf")),
-        (RECORDED | {"verdict": "unknown"}, 0, 0, float("inf")),
-        (RECORDED | {"verdict": "stuck"}, 0, float("inf"), float("inf")),
-        (RECORDED | {"verdict": "stuck", "is_unanswered": True, "is_sure": False}, 0, 0, float("inf")),
-        (RECORDED | {"verdict": "busy"}, 0, float("inf"), float("inf")),
+        (RECORDED | moves("unknown"), 0, 0, float("inf")),
+        (RECORDED | moves("stuck"), 0, float("inf"), float("inf")),
+        (RECORDED | moves("stuck") | {"is_unanswered": True, "was_answered": False}, 0, 0, float("inf")),
+        (RECORDED | moves("busy"), 0, float("inf"), float("inf")),
         ({}, 0, 0, 0),
-        ({"is_without_work": True}, 0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS),
-        ({"is_without_work": True, "is_sure": False}, 0, 0, 0),
-        ({"verdict": "idle"}, 0, 0, 0),
-        ({"verdict": "stuck"}, 0, 0, 0),
-        ({"verdict": "busy"}, 0, float("inf"), float("inf")),
+        (AT_REST, 0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS),
+        (AT_REST | {"was_answered": False}, 0, 0, 0),
+        (moves("idle"), 0, 0, 0),
+        (moves("stuck"), 0, 0, 0),
+        (moves("busy"), 0, float("inf"), float("inf")),
     ],
     ids=[
         "idle",
@@ -71,9 +83,9 @@ def test_how_often_each_question_is_asked(known, counts, pause, workers):
     assert asked == [counts, pause, workers]
 
 
-@pytest.mark.parametrize("known", [IDLE, {"is_without_work": True}])
+@pytest.mark.parametrize("known", [IDLE, AT_REST])
 def test_what_was_never_answered_is_asked(known):
     """Of this engine; workers with recorders excepted."""
     assert due("api_server", None, **known)
     assert due("engine", None, **known)
-    assert due("workers", None, **known) is not known.get("is_recorded", False)
+    assert due("workers", None, **known) is not ("coverage" in known)
