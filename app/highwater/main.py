@@ -11,15 +11,14 @@ second. Both ports share one ``Proxy``, with a limit of clients each.
 
 ``wiring`` builds each area from those before it::
 
-    counters ──► access ──► data plane ──► core ──► host ──► growth ──► incidents
-                                    ports ◄── control plane ◄── exporter ◄───┘
+    counters ──► access ──► data plane ──► engine ──► host ──► poller ──► acting ──► growth ──► incidents
+                                                ports ◄── control plane ◄── exporter ◄───────────────┘
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,25 +33,32 @@ from highwater.api.services import Services
 from highwater.files.tls import TlsWatch, engine_context, listening_context
 from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.snapshots import Snapshots
+from highwater.process.clocks import SYSTEM, Clocks
 from highwater.readings.report import ProxyLoad, Report
 from highwater.settings.settings import Settings
+from highwater.wiring.act import wire_acting, wire_policy
 from highwater.wiring.control_plane import wire_access, wire_control_plane
-from highwater.wiring.core import Clocks, Core, wire_engine, wire_recorders
 from highwater.wiring.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane
 from highwater.wiring.sidecar import Loops, Sidecar
 from highwater.wiring.start_line import WaitingLog
-from highwater.wiring.watches import wire_growth, wire_host, wire_incidents
+from highwater.wiring.watch import (
+    wire_engine,
+    wire_growth,
+    wire_history,
+    wire_host,
+    wire_incidents,
+    wire_known,
+    wire_poller,
+    wire_recorders,
+    wire_shared_devices,
+)
 
 
 def create_app(
-    settings: Settings,
-    clock: Callable[[], float] = time.monotonic,
-    wall_clock: Callable[[], float] = time.time,
-    *,
-    transport: httpx.AsyncBaseTransport | None = None,
+    settings: Settings, clocks: Clocks = SYSTEM, *, transport: httpx.AsyncBaseTransport | None = None
 ) -> Sidecar:
-    """Wire a sidecar. Tests replace the clocks (``Clocks``) and the network towards the engine on the control plane."""
-    return _Parts(settings, Clocks(clock, wall_clock), transport).sidecar()
+    """Wire a sidecar. Tests replace the clocks and the network towards the engine on the control plane."""
+    return _Parts(settings, clocks, transport).sidecar()
 
 
 class _Parts:
@@ -71,42 +77,80 @@ class _Parts:
             internal_errors=errors,
         )
         engine = wire_engine(settings, clocks, engine_tls, transport)
-        self.core = core = Core(
+        self.known = known = wire_known(settings, clocks, engine, wire_recorders(settings, engine, clocks), errors)
+        self.host = wire_host(settings, known, clocks, errors)
+        self.history = history = wire_history(
             settings,
             clocks,
-            engine,
-            wire_recorders(settings, engine, clocks),
-            self.data.gate,
+            proxied=lambda: self.counters.traffic.requests_ended if settings.has_data_plane else None,
+            host_kept_bytes=self.host.watch.kept_bytes,
+        )
+        policy = wire_policy(settings, known, history)
+        shared = wire_shared_devices(known, history, errors)
+        self.poller = poller = wire_poller(
+            settings,
+            known,
+            clocks,
+            history,
+            shared,
             observer=self.counters,
             internal_errors=errors,
+            processes=self.host.processes,
             requests_under_way=self.data.requests_under_way,
-            proxied=lambda: self.counters.traffic.requests_ended if settings.has_data_plane else None,
-            host_kept_bytes=lambda: self.host.kept_bytes(),  # noqa: PLW0108 - it is made later, of the poller
         )
-        self.host = wire_host(settings, core.poller, clocks, errors)
-        self.growth = wire_growth(settings, core, self.host, clocks, errors)
-        self.incidents, self.watcher, self.oom_kills = wire_incidents(
-            settings, core, clocks, errors, host=self.host, verdicts=self.growth.verdicts
+        self.acting = wire_acting(
+            settings,
+            known,
+            poller,
+            history,
+            policy=policy,
+            shared=shared,
+            gate=self.data.gate,
+            clocks=clocks,
+            observer=self.counters,
+            internal_errors=errors,
         )
-        watches = [self.watcher.run, self.host.run, self.growth.run, TlsWatch(self.tls, engine_tls).run]
-        if core.shared.has_witness:
-            watches.append(core.shared.run)
-        self.loops = Loops(core.poller.run, core.governor.run, *watches)
+        self.growth = wire_growth(
+            settings, known.reports, history, self.host.watch, clocks=clocks, internal_errors=errors
+        )
+        self.incidents, self.watcher = wire_incidents(
+            settings,
+            poller,
+            history,
+            recorders=known.recorders,
+            host=self.host,
+            growth=self.growth,
+            policy=self.acting.governor.status,
+            clocks=clocks,
+            internal_errors=errors,
+        )
+        loops = [
+            self._poll,
+            self.acting.governor.run,
+            self.watcher.run,
+            self.host.watch.run,
+            self.growth.run,
+            TlsWatch(self.tls, engine_tls).run,
+        ]
+        self.loops = Loops(*loops, *([shared.run] if shared.has_witness else []))
         self.stopping = asyncio.Event()
 
+    async def _poll(self) -> None:
+        await self.poller.run(self.acting.governor.poll_interval)
+
     def sidecar(self) -> Sidecar:
-        settings, core, proxy = self.settings, self.core, self.data.proxy
+        settings, history, proxy = self.settings, self.history, self.data.proxy
         services = self._services()
         control, paths = wire_control_plane(services, self._lifespan, self.counters.internal_errors.counter("http"))
         front = make_front(settings, paths)
-        core.poller.listeners.append(WaitingLog(self.clocks.monotonic).notice)
+        self.known.reports.subscribe(WaitingLog(self.clocks).notice)
         if settings.has_data_plane:
-            watch = RootPathWatch(front, lambda: core.poller.capabilities.root_path, core.history)
-            core.poller.listeners.append(watch.notice)
+            watch = RootPathWatch(front, lambda: self.poller.capabilities.root_path, history)
+            self.known.reports.subscribe(watch.notice)
 
         def begin_stop() -> None:
             self.stopping.set()
-            core.history.close()
+            history.close()
 
         return Sidecar(
             ports=listening_ports(settings, proxy, front, paths),
@@ -119,68 +163,70 @@ class _Parts:
         )
 
     def _services(self) -> Services:
-        core, data, clocks = self.core, self.data, self.clocks
-        poller, governor = core.poller, core.governor
+        known, acting, data = self.known, self.acting, self.data
         exporter = Exporter(
             self.counters,
-            poller.current,
-            governor.status,
+            known.reports.current,
+            acting.governor.status,
             held=lambda: data.gate.held,
             connections=data.proxy.connections,
             dropped_lines=data.dropped_lines,
             incidents=lambda: self.incidents.counts,
             growth=self.growth.verdicts,
-            host=lambda: self.host.now,
-            oom_kills=lambda: self.oom_kills.total,
+            host=lambda: self.host.watch.now,
+            oom_kills=lambda: self.host.oom_kills.total,
         )
         return Services(
-            poller=poller,
-            governor=governor,
-            relief=core.relief,
-            policy=core.policy,
-            history=core.history,
+            poller=self.poller,
+            governor=acting.governor,
+            relief=acting.relief,
+            policy=acting.policy,
+            history=self.history,
             exporter=exporter,
-            engine_page=EnginePage(core.engine),
-            entries=EncoderCacheEntries(core.engine, clock=clocks.monotonic),
-            budgets=core.budgets,
+            engine_page=EnginePage(known.engine),
+            entries=EncoderCacheEntries(known.engine, clocks=self.clocks),
+            budgets=known.budgets,
             growth=self.growth,
             incidents=self.incidents,
-            recorders=core.recorders,
-            snapshots=Snapshots(core.engine, poller, core.history, self.settings.recorder_dir, clock=clocks.wall),
+            recorders=known.recorders,
+            snapshots=Snapshots(
+                known.engine, self.poller, self.history, self.settings.recorder_dir, clocks=self.clocks
+            ),
             report=self._report,
-            host=self.host,
+            host=self.host.watch,
             alive=self.loops.alive,
             stopping=self.stopping.is_set,
-            server_info=partial(core.engine.get, "/server_info"),
+            server_info=partial(known.engine.get, "/server_info"),
             control=self.access,
         )
 
     def _report(self) -> Report:
-        now = self.core.poller.current()
-        growth = replace(now.growth, series=self.growth.verdicts())
-        host = None if self.host.now is None else self.host.now.summary
-        proxied, under_way = self.core.history.proxied(), self.counters.traffic.under_way
-        proxy = None if proxied is None else ProxyLoad(requests_ended=proxied, requests_under_way=under_way)
-        policy = self.core.governor.status()
+        now, host = self.known.reports.current(), self.host.watch.now
+        proxied, under_way = self.history.proxied(), self.counters.traffic.under_way
         return replace(
-            now, sidecar_started_at=self.core.history.began_at, policy=policy, host=host, growth=growth, proxy=proxy
+            now,
+            sidecar_started_at=self.history.began_at,
+            policy=self.acting.governor.status(),
+            host=None if host is None else host.summary,
+            growth=replace(now.growth, series=self.growth.verdicts()),
+            proxy=None if proxied is None else ProxyLoad(requests_ended=proxied, requests_under_way=under_way),
         )
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        core, proxy = self.core, self.data.proxy
+        known, proxy = self.known, self.data.proxy
         self.token.start()
         await proxy.start()
         self.loops.start()
         try:
             yield
         finally:
-            core.history.close()
+            self.history.close()
             await self.watcher.finish()
             await self.loops.stop()
             self.incidents.close()
-            if core.recorders is not None:
-                core.recorders.close()
+            if known.recorders is not None:
+                known.recorders.close()
             await proxy.aclose()
-            await core.engine.aclose()
+            await known.engine.aclose()
             self.token.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from highwater.memory.history import History
+from highwater.process.clocks import Clocks
 from highwater.process.descriptors import control_connections, default_connections
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.access_log import AccessLog
@@ -21,7 +22,6 @@ from highwater.proxy.traffic import ProxyTraffic
 from highwater.readings.engine import STATES
 from highwater.readings.report import Report
 from highwater.settings.settings import Settings
-from highwater.wiring.core import Clocks
 from highwater.wiring.sidecar import ListeningPort
 
 log = logging.getLogger("highwater")

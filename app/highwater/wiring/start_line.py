@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from highwater import __version__
 from highwater.policy.rules import Rule
+from highwater.process.clocks import Clocks
 from highwater.readings.report import Report
 from highwater.settings.settings import Settings
 from highwater.text.printable import plain
@@ -48,8 +48,8 @@ def _token(settings: Settings) -> str:
 class WaitingLog:
     """Logs what is waited for: at the first report, and each minute without an engine that serves requests."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clocks: Clocks) -> None:
+        self._clock = clocks.monotonic
         self._next = self._delay = 0.0
         self._since: float | None = None
 

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
+from highwater.engine.client import Engine
 from highwater.host.reading import HostReading
+from highwater.process.clocks import SYSTEM
 from highwater.process.internal_errors import InternalErrors
 from highwater.settings.sources import load
-from highwater.wiring.core import Clocks
-from highwater.wiring.watches import wire_host
+from highwater.wiring.watch import Host, wire_host, wire_known
+
+
+def host_of(**settings: str) -> Host:
+    given, errors = load(settings, environ={}), InternalErrors()
+    return wire_host(given, wire_known(given, SYSTEM, Engine("http://e"), None, errors), SYSTEM, errors)
 
 
 def test_a_poll_hears_of_the_engines_processes_from_the_watch_of_host_memory():
     """Without that nobody would notice an engine that is stopped while it has nothing to do."""
-    poller = SimpleNamespace(engine_process=None, stopped_engine=None)
-    watch = wire_host(load({}, environ={}), poller, Clocks(), InternalErrors())
-    assert (poller.engine_process, poller.stopped_engine) == (watch.engine_process, watch.stopped_engine)
-    assert poller.engine_lives() is None
+    host = host_of()
+    watch, processes = host.watch, host.processes
+    assert (processes.one, processes.stopped) == (watch.engine_process, watch.stopped_engine)
+    assert processes.silent_core == watch.silent_core
+    assert processes.lives() is None
     for listener in watch.listeners:
         listener(HostReading(taken_at=5.0))
-    assert poller.engine_lives() == (5.0, ())
+    assert processes.lives() == (5.0, ())
 
 
 @pytest.mark.parametrize(
     ("setting", "is_blind"), [("policy.mode", True), ("recorder_dir", False), ("engine_log", False)]
 )
 def test_the_hint_names_what_would_show_starts_that_end_where_nothing_does(tmp_path, setting, is_blind):
-    poller = SimpleNamespace(unseen_starts="")
     value = "act" if setting == "policy.mode" else str(tmp_path / "vllm")
-    wire_host(load({setting: value}, environ={}), poller, Clocks(), InternalErrors())
-    assert ("recorder_dir" in poller.unseen_starts) is is_blind
+    assert ("recorder_dir" in host_of(**{setting: value}).processes.unseen_starts) is is_blind
