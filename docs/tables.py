@@ -17,8 +17,7 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from highwater.accounting.attribution import account
-from highwater.accounting.components import COMPONENTS, STACKED
+from highwater.accounting.components import COMPONENTS, STACKED, account
 from highwater.accounting.remedies import GAIN_FIELDS
 from highwater.diagnose.log.messages import KNOWN
 from highwater.exit_codes import MEANINGS
@@ -29,7 +28,7 @@ from highwater.policy.rules import Rule as PolicyRule
 from highwater.policy.tidying import IDLE_SECONDS, MIN_TIDY_BYTES, TIDY_SHARE
 from highwater.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
 from highwater.readings.engine import STATES
-from highwater.readings.rank import Device, WorkerBudget, WorkerMemory
+from highwater.readings.rank import Budget, Device, WorkerMemory
 from highwater.settings.keys import keys, variable
 from highwater.units import GIB, MIB
 from kvplan.generations import Span
@@ -106,7 +105,7 @@ def waters_table() -> str:
                 total_bytes=total,
                 used_bytes=asked,
                 free_bytes=total - asked,
-                budget=WorkerBudget(requested_bytes=asked),
+                budget=Budget(requested_bytes=asked),
             )
             waters = derive(slack_bytes(account(worker), None) or 0)
             found = (waters.high, waters.low) if waters else None

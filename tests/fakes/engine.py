@@ -24,14 +24,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.engine.client import Engine
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.memory.sources import all_sources
-from highwater.memory.sources.source import Source
+from highwater.memory.sources import Source, all_sources
 from highwater.policy.governor import Governor
 from highwater.policy.rules import Rule
+from highwater.process.clocks import Clocks
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.gate import Gate
 from highwater.readings.event import Trigger
@@ -43,8 +43,14 @@ from highwater.relief.quiescer import Quiescer
 from highwater.relief.relief import Relief
 from highwater.settings.sections import GateSettings
 from highwater.settings.settings import Settings
-from highwater.wiring.core import Clocks, wire_engine
-from highwater.wiring.core import Core as WiredCore
+from highwater.wiring.act import wire_acting, wire_policy
+from highwater.wiring.watch import (
+    wire_engine,
+    wire_history,
+    wire_known,
+    wire_poller,
+    wire_shared_devices,
+)
 from tests.fakes.clock import FakeClock, FakeWallClock
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
@@ -776,6 +782,17 @@ class Counted:
 
 
 @dataclass
+class SeenProcesses:
+    """What a test shows of the engine's processes beside its workers, as `EngineProcesses` has it."""
+
+    one: Callable[[], str | None] = lambda: None
+    lives: Callable[[], Any] = lambda: (0.0, ())
+    stopped: Callable[[], str | None] = lambda: None
+    silent_core: Callable[[], Any] = lambda: None
+    unseen_starts: str = ""
+
+
+@dataclass
 class Core:
     """Poller, governor and history on one fake engine and one fake clock."""
 
@@ -790,6 +807,7 @@ class Core:
     quiescer: Quiescer
     counted: Counted
     wall: FakeWallClock
+    processes: SeenProcesses
     recorders: Recorders | None = None
 
     async def tick(self, seconds: float = 1.0, *, spare_idle: bool = False) -> Report:
@@ -832,36 +850,52 @@ def core_on(
         state_file=state_file,
         gate=GateSettings(drain_seconds=0.05),
     )
-    clocks = Clocks(clock, wall)
+    clocks, errors, processes = Clocks(clock, wall), InternalErrors(), SeenProcesses()
     engine = wire_engine(settings, clocks, None, fake.transport())
     recorders = None
     if recorder_dir is not None and proc is not None:
         recorders = recorders_on(fake, engine, clock, recorder_dir / "recorder", proc)
     gate = Gate(clock=clock)
-    core = WiredCore(
+    known, history = wire_known(settings, clocks, engine, recorders, errors), wire_history(settings, clocks)
+    policy, shared = wire_policy(settings, known, history), wire_shared_devices(known, history, errors)
+    poller = wire_poller(
         settings,
+        known,
         clocks,
-        engine,
-        recorders,
-        gate,
+        history,
+        shared,
         observer=counted,
-        internal_errors=InternalErrors(),
+        internal_errors=errors,
+        processes=processes,
         sources=sources,
     )
-    core.governor.rules, core.governor.mode = tuple(rules), mode
+    acting = wire_acting(
+        settings,
+        known,
+        poller,
+        history,
+        policy=policy,
+        shared=shared,
+        gate=gate,
+        clocks=clocks,
+        observer=counted,
+        internal_errors=errors,
+    )
+    acting.governor.rules, acting.governor.mode = tuple(rules), mode
     return Core(
-        fake,
-        clock,
-        engine,
-        core.history,
-        core.poller,
-        core.governor,
-        core.relief,
-        gate,
-        core.quiescer,
-        counted,
-        wall,
-        recorders,
+        fake=fake,
+        clock=clock,
+        engine=engine,
+        history=history,
+        poller=poller,
+        governor=acting.governor,
+        relief=acting.relief,
+        gate=gate,
+        quiescer=acting.quiescer,
+        counted=counted,
+        wall=wall,
+        processes=processes,
+        recorders=recorders,
     )
 
 
@@ -877,8 +911,7 @@ def recorders_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Pat
         folder,
         rate=RECORDER_RATE,
         seconds=RECORDER_SECONDS,
-        clock=clock,
-        monotonic=monotonic(clock),
+        clocks=Clocks(monotonic(clock), clock),
         sleep=sleep,
         proc=proc.path,
     )

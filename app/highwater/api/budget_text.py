@@ -12,7 +12,7 @@ from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import tightest
 from highwater.plan.pool_view import PoolView
 from highwater.text.budget_bar import BudgetBar
-from highwater.text.table import rank_title, table
+from highwater.text.table import table
 from highwater.units import UNKNOWN, gib_text, size_text
 
 # Of a comparison's table; what is longer is a sentence, and stands below it.
@@ -242,7 +242,7 @@ def _names(ranks: Sequence[RankBudget]) -> list[str]:
 
 
 def _title(rank: RankBudget) -> str:
-    return rank_title(rank.dp_rank, rank.rank, UNKNOWN)
+    return rank.label
 
 
 def _number(value: float | None) -> str:

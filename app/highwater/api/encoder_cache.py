@@ -17,7 +17,7 @@ from highwater.errors import EngineError, NotAvailable, UnknownName
 from highwater.memory.encoder_cache import EntriesReading, RankEntries
 from highwater.readings.report import Report
 from highwater.readings.schema import SCHEMA
-from highwater.text.table import missing_text, rank_title
+from highwater.text.table import missing_text
 
 NOT_READ = (
     "the entries of this engine have not been read yet, and without the admin token no worker is called; send it, "
@@ -98,7 +98,7 @@ def _note(known: Sequence[RankEntries], report: Report, *, may_ask: bool) -> str
     without = None if may_ask else SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED
     listed = {rank.head.get("pid") for rank in known if rank.head.get("entries_total") is not None}
     unlisted = [rank for rank in report.ranks if rank.pid not in listed]
-    names = [f"rank {rank_title(rank.dp_rank, rank.rank)}" for rank in unlisted]
+    names = [rank.name for rank in unlisted]
     names += [missing_text([rank]) for rank in report.ranks_missing]
     missing = f"the entries of {', '.join(names)} are not known" if names else None
     return "; ".join(text for text in (missing, without) if text) or None

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, TypeAdapter
 
-from highwater.accounting.deltas import compare
+from highwater.accounting.totals import compare
 from highwater.api.requests import OR_TEXT, FormatQuery, StrictModel, wants_text
 from highwater.api.services import Services
 from highwater.errors import UnknownName

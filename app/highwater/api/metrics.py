@@ -18,9 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from highwater.accounting.components import COMPONENTS
-from highwater.accounting.devices import device_total, used_total
-from highwater.accounting.host_share import host_ratio, host_share
-from highwater.accounting.rank_key import rank_key
+from highwater.accounting.totals import device_total, used_total
 from highwater.api.counters import Counters
 from highwater.api.families import Form, Row, counted, counter, gauge, known, one_of
 from highwater.api.growth_metrics import growth_families
@@ -34,9 +32,9 @@ from highwater.proxy.traffic import Connections
 from highwater.readings.engine import EngineState
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.policy import PolicyLevel, PolicyMode, PolicyStatus, RulePhase, RuleStatus
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankReading, rank_title
 from highwater.readings.report import Report
-from highwater.text.table import device_title, rank_title
+from highwater.text.table import device_title
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 """Of the classic text format, whatever a scraper accepts: vLLM speaks no other, and a page has one format."""
@@ -68,13 +66,17 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...]
         lambda r: r.host_memory.pinned_bytes,
     ),
     ("host_memory_rss_bytes", "Resident set size of the worker's process.", lambda r: r.host_memory.rss_bytes),
-    ("host_memory_used_ratio", "Host memory in use over the cgroup's limit or the node's total.", host_ratio),
+    (
+        "host_memory_used_ratio",
+        "Host memory in use over the cgroup's limit or the node's total.",
+        lambda r: r.host_memory.used_ratio,
+    ),
     (
         "host_memory_used_bytes",
         "Host memory in use by the worker's cgroup, or by the node.",
-        lambda r: host_share(r)[0],
+        lambda r: r.host_memory.share[0],
     ),
-    ("host_memory_limit_bytes", "The cgroup's memory limit, or the node's total.", lambda r: host_share(r)[1]),
+    ("host_memory_limit_bytes", "The cgroup's memory limit, or the node's total.", lambda r: r.host_memory.share[1]),
     (
         "encoder_cache_oldest_age_seconds",
         "Time since the oldest encoder cache entry was first seen by a poll: a lower bound.",
@@ -303,9 +305,9 @@ def _growth_families(report: Report) -> Iterator[Metric]:
     text = "Pace of used bytes over all devices now; absent where that of one is not steady."
     yield from known("growth_bytes_per_second", text, report.growth.bytes_per_second)
     text = "When the device is full at its present pace; absent where its readings do not foretell that."
-    ranks = {rank_key(rank): _labels(rank) for rank in report.ranks}
-    growing = [one for one in report.growth.ranks if rank_key(one) in ranks]
-    ends = ((ranks[rank_key(one)], one.seconds_to_full) for one in growing)
+    ranks = {rank.key: _labels(rank) for rank in report.ranks}
+    growing = [one for one in report.growth.ranks if one.key in ranks]
+    ends = ((ranks[one.key], one.seconds_to_full) for one in growing)
     yield gauge("device_memory_seconds_to_full", text, _RANK_LABELS, ends)
 
 

@@ -13,10 +13,10 @@ from highwater.engine.client import EngineResponse
 from highwater.growth.watch import GrowthWatch
 from highwater.host.watch import HostWatch
 from highwater.memory.encoder_cache import EncoderCacheEntries
-from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.snapshots import Snapshots
+from highwater.memory.sources import EngineBudgets
 from highwater.policy.governor import Governor
 from highwater.policy.store import PolicyStore
 from highwater.readings.report import Report

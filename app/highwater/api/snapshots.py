@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from highwater.api.problems import ProblemAnswer
 from highwater.api.requests import NO_STORE, StrictModel
 from highwater.api.services import Services
-from highwater.memory.snapshot_folder import pieces
+from highwater.memory.snapshots import pieces
 from highwater.readings.event import Caller
 from highwater.readings.schema import SCHEMA
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.deltas import compare
-from highwater.accounting.rank_key import rank_key
+from highwater.accounting.totals import compare
 from highwater.client.answers import ranks_of, remedy_of, understood
 from highwater.client.sidecar import reasons_of
 from highwater.policy.rules import ALL_REMEDIES
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
-from highwater.text.table import component_title, rank_title, table
+from highwater.text.table import component_title, table
 from highwater.units import UNKNOWN, size_text
 
 _TRIM: Final = "trim_encoder_cache"
@@ -78,12 +77,12 @@ def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str
     freed = compare(after, before)
     if not freed:
         return ""
-    in_use = {rank_key(rank): rank.used_bytes for rank in after}
+    in_use = {rank.key: rank.used_bytes for rank in after}
     rows = [
         [component_title(name), *(size_text(getattr(each.components, name)) for each in freed)]
         for name in COMPONENT_NAMES
         if any(getattr(each.components, name) for each in freed)
     ]
     rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
-    rows.append(["used now", *(size_text(in_use[rank_key(each)]) for each in freed)])
-    return "\n" + table(["less in use now", *(f"rank {rank_title(each.dp_rank, each.rank)}" for each in freed)], rows)
+    rows.append(["used now", *(size_text(in_use[each.key]) for each in freed)])
+    return "\n" + table(["less in use now", *(each.name for each in freed)], rows)

@@ -28,8 +28,9 @@ def restore(url: str, *, as_json: bool) -> None:
 
 def restored_text(answer: Any) -> str:  # noqa: ANN401 - JSON
     from highwater.client.answers import understood
+    from highwater.readings.rank import rank_title
     from highwater.text.printable import cleaned
-    from highwater.text.table import rank_title, table
+    from highwater.text.table import table
     from highwater.units import size_text
 
     with understood("/memory/encoder-cache/restore"):

@@ -23,7 +23,7 @@ from highwater.readings.event import Event
 from highwater.readings.rank import are_recorded
 from highwater.readings.report import Report
 from highwater.text.strict_json import part
-from highwater.text.table import missing_text, rank_title, waters_text
+from highwater.text.table import missing_text, waters_text
 from highwater.units import size_text, span_text
 from kvplan.versions import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 
@@ -285,7 +285,7 @@ def _thresholds(facts: SetupFacts) -> _Judged:
     if facts.report.stale or not facts.report.ranks:
         return _UNKNOWN
     noted = (one for rule in policy.rules for one in rule.ranks if one.note)
-    odd = sorted({f"rank {rank_title(one.dp_rank, one.rank)}: {one.note}" for one in noted})
+    odd = sorted({f"{one.name}: {one.note}" for one in noted})
     if odd and any(rule.phase != "held" for rule in policy.rules):
         return "warn", f"left out by the policy: {'; '.join(odd[:3])}", "see docs/policy.md"
     return "ok", "; ".join(f"{one.name} {waters_text(one) or f'is held: {one.reason}'}" for one in policy.rules)

@@ -67,7 +67,8 @@ def _show(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> None:  #
 
 
 def _taken(answer: Any) -> str:  # noqa: ANN401 - JSON
-    from highwater.text.table import rank_title, table
+    from highwater.readings.rank import rank_title
+    from highwater.text.table import table
     from highwater.units import UNKNOWN, size_text
 
     rows = [
@@ -84,7 +85,7 @@ def _taken(answer: Any) -> str:  # noqa: ANN401 - JSON
 
 
 def _stacks(answer: Any) -> str:  # noqa: ANN401 - JSON
-    from highwater.text.table import rank_title
+    from highwater.readings.rank import rank_title
     from highwater.units import span_text
 
     lines = []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from highwater.accounting.launch import EXCLUDED, allocator_options, sets_expandable_segments
+from highwater.accounting.engine_budget import EXCLUDED, allocator_options, sets_expandable_segments
 from highwater.diagnose.advice import against_fragments
 from highwater.diagnose.finding import Finding, finding, weightiest_first
 from highwater.diagnose.rules.caches import AGAINST_UNPROFILED, WHY_UNPROFILED
@@ -14,8 +14,7 @@ from highwater.plan.budget import RankBudget
 from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import Explanation
 from highwater.readings.schema import SCHEMA
-from highwater.text.table import rank_title
-from highwater.units import MIB, UNKNOWN, size_text
+from highwater.units import MIB, size_text
 
 # A smaller difference between the profile and what followed is no risk.
 NOTABLE_BYTES = 128 * MIB
@@ -27,7 +26,7 @@ class BudgetCase(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"rank {rank_title(self.rank.dp_rank, self.rank.rank, UNKNOWN)}"
+        return self.rank.name
 
     @property
     def kv_cache_advice(self) -> str:

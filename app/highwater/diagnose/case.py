@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.evidence import EncoderEntry, Evidence
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
-from highwater.text.table import rank_title
 from highwater.units import MIB, span_text
 
 _Item = TypeVar("_Item")
@@ -141,14 +139,14 @@ class Case:
 
 
 def running(report: Report, baseline: Iterable[RankReading]) -> Case:
-    first = {rank_key(reading): reading for reading in baseline}
+    first = {reading.key: reading for reading in baseline}
     known = () if report.stale else report.ranks
     grown = {
         name: moved
         for name in COMPONENT_NAMES
-        if (moved := total(change(first.get(rank_key(rank)), rank, name) for rank in known)) is not None
+        if (moved := total(change(first.get(rank.key), rank, name) for rank in known)) is not None
     }
-    ranks = tuple(RankCase(now=rank, first=first.get(rank_key(rank)), peak=rank) for rank in known)
+    ranks = tuple(RankCase(now=rank, first=first.get(rank.key), peak=rank) for rank in known)
     return Case(kind="running", ranks=ranks, engine=report.engine, load=report.engine, grown=grown)
 
 
@@ -159,7 +157,7 @@ def ahead(report: Report) -> Case:
 
 
 def name_of(reading: RankReading) -> str:
-    return f"rank {rank_title(reading.dp_rank, reading.rank)}"
+    return reading.name
 
 
 def total(sizes: Iterable[int | None]) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from highwater.host.reading import ROLES, ProcessMemory, Role
-from highwater.text.table import rank_title
+from highwater.readings.rank import rank_title
 
 # Of the same container, and of no engine.
 _FOREIGN: Final = frozenset({"sidecar", "other"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import linear_regression
 from typing import Final
 
-from highwater.accounting.time_to_full import seconds_until
+from highwater.accounting.growth import seconds_until
 from highwater.host.reading import ContainerMemory
 from highwater.units import MIB
 

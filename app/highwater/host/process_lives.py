@@ -15,7 +15,7 @@ from typing import Final
 
 from highwater.host.names import bare_name
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role
-from highwater.readings.life import EndedLife, Process, ProcessLife
+from highwater.readings.engine import EndedLife, Process, ProcessLife
 from highwater.units import size_text
 
 _SERVERS: Final[frozenset[Role]] = frozenset({"api_server", "launcher"})

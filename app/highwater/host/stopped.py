@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from highwater.host.reading import HostReading, ProcessMemory, Role
-from highwater.readings.life import Process
+from highwater.readings.engine import Process
 from highwater.recorder.progress import LOST_SECONDS, SILENT_SECONDS, SilentCore, how_to_continue
 
 _SERVERS: frozenset[Role] = frozenset({"api_server", "launcher"})

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from highwater.accounting.points import MemoryPoint
-from highwater.accounting.rank_key import RankKey, key_of
 from highwater.client.answers import understood
 from highwater.diagnose.evidence import EncoderEntry
 from highwater.measure.experiment import CacheReading, Moment
 from highwater.readings.engine import EngineLoad
-from highwater.readings.rank import Device, EncoderCache, HostMemory, RankReading
+from highwater.readings.rank import Device, EncoderCache, HostMemory, RankKey, RankReading, key_of
 from highwater.text.printable import plain
 
 LARGEST = 5

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from highwater import __version__
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.client.answers import ranks_of, remedy_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
 from highwater.diagnose.case import name_of
@@ -32,7 +31,7 @@ from highwater.measure.experiment import (
 from highwater.measure.load import Interrupts, Load, shell_code
 from highwater.measure.readings import cache_of, history_ranks, settings_of
 from highwater.measure.sampler import GAP_SECONDS, Sampler, peaks, usual_gap
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankKey, RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from highwater.text.printable import plain
@@ -299,7 +298,7 @@ class Measurement:
         best = peaks((*under_load, *ranks, *after))
         if best:
             # A recorder's sample lacks the total: the device does not grow under a load.
-            totals = {rank_key(reading): reading.total_bytes for reading in ranks}
+            totals = {reading.key: reading.total_bytes for reading in ranks}
             peak = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
             yield Moment(name=PEAK, title="peak under load", at=None, ranks=peak)
         yield from self._after

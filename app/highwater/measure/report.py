@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Final
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.diagnose.advice import COMPONENT_MEANING
 from highwater.diagnose.case import highest, name_of, part_of, total
 from highwater.diagnose.finding import Finding, all_advice
@@ -17,7 +16,7 @@ from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment
 from highwater.measure.rules import findings
 from highwater.policy.rules import FALLING_SIGNALS, RATIO_SIGNALS
 from highwater.readings.policy import RuleStatus
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankKey, RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.text.table import component_title, device_title
 from highwater.units import MIB, UNKNOWN, mib, span_text
@@ -129,7 +128,7 @@ def _ended(experiment: Experiment) -> str:
 
 
 def _tables(experiment: Experiment) -> Iterator[str]:
-    keys = list(dict.fromkeys(rank_key(reading) for seen in experiment.moments for reading in seen.ranks))
+    keys = list(dict.fromkeys(reading.key for seen in experiment.moments for reading in seen.ranks))
     folded = len(keys) > RANKS_SHOWN
     if folded:
         whose = f"all {len(experiment.ranks(BEFORE))} ranks together"

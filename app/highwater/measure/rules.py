@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.advice import COMPONENT_MEANING
 from highwater.diagnose.case import highest, name_of, risen, total
 from highwater.diagnose.finding import Finding, Weight, finding, possible, weightiest_first
@@ -176,11 +175,11 @@ def transient_peak(experiment: Experiment) -> Finding | None:
 
 
 def unseen_peak(experiment: Experiment) -> Finding | None:
-    peaks = {rank_key(point): point.torch.allocated_bytes for point in experiment.ranks(PEAK)}
-    before = {rank_key(point): point.torch.peak_allocated_bytes for point in experiment.ranks(BEFORE)}
+    peaks = {point.key: point.torch.allocated_bytes for point in experiment.ranks(PEAK)}
+    before = {point.key: point.torch.peak_allocated_bytes for point in experiment.ranks(BEFORE)}
 
     def unseen(point: RankReading) -> int | None:
-        record, key = point.torch.peak_allocated_bytes, rank_key(point)
+        record, key = point.torch.peak_allocated_bytes, point.key
         earlier, seen = before.get(key), peaks.get(key)
         if record is None or earlier is None or seen is None:
             return None
@@ -203,7 +202,7 @@ def over_high_water(experiment: Experiment) -> Finding | None:
         for rule in experiment.policy.rules
         for one in rule.ranks
         for point in experiment.ranks(PEAK)
-        if rank_key(point) == rank_key(one)
+        if point.key == one.key
         and (free := point.free_bytes) is not None
         and (high := one.high_free_bytes) is not None
         and free < high

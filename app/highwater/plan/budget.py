@@ -15,7 +15,7 @@ from highwater.accounting.engine_budget import EngineBudget, StartMemory
 from highwater.plan.budget_parts import BudgetPart, part_of
 from highwater.plan.kv_view import available_bytes
 from highwater.plan.start_rules import ASCEND_RESCALES, SUGGESTION_MARGIN, requested_bytes
-from highwater.readings.rank import Device, Launch, RankReading, StartPhase
+from highwater.readings.rank import Device, Launch, Ranked, RankReading, StartPhase
 from highwater.units import gib_text
 
 Counting: TypeAlias = Literal["parts", "consumed", "cpu", "given", "remainder"]
@@ -55,7 +55,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankBudget:
+class RankBudget(Ranked):
     """One rank's memory; None: not reported."""
 
     rank: int | None

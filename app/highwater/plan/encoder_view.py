@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from highwater.accounting.engine_budget import EngineBudget
-from highwater.accounting.launch import expandable_segments
 from highwater.plan.budget import encoder_bytes
 from highwater.plan.start_rules import ASCEND_SKIPS_ENCODER, V2_PROFILES_ENCODER
 from highwater.readings.rank import EncoderUnprofiledBy, Launch, RankReading
@@ -95,7 +94,7 @@ def launch_of(budget: EngineBudget | None, reading: RankReading, version: str | 
     limits, is_npu = budget_or_version.limits, reading.device.type == "npu"
     is_multimodal = reading.encoder_cache is not None and reading.device.type != "cpu"
     return Launch(
-        expandable_segments=expandable_segments(budget) if is_npu else None,
+        expandable_segments=budget.expandable_segments if is_npu and budget is not None else None,
         sleep_mode=None if limits is None else limits.sleep_mode,
         kv_cache_given=None if budget is None else budget.kv_cache.given_bytes is not None,
         encoder_unprofiled_by=unprofiled_by(budget_or_version, reading.device.type) if is_multimodal else None,

@@ -14,8 +14,7 @@ from highwater.plan.encoder_view import EncoderView, encoder_view
 from highwater.plan.kv_view import LiveWorker
 from highwater.plan.pool_view import PoolView, pool_sentence, pool_view
 from highwater.readings.rank import RankReading
-from highwater.text.table import rank_title
-from highwater.units import UNKNOWN, gib_text
+from highwater.units import gib_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +49,7 @@ def explain(
     """
     reported = [(reading, budget) for reading in readings if (budget := budget_of(reading)) is not None]
     problems = tuple(
-        f"rank {rank_title(reading.dp_rank, reading.rank, UNKNOWN)}: {why_missing}"
-        for reading in readings
-        if all(reading is not known for known, _ in reported)
+        f"{reading.name}: {why_missing}" for reading in readings if all(reading is not known for known, _ in reported)
     )
     if not reported:
         return Explanation(model=model, vllm_version=vllm_version, problems=problems)
@@ -99,7 +96,7 @@ def paragraph(explanation: Explanation) -> str:
 
 def _budget_sentence(explanation: Explanation, rank: RankBudget) -> str:
     who = f"{explanation.model or explanation.architecture or 'The model'} on vLLM "
-    who += f"{explanation.vllm_version or 'of unknown version'}, rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}"
+    who += f"{explanation.vllm_version or 'of unknown version'}, {rank.name}"
     if rank.requested_bytes is None:
         total = f" of {gib_text(rank.total_bytes)}" if rank.total_bytes is not None else ""
         given = "The KV cache's size was given, not a share of the device" if rank.counting == "given" else ""

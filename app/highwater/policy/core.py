@@ -22,8 +22,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from highwater.accounting.devices import card
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.remedies import TRAITS
 from highwater.policy.gains import is_integrated, possible_gain
 from highwater.policy.memory import MAX_RELAPSES, LastReading, LifeMemory, RuleMemory
@@ -32,6 +30,7 @@ from highwater.policy.rules import Rule
 from highwater.policy.tidying import may_tidy, tidying_ranks, tidying_text, with_idleness
 from highwater.policy.wording import cooldown_text, held_text, reason_text, short_text
 from highwater.readings.policy import PolicyLevel, RulePhase
+from highwater.readings.rank import RankKey
 from highwater.readings.remedy import UNNEEDED, Target
 from highwater.readings.report import Report
 
@@ -276,7 +275,7 @@ def _is_wise(rule: Rule, remedy: str, pressure: Pressure, facts: Facts, *, urgen
         return False  # it would move the bytes within the same memory
     if not rule.is_derived or traits.default_use == "always":
         return True
-    if card(pressure.reading) in facts.shared_cards:
+    if pressure.reading.card in facts.shared_cards:
         return False  # the bytes would go to whoever else uses the device
     if traits.default_use == "last_resort":
         return urgent and is_reached(rule, pressure)
@@ -343,7 +342,7 @@ def _with_ranks(rule: Rule, memory: RuleMemory, fresh: Sequence[Pressure], now: 
 
 def _silent(memory: RuleMemory, report: Report) -> list[RankKey]:
     newest = min((reading.age_seconds for reading in report.ranks), default=0.0)
-    recent = {rank_key(reading) for reading in report.ranks if reading.age_seconds - newest <= SILENT_SECONDS}
+    recent = {reading.key for reading in report.ranks if reading.age_seconds - newest <= SILENT_SECONDS}
     return sorted(memory.ranks.keys() - recent)
 
 

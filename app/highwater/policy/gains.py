@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from highwater.accounting.freed import credit
-from highwater.accounting.host_share import host_share, host_used
-from highwater.accounting.rank_key import rank_key
-from highwater.accounting.remedies import TRAITS, PossibleGain
+from highwater.accounting.remedies import TRAITS, PossibleGain, credit
+from highwater.accounting.totals import host_used
 from highwater.policy.rules import HOST_SIGNALS
 from highwater.readings.policy import RankFreed
 from highwater.readings.rank import RankReading
@@ -29,13 +27,13 @@ def freed(
     if signal not in HOST_SIGNALS:
         credited = credit(remedy, before, after, result.detail)
         return credited.ranks, credited.freed_bytes or 0
-    earlier = {rank_key(reading): host_share(reading)[0] for reading in before}
+    earlier = {reading.key: reading.host_memory.share[0] for reading in before}
     ranks = tuple(
         RankFreed(
-            rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_difference(earlier[rank_key(now)], host_share(now)[0])
+            rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_difference(earlier[now.key], now.host_memory.share[0])
         )
         for now in after
-        if rank_key(now) in earlier
+        if now.key in earlier
     )
     return ranks, _difference(host_used(before), host_used(after)) or 0
 

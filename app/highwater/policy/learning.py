@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from highwater.accounting.rank_key import rank_key
 from highwater.policy.core import Action
 from highwater.policy.gains import freed, possible_gain
 from highwater.policy.memory import LastRun, LifeMemory, RuleMemory, Wait
@@ -66,15 +65,15 @@ def learn(
         )
     if not seen.stale and after:
         # By the readings right after it, or the next wave would be taken for a relief that has not helped.
-        measured = {rank_key(reading): reading for reading in (*seen.ranks, *after)}
+        measured = {reading.key: reading for reading in (*seen.ranks, *after)}
         known = replace(seen, ranks=tuple(measured.values()))
         rule_memory = rule_memory.ended_if_relieved(rule, pressures(rule, known, facts))
     return replace(memory, rules={**memory.rules, rule.name: rule_memory})
 
 
 def _judged(action: Action, run: LastRun, after: Sequence[RankReading], now: float) -> LastRun:
-    given = {rank_key(freed): freed.freed_bytes or 0 for freed in run.ranks}
-    left = {rank_key(reading): possible_gain(action.remedy, action.rule.signal, reading).size for reading in after}
+    given = {freed.key: freed.freed_bytes or 0 for freed in run.ranks}
+    left = {reading.key: possible_gain(action.remedy, action.rule.signal, reading).size for reading in after}
     waits, effective = dict(run.waits), False
     for key, (size, required) in action.ranks.items():
         freed_bytes = given.get(key, required)  # what was not measured is taken to have helped

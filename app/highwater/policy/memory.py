@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from highwater.accounting.rank_key import RankKey
 from highwater.policy.pressure import Pressure, is_relieved
 from highwater.policy.rules import Rule
 from highwater.readings.policy import ActionOutcome, PolicyLevel, RankFreed, RulePhase
+from highwater.readings.rank import RankKey
 from highwater.readings.remedy import Outcome
 
 # After this many relapses running, a release waits for the cooldown unless memory is urgently short.

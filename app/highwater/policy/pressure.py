@@ -6,13 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from highwater.accounting.host_share import host_ratio, host_share
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, Rule
 from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, slack_bytes
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankKey, RankReading
 from highwater.readings.report import Report
-from highwater.text.table import rank_title
 from highwater.units import MIB
 
 
@@ -62,13 +59,13 @@ class Pressure:
 
     @property
     def key(self) -> RankKey:
-        return rank_key(self.reading)
+        return self.reading.key
 
 
 def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
     if rule.is_derived:
-        baseline = {rank_key(reading): reading for reading in facts.baseline}
-        ranks = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
+        baseline = {reading.key: reading for reading in facts.baseline}
+        ranks = [_derived(rule, reading, baseline.get(reading.key)) for reading in report.ranks]
     elif rule.signal in _GROWTH:
         ranks = _growth(rule, report)
     else:
@@ -152,7 +149,7 @@ def _own(rule: Rule, reading: RankReading) -> Pressure:
     value = _VALUES[rule.signal](reading)
     if value is None:
         return Pressure(reading=reading, value=None, high=high, low=low, note=f"{rule.signal} is not known")
-    totals = {"device_used_ratio": reading.total_bytes or 0, "host_used_ratio": host_share(reading)[1] or 0}
+    totals = {"device_used_ratio": reading.total_bytes or 0, "host_used_ratio": reading.host_memory.share[1] or 0}
     scale = totals.get(rule.signal, 1)
     is_free = rule.signal == "device_free_bytes"
     free = reading.free_bytes if reading.free_bytes is not None else math.inf
@@ -187,7 +184,7 @@ _VALUES: Mapping[str, Callable[[RankReading], float | None]] = {
     "device_used_ratio": lambda reading: reading.used_ratio,
     "device_free_bytes": lambda reading: reading.free_bytes,
     "encoder_cache_bytes": lambda reading: reading.components.encoder_cache_bytes,
-    "host_used_ratio": host_ratio,
+    "host_used_ratio": lambda reading: reading.host_memory.used_ratio,
 }
 
 
@@ -212,7 +209,7 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
         has, better = ("has", "or less") if falls else ("uses", "or more")
         shown = f"{value:.4g}" if rule.signal.endswith("_ratio") else f"{value:.0f}"
         other = "free memory on the host" if rule.signal.startswith("host_") else "lower --gpu-memory-utilization"
-        where = f"rank {rank_title(reading.dp_rank, reading.rank)}"
+        where = reading.name
         return (
             f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: {where} {has} {shown} at "
             f"rest, with nothing left to give back. Set low_water to {_rounded(rule.signal, value)} {better}, "
@@ -226,11 +223,11 @@ def _at_rest(
 ) -> Iterator[tuple[RankReading, float]]:
     if signal == "host_used_ratio":
         # Only the first readings show what a host has in use at rest.
-        yield from ((reading, ratio) for reading in baseline if (ratio := host_ratio(reading)) is not None)
+        yield from ((reading, ratio) for reading in baseline if (ratio := reading.host_memory.used_ratio) is not None)
         return
     if signal not in FILL_SIGNALS:
         return  # 0 at rest by what they count
-    known = {rank_key(reading): reading for reading in (*ranks, *baseline)}
+    known = {reading.key: reading for reading in (*ranks, *baseline)}
     for reading in known.values():
         size, total = at_rest_bytes(reading), reading.total_bytes
         if size is None or not total or reading.asleep_tags:

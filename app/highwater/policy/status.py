@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from highwater.accounting.rank_key import rank_key
 from highwater.policy.core import RuleView
 from highwater.policy.gains import possible_gain
 from highwater.policy.memory import LastRun, RuleMemory
@@ -14,7 +13,6 @@ from highwater.policy.rules import FILL_SIGNALS, RATIO_SIGNALS, Rule
 from highwater.readings.growth import RankGrowth
 from highwater.readings.policy import PolicyLevel, PolicyMode, RankPressure, RemedyState, RuleStatus
 from highwater.readings.report import Report
-from highwater.text.table import rank_title
 from highwater.units import MIB
 
 
@@ -23,7 +21,7 @@ def rule_status(
 ) -> RuleStatus:
     """Return one rule as shown; ``to_unix`` are the seconds that turn the policy's times into Unix time."""
     rule, worst = view.rule, view.worst
-    growths = {rank_key(growth): growth for growth in report.growth.ranks}
+    growths = {growth.key: growth for growth in report.growth.ranks}
     ranks = tuple(_rank(rule, pressure, growths.get(pressure.key)) for pressure in view.pressures)
     rest_until = view.cooldown_until + to_unix if view.cooldown_until is not None else None
     status = RuleStatus(
@@ -66,7 +64,7 @@ def _calm(view: RuleView) -> str:
     if worst is None or worst.value is None or worst.high is None:
         return f"rule {view.rule.name} is calm"
     value, water = (_value(view.rule.signal, number) for number in (worst.value, worst.high))
-    rank = rank_title(worst.reading.dp_rank, worst.reading.rank)
+    rank = worst.reading.label
     if view.rule.signal == "device_free_bytes":
         return f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
     return f"{view.rule.signal} is {value}; from {water} on memory is given back"

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from highwater.accounting.rank_key import RankKey
 from highwater.policy.gains import possible_gain
 from highwater.policy.memory import LifeMemory, RuleMemory
 from highwater.policy.pressure import Facts, Pressure
 from highwater.policy.rules import Rule
+from highwater.readings.rank import RankKey
 from highwater.readings.report import Report
 from highwater.units import MIB
 

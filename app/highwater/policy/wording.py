@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from highwater.accounting.devices import card
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.remedies import TRAITS
 from highwater.policy.gains import possible_gain
 from highwater.policy.memory import MAX_RELAPSES, RuleMemory
 from highwater.policy.pressure import Facts, Pressure
 from highwater.policy.rules import FILL_SIGNALS, HOST_SIGNALS, MIN_GAIN_BYTES, Rule
 from highwater.readings.policy import PolicyLevel
-from highwater.text.table import rank_title
+from highwater.readings.rank import RankKey, rank_title
 from highwater.units import MIB
 
 
@@ -65,12 +63,12 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
         elif refusal is not None:
             blocked.append(f"{name}: {refusal}")
     texts = texts or ["nothing here to give back" + (f" ({'; '.join(blocked)})" if blocked else "")]
-    if rule.is_derived and any(card(pressure.reading) in facts.shared_cards for pressure in needy):
+    if rule.is_derived and any(pressure.reading.card in facts.shared_cards for pressure in needy):
         texts.append(
             "the device is shared with another engine: trim and reset, which would feed that one, are left to you"
         )
     # No remedy reaches what grew outside PyTorch since the engine became ready.
-    earlier = {rank_key(reading): reading.components.non_torch_bytes for reading in facts.baseline}.get(needy[0].key)
+    earlier = {reading.key: reading.components.non_torch_bytes for reading in facts.baseline}.get(needy[0].key)
     now = needy[0].reading.components.non_torch_bytes
     if now is not None and earlier is not None and now - earlier >= MIN_GAIN_BYTES:
         grown = f"{(now - earlier) // MIB:,} MiB more than at the start are held outside PyTorch"

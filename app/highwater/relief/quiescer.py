@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
 
 from highwater.engine.client import Engine
-from highwater.memory.sources.engine_metrics import EngineMetrics
+from highwater.memory.sources import EngineMetrics
 from highwater.proxy.gate import Gate
 from highwater.readings.engine import EngineLoad
 from highwater.readings.remedy import QuiescedBy

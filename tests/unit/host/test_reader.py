@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.host import reader as reader_module
 from highwater.host.reader import HostReader
 from highwater.host.reading import ShmMemory

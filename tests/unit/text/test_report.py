@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.encoder_cache import encoder_totals
 from highwater.readings.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus
-from highwater.readings.rank import Components, Device, Note, StartPhase
+from highwater.readings.rank import Components, Device, EncoderCacheTotals, Note, StartPhase
 from highwater.readings.report import Report
 from highwater.text.report import report_text
 from highwater.text.table import device_title, table
@@ -41,7 +40,7 @@ def story() -> Report:
         ranks_expected=2,
         ranks_reported=2,
         ranks=ranks,
-        encoder_cache=encoder_totals(ranks),
+        encoder_cache=EncoderCacheTotals.of(ranks),
         growth=Growth(since_ready_bytes=2 * 3782 * 1024**2, bytes_per_second=-(1024.0**2)),
         policy=PolicyStatus(level="short", mode="observe", summary="short by 100 MiB on rank 0"),
     )

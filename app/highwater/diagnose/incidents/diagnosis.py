@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Final, TypeVar
 
-from highwater.accounting.attribution import account
-from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES, account
 from highwater.accounting.points import MemoryPoint
-from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.advice import for_given_pool
 from highwater.diagnose.case import Case, RankCase, change
 from highwater.diagnose.evidence import Evidence, IncidentKind, RankEvidence
@@ -230,10 +228,10 @@ def known_points(evidence: RankEvidence) -> tuple[MemoryPoint, ...]:
 
 
 def joined(ranks: tuple[RankEvidence, ...], before: tuple[RankEvidence, ...]) -> tuple[RankEvidence, ...]:
-    known = {(rank_key(rank), rank.pid): rank for rank in before}
+    known = {(rank.key, rank.pid): rank for rank in before}
     joined = []
     for rank in ranks:
-        was = known.pop((rank_key(rank), rank.pid), rank)
+        was = known.pop((rank.key, rank.pid), rank)
         series = max(rank.series, was.series, key=len)
         joined.append(replace(rank, series=series, stack=rank.stack or was.stack, entries=rank.entries or was.entries))
     return (*joined, *known.values())
@@ -251,7 +249,7 @@ def harmless(evidence: Evidence) -> Evidence:
 
 
 def _baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
-    same = (first for first in evidence.baseline if rank_key(first) == rank_key(rank))
+    same = (first for first in evidence.baseline if first.key == rank.key)
     return next((first for first in same if rank.pid is None or first.pid in (None, rank.pid)), None)
 
 

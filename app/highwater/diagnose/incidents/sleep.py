@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.case import NOTABLE_BYTES, name_of
 from highwater.diagnose.finding import Finding, finding
 from highwater.diagnose.log.messages import KNOWN, LogMessage
@@ -54,7 +53,7 @@ def wake_up_failed(messages: Iterable[LogMessage], now: Sequence[RankReading], s
 def _need(rank: RankReading, sleep: Sleep) -> _Need | None:
     """Return what a rank's wake-up needs: what the sleep gave back, by its readings before and after."""
     was, fell = (
-        next((one for one in ranks if (rank_key(one), one.pid) == (rank_key(rank), rank.pid)), None)
+        next((one for one in ranks if (one.key, one.pid) == (rank.key, rank.pid)), None)
         for ranks in (sleep.before, sleep.after)
     )
     before, after = (None if one is None else one.used_bytes for one in (was, fell))

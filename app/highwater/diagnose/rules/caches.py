@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from highwater.accounting.encoder_cache import budget_bytes
 from highwater.diagnose.advice import COMPONENT_MEANING, for_component
 from highwater.diagnose.case import Case, RankCase, highest
 from highwater.diagnose.finding import Finding, finding
@@ -62,7 +61,7 @@ def _capacity_bytes(rank: RankCase) -> int | None:
     if cache is not None and sized:  # recorders list their entries without embeddings
         held, embeds = (sum(parts) for parts in zip(*sized, strict=True))
         cache = replace(cache, device_bytes=held, host_bytes=0, embeds=embeds)
-    return budget_bytes(cache)
+    return None if cache is None else cache.budget_bytes
 
 
 def encoder_not_profiled(case: Case) -> Finding | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from highwater.accounting.launch import may_fragment
 from highwater.diagnose.advice import COMPONENT_MEANING, against_fragments, for_component
 from highwater.diagnose.case import Case, RankCase
 from highwater.diagnose.finding import Finding, Weight, finding
@@ -32,7 +31,7 @@ def without_expandable_segments(case: Case) -> Finding | None:
     request 5855). Where it is not known whether they are on, that is said, and how to see it.
     """
     grown = case.grown.get("non_torch_bytes", 0)
-    ranks = [rank for rank in case.ranks if may_fragment(rank.now)]
+    ranks = [rank for rank in case.ranks if rank.now.may_fragment]
     is_ahead = case.kind == "ahead"
     if not ranks or (not is_ahead and (grown <= case.notable_bytes or not _had_images(case))):
         return None
@@ -132,7 +131,7 @@ def for_growth(component: str, case: Case) -> tuple[str, ...]:
 
 
 def _against_fragments(case: Case) -> tuple[str, ...]:
-    ranks = [rank for rank in case.ranks if may_fragment(rank.now)]
+    ranks = [rank for rank in case.ranks if rank.now.may_fragment]
     if not ranks or not _had_images(case):
         return ()
     if all(rank.now.launch.expandable_segments is None for rank in ranks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from highwater.accounting.outlook import gains
+from highwater.accounting.remedies import gains
 from highwater.diagnose.case import Case
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, finding

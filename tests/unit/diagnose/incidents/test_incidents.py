@@ -14,6 +14,7 @@ from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import from_history
 from highwater.diagnose.rules import book
 from highwater.memory.history import History
+from highwater.process.clocks import Clocks
 from highwater.readings.engine import EngineStatus
 from highwater.readings.policy import PolicyStatus, RuleStatus
 from highwater.readings.report import Report
@@ -450,7 +451,7 @@ def test_evidence_comes_from_the_history():
     """Where no recorder runs: each rank's own readings, and not those of a process before it."""
     clock = FakeClock(AT)
     fake = FakeEngine(clock=clock)
-    history = History(100, clock=clock)
+    history = History(100, clocks=Clocks(wall=clock))
     for _ in range(3):
         history.add(Report(taken_at=clock.now, stale=False, engine=evidence().engine, ranks=fake.readings()))
         clock.advance(1)
