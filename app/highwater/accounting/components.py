@@ -168,7 +168,12 @@ def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
         return Components(**known), (Note(name="used_bytes", reason="not known, so the components cannot be summed"),)
 
     unknown = [name for name in ("weights_bytes", "kv_cache_bytes") if known[name] is None]
-    parts = dict(known) | _allocator_parts(worker, sum(size or 0 for size in known.values()), placed_all=not unknown)
+    allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
+    other = cached = None
+    if allocated is not None and reserved is not None:
+        other = None if unknown else max(allocated - sum(size or 0 for size in known.values()), 0)
+        cached = max(reserved - allocated, 0)
+    parts = {**known, "other_tensors_bytes": other, "torch_cached_bytes": cached}
     why = "not known for this worker; its bytes are counted in non_torch_bytes"
     notes = [Note(name=name, reason=why) for name in unknown]
     placed: dict[str, int | None] = {}
@@ -182,13 +187,3 @@ def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
         if size > (placed[name] or 0):
             notes.append(Note(name=name, reason=f"{size} bytes counted, of which only {placed[name]} fit into used"))
     return Components(**placed, non_torch_bytes=left), tuple(notes)
-
-
-def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
-    allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
-    if allocated is None or reserved is None:
-        return {"other_tensors_bytes": None, "torch_cached_bytes": None}
-    return {
-        "other_tensors_bytes": max(allocated - placed, 0) if placed_all else None,
-        "torch_cached_bytes": max(reserved - allocated, 0),
-    }

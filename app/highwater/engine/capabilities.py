@@ -8,7 +8,7 @@ our extension puts its queues out of step, so no other module opens them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -96,17 +96,27 @@ def parse_version(text: str | None) -> Version | None:
 
 async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilities:
     """Raises EngineError: it did not respond. ``assume_extension``: the operator says that a subclass is loaded."""
-    version = await _version(engine)
-    paths, root_path = await _routes(engine)
+    answer = await engine.get_json("/version")
+    version = answer.get("version") if isinstance(answer, dict) else None
+    page = await engine.get_json("/openapi.json")
+    if isinstance(page, dict) and isinstance(routes := page.get("paths"), dict):
+        paths, root_path = set(routes), _root_path(page)
+    else:  # switched off (--disable-fastapi-docs), or never there (Rust front-end)
+        paths, root_path = {path for path in PROBED_PATHS if await engine.has_post(path)}, None
+        paths |= {path for path in _STATE_PATHS if await engine.exists(path)}
     # Only the JSON form contains worker_extension_cls. Versions that cannot dump it respond with 422 or 500.
     info = await engine.get_json("/server_info", config_format="json")
     config = part(info, "vllm_config") if isinstance(info, dict) else {}
     extension = _value(config, "parallel_config", "worker_extension_cls", str) or None
     rpc_route = "/collective_rpc" in paths
+    # Hugging Face's configuration, which vLLM writes as an object or as that object's own text.
+    hf_config = part(config, "model_config").get("hf_config")
+    in_text = isinstance(hf_config, str) and '"is_encoder_decoder": true' in hf_config
+    is_encoder_decoder = hf_config.get("is_encoder_decoder") is True if isinstance(hf_config, dict) else in_text
     transfer = config.get("kv_transfer_config")
     connector = f"{transfer.get('kv_connector')} ({transfer.get('kv_role')})" if isinstance(transfer, dict) else ""
     return Capabilities(
-        version=version,
+        version=version if isinstance(version, str) else None,
         dev_mode=rpc_route,
         collective_rpc=rpc_route and (extension == EXTENSION or assume_extension),
         extension=extension,
@@ -116,27 +126,13 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         tensor_parallel=_size(config, "tensor_parallel_size"),
         pipeline_parallel=_size(config, "pipeline_parallel_size"),
         data_parallel=_replicas(config),
-        encoder_decoder=_is_encoder_decoder(config),
+        encoder_decoder=is_encoder_decoder,
         kv_connector=connector if config else None,
         ec_connector=bool(config.get("ec_transfer_config")),
         executor=_value(config, "parallel_config", "distributed_executor_backend", str),
         gpu_memory_utilization=_value(config, "cache_config", "gpu_memory_utilization", (float, int)),
         root_path=root_path,
     )
-
-
-async def _version(engine: Engine) -> str | None:
-    response = await engine.get_json("/version")
-    return response["version"] if isinstance(response, dict) and isinstance(response.get("version"), str) else None
-
-
-async def _routes(engine: Engine) -> tuple[Collection[str], str | None]:
-    page = await engine.get_json("/openapi.json")
-    if isinstance(page, dict) and isinstance(routes := page.get("paths"), dict):
-        return routes.keys(), _root_path(page)
-    # Switched off (--disable-fastapi-docs) or never there (Rust front-end).
-    paths = [path for path in PROBED_PATHS if await engine.has_post(path)]
-    return paths + [path for path in _STATE_PATHS if await engine.exists(path)], None
 
 
 def _root_path(page: Mapping[str, Any]) -> str | None:
@@ -170,14 +166,6 @@ def _replicas(config: Mapping[str, Any]) -> int | None:
     return _size(
         config, "data_parallel_size_local" if parallel.get("data_parallel_hybrid_lb") else "data_parallel_size"
     )
-
-
-def _is_encoder_decoder(config: Mapping[str, Any]) -> bool:
-    # Hugging Face's configuration, which vLLM writes as an object or as that object's own text.
-    hf_config = part(config, "model_config").get("hf_config")
-    if isinstance(hf_config, dict):
-        return hf_config.get("is_encoder_decoder") is True
-    return isinstance(hf_config, str) and '"is_encoder_decoder": true' in hf_config
 
 
 def _model(config: Mapping[str, Any]) -> str | None:

@@ -132,6 +132,13 @@ class _Line(BaseModel):
     lives: list[str]
     values: list[tuple[str, str, GrowthUnit, int, _Number]]
 
+    def measured(self) -> dict[SeriesKey, float]:
+        return {
+            SeriesKey(owner, measure, self.place, unit, self.lives[life]): value
+            for owner, measure, unit, life, value in self.values
+            if 0 <= life < len(self.lives)
+        }
+
 
 class FloorFile:
     """The file.
@@ -158,7 +165,8 @@ class FloorFile:
         try:
             for line in self._read(self._path):
                 if line.at <= now:
-                    _add(books[line.place], line)
+                    counts = dict(zip(_WORK, line.work, strict=True))
+                    books[line.place].add(line.at, line.wall, WorkCounts(**counts), line.measured())
         except FileNotFoundError:
             pass
         except NotARegularFileError:
@@ -189,25 +197,19 @@ class FloorFile:
         text = _text(place, books[place], books[place].rows[-1:])
         try:
             if self._is_ours and self._bytes + len(text) <= MAX_FILE_BYTES and self._lines < MAX_LINES:
-                self._append(self._path, text)
+                flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+                with os.fdopen(os.open(self._path, flags), "ab") as file:
+                    file.write(text)
+                self._bytes, self._lines = self._bytes + len(text), self._lines + 1
             else:
-                self._rewrite(self._path, books)
+                rows = (_text(place, book, book.rows) for place, book in books.items())
+                content = b"".join([self._header(), *rows])
+                replace_private(self._path, content)
+                self._bytes, self._lines, self._is_ours = len(content), content.count(b"\n"), True
             self.problem = None
         except OSError as exc:
             self._is_ours = False  # it may be missing, or end in half a line: it is rewritten
             self.problem = f"growth: {self._path} cannot be written: {os_reason(exc)}; a restart forgets idle floors"
-
-    def _append(self, path: Path, text: bytes) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "ab") as file:
-            file.write(text)
-        self._bytes += len(text)
-        self._lines += 1
-
-    def _rewrite(self, path: Path, books: Mapping[Place, FloorBook]) -> None:
-        content = b"".join([self._header(), *(_text(place, book, book.rows) for place, book in books.items())])
-        replace_private(path, content)
-        self._bytes, self._lines, self._is_ours = len(content), content.count(b"\n"), True
 
     def _header(self) -> bytes:
         return json.dumps({"schema": SCHEMA, "boot": self._boot}).encode() + b"\n"
@@ -225,13 +227,3 @@ def _text(place: Place, book: FloorBook, rows: Iterable[FloorRow]) -> bytes:
         line = {"place": place, "at": row.at, "wall": row.wall, "work": astuple(work), "lives": lives, "values": values}
         lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     return b"".join(lines)
-
-
-def _add(book: FloorBook, line: _Line) -> None:
-    values = {
-        SeriesKey(owner, measure, line.place, unit, line.lives[life]): value
-        for owner, measure, unit, life, value in line.values
-        if 0 <= life < len(line.lives)
-    }
-    counts = dict(zip(_WORK, line.work, strict=True))
-    book.add(line.at, line.wall, WorkCounts(**counts), values)

@@ -59,16 +59,15 @@ class RankEntries:
     _orders: dict[tuple[Order, bool], _Rows] = field(default_factory=dict, repr=False)
 
     async def json(self, limit: int, order: Order, alias: Callable[[object], str] | None) -> bytes:
-        rows = self._orders.get((order, alias is None))
-        if rows is None:
-            rows = self._orders[order, alias is None] = _Rows(self._ordered(order, alias))
-        return to_json(self.head)[:-1] + b',"entries":' + await rows.first(limit) + b"}"
-
-    def _ordered(self, order: Order, alias: Callable[[object], str] | None) -> Sequence[Mapping[str, Any]]:
-        rows = self.rows
-        if order == "age":
-            rows = sorted(rows, key=lambda row: row.get("age_seconds") or 0.0, reverse=True)
-        return rows if alias is None else [{**row, "mm_hash": alias(row.get("mm_hash"))} for row in rows]
+        ordered = self._orders.get((order, alias is None))
+        if ordered is None:
+            rows = self.rows
+            if order == "age":
+                rows = sorted(rows, key=lambda row: row.get("age_seconds") or 0.0, reverse=True)
+            if alias is not None:
+                rows = [{**row, "mm_hash": alias(row.get("mm_hash"))} for row in rows]
+            ordered = self._orders[order, alias is None] = _Rows(rows)
+        return to_json(self.head)[:-1] + b',"entries":' + await ordered.first(limit) + b"}"
 
 
 @dataclass(frozen=True, slots=True)

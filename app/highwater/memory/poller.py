@@ -30,7 +30,6 @@ from highwater.memory.rounds import Rounds
 from highwater.memory.starts import NOTHING_SEEN, EngineProcesses, Starts
 from highwater.memory.verdict import EngineVerdict, decide
 from highwater.readings.engine import LOAD_FIGURES, STATES, EngineLoad, EngineStatus, MissingRank, StateTraits
-from highwater.readings.growth import Growth
 from highwater.readings.rank import EncoderCacheTotals, RankReading, are_recorded
 from highwater.readings.report import Report
 from highwater.recorder.progress import beside_silent
@@ -277,6 +276,10 @@ class Poller:
     ) -> Report:
         dated = self.reports.dated(ranks, seen.records)
         ranks = tuple(self._launched(rank, self.capabilities.version) for rank in dated)
+        # The memory that an engine takes while it loads is no growth.
+        seconds = 0.0 if self._up_since is None else min(self._clocks.monotonic() - self._up_since, TRACK_SECONDS)
+        grown = growth_since_ready(self.life.baseline, ranks, self._history.tracks(ranks, seconds))
+        grown = replace(grown, reason=self.life.baseline_problem)
         return Report(
             taken_at=self.reports.taken_at,
             age_seconds=self.reports.age_seconds,
@@ -288,15 +291,8 @@ class Poller:
             ranks_missing=missing,
             progress=seen.progress,
             encoder_cache=EncoderCacheTotals.of(ranks),
-            growth=self._growth(ranks),
+            growth=grown if self._up_since is not None else without_forecast(grown),
         )
-
-    def _growth(self, ranks: tuple[RankReading, ...]) -> Growth:
-        # The memory that an engine takes while it loads is no growth.
-        seconds = 0.0 if self._up_since is None else min(self._clocks.monotonic() - self._up_since, TRACK_SECONDS)
-        tracks = self._history.tracks(ranks, seconds)
-        grown = replace(growth_since_ready(self.life.baseline, ranks, tracks), reason=self.life.baseline_problem)
-        return grown if self._up_since is not None else without_forecast(grown)
 
     def _status(self, seen: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> EngineStatus:
         starved: tuple[str, ...] = ()

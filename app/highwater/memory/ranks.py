@@ -36,16 +36,13 @@ def best_readings(
     if records:
         readings = {rank.key: rank for rank in kept if rank.key not in lost} | readings
     for reading in (account(newest, "recorder") for newest in alive):
-        key = reading.key
-        if key not in readings or _is_better(reading, readings[key], fuller_for_seconds):
-            readings[key] = reading
+        known = readings.get(reading.key)
+        if known is not None:
+            shows_less = reading.torch.allocated_bytes is None and known.torch.allocated_bytes is not None
+            if reading.taken_at - known.taken_at <= (fuller_for_seconds if shows_less else 0.0):
+                continue
+        readings[reading.key] = reading
     return tuple(readings[key] for key in sorted(readings)) if records else tuple(answered)
-
-
-def _is_better(recorded: RankReading, answered: RankReading, fuller_for_seconds: float) -> bool:
-    newer_by = recorded.taken_at - answered.taken_at
-    shows_less = recorded.torch.allocated_bytes is None and answered.torch.allocated_bytes is not None
-    return newer_by > (fuller_for_seconds if shows_less else 0.0)
 
 
 def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal["dead", "ended"] | None:

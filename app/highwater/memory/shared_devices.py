@@ -42,7 +42,7 @@ class SharedDevices:
     """Reads both sources from time to time, off the event loop; the history gets an event for each shared device.
 
     Attributes:
-        users: Who else uses a device, by the shared devices (``accounting.devices.card``).
+        users: Who else uses a device, by the shared devices (``RankReading.card``).
     """
 
     def __init__(

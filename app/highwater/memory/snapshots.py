@@ -253,7 +253,9 @@ class Snapshots:
             return await self._take(payload, caller)
 
     async def _take(self, payload: dict[str, Any], caller: Caller | None) -> Taken:
-        snapshot = _name(self._clock())
+        milliseconds = int(self._clock() * 1000)
+        second = time.strftime("%Y%m%dT%H%M%S", time.gmtime(milliseconds // 1000))
+        snapshot = f"{second}{milliseconds % 1000:03d}Z"
         try:
             ranks = await self._write(payload | {"name": snapshot})
         except RequestError as exc:
@@ -302,11 +304,6 @@ class Snapshots:
             return wire.validate_python(responses)
         except ValidationError as exc:
             raise NotAvailable(f"worker call {op}: {flaw(exc.errors())}") from exc
-
-
-def _name(now: float) -> str:
-    milliseconds = int(now * 1000)
-    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(milliseconds // 1000)) + f"{milliseconds % 1000:03d}Z"
 
 
 def _check_responses(responses: list[dict[str, Any]]) -> None:

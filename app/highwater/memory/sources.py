@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -82,7 +82,9 @@ def parse_load(text: str) -> EngineLoad:
     """Sums over the engines; the KV usage is the fullest engine's. Raises EngineGarbled: it is no exposition."""
     try:
         # Beyond that a float counts no single request or token.
-        samples = [sample for sample in _samples(text.splitlines()) if abs(sample[2]) <= 2.0**53]
+        wanted = "\n".join(line for line in text.splitlines() if line.startswith(_WANTED))
+        parsed = (sample for family in text_string_to_metric_families(wanted + "\n") for sample in family.samples)
+        samples = [(one.name, one.labels, one.value) for one in parsed if abs(one.value) <= 2.0**53]
     except ValueError as exc:
         raise EngineGarbled(f"GET /metrics is no Prometheus exposition: {exc}") from exc
     names = sorted({labels["engine"] for _, labels, _ in samples if _INDEX.fullmatch(labels.get("engine", ""))})
@@ -119,13 +121,6 @@ def _load(samples: Sequence[_Sample]) -> EngineLoad:
             tokens=total(*TOKENS),
         ),
     )
-
-
-def _samples(lines: Iterable[str]) -> Iterator[_Sample]:
-    wanted = "\n".join(line for line in lines if line.startswith(_WANTED))
-    for family in text_string_to_metric_families(wanted + "\n"):
-        for sample in family.samples:
-            yield sample.name, sample.labels, sample.value
 
 
 def _whole(value: float | None) -> int | None:

@@ -21,8 +21,7 @@ from highwater.engine.hints import (
     starting_text,
     stopped_text,
 )
-from highwater.engine.life import Lives
-from highwater.engine.start_attempts import EndedStart
+from highwater.engine.life import EndedStart, Lives
 from highwater.errors import EngineError, EngineNotListening
 from highwater.memory.history import History
 from highwater.memory.ranks import workers_left

@@ -110,7 +110,12 @@ def _without_engine(counted: EngineVerdict, seen: Round) -> _Finding | None:
 
 
 def _with_engine(counted: EngineVerdict, seen: Round, now: float, max_step_seconds: float) -> _Finding:
-    progress, held = seen.progress, _held(counted.state, seen)
+    progress, before = seen.progress, counted.state
+    held: EngineState | None = None
+    if seen.is_asleep or (seen.is_asleep is None and before == "sleeping"):
+        held = "sleeping"
+    elif seen.is_paused or (seen.is_paused is None and before == "paused"):
+        held = "paused"
     late_seconds = 0.0 if counted.late_since is None else now - counted.late_since
     if seen.no_worker_left == "dead":
         return "stuck", _joined("the process of every worker is gone", seen.failure_text)
@@ -149,12 +154,6 @@ def _up(progress: Progress | None, seen: Round) -> _Finding:
 
 def _is_known(progress: Progress | None) -> bool:
     return progress is not None and progress.verdict != "unknown"
-
-
-def _held(before: EngineState, seen: Round) -> EngineState | None:
-    if seen.is_asleep or (seen.is_asleep is None and before == "sleeping"):
-        return "sleeping"
-    return "paused" if seen.is_paused or (seen.is_paused is None and before == "paused") else None
 
 
 def _joined(reason: str, beside: str | None) -> str:

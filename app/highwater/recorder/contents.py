@@ -286,6 +286,8 @@ def parse_progress(mono: float, body: Mapping[str, Any]) -> RankProgress | None:
     moving, dump = body.get("moving"), body.get("dump")
     if not isinstance(moving, dict):
         return None
+    # The first thread of a dump is the one that lasts longest.
+    frames = map(_FRAME.fullmatch, dump.partition("\n\n")[0].splitlines()) if isinstance(dump, str) else ()
     tokens_at = number(moving.get("tokens_mono"))
     last_step, is_out_of_work = number(moving.get("last_step_mono")), moving.get("last_step_empty")
     return RankProgress(
@@ -300,7 +302,7 @@ def parse_progress(mono: float, body: Mapping[str, Any]) -> RankProgress | None:
         rpc_seconds=number(moving.get("rpc_seconds")),
         call=short_text(moving.get("call")),
         call_seconds=number(moving.get("call_seconds")),
-        is_compiling=isinstance(dump, str) and _is_compiling(dump),
+        is_compiling=any(frame is not None and frame[3] in _COMPILES for frame in frames),
         stack=parse_stack(dump, None) if isinstance(dump, str) else (),
     )
 
@@ -315,9 +317,3 @@ def parse_stack(dump: str, thread: int | None) -> tuple[str, ...]:
     lines = next((text for text in threads if mark in text), threads[0]).splitlines()
     frames = islice((frame for line in lines if (frame := _FRAME.fullmatch(line))), _MAX_STACK)
     return tuple(text for frame in frames if (text := short_text(f"{frame[1]}:{frame[2]} {frame[3]}")))
-
-
-def _is_compiling(dump: str) -> bool:
-    """Return whether the first thread of a dump, the one that lasts longest, compiles or captures graphs."""
-    frames = map(_FRAME.fullmatch, dump.partition("\n\n")[0].splitlines())
-    return any(frame is not None and frame[3] in _COMPILES for frame in frames)

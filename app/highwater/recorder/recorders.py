@@ -23,7 +23,7 @@ from highwater.accounting.points import MemoryPoint, thin
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.process.clocks import SYSTEM, Clocks
-from highwater.readings.rank import WorkerMemory, rank_title
+from highwater.readings.rank import rank_title
 from highwater.recorder.contents import Identity, RingUnusable
 from highwater.recorder.folder import MAX_FILES, RecorderFolder, last_life
 from highwater.recorder.rank import RankRecord
@@ -58,7 +58,10 @@ class Coverage:
 def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
     alive = [record for record in records if record.status == "alive"]
     writing = tuple(record for record in alive if record.newest is not None)
-    is_complete = expected is not None and sum(_shows_all(record.newest) for record in writing) >= expected
+    # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
+    newest = [record.newest for record in writing if record.newest is not None]
+    full = [one for one in newest if one.device.type == "cpu" or one.torch.allocated_bytes is not None]
+    is_complete = expected is not None and len(full) >= expected
     # Either number may be too low; a call of a worker without our operations ends the engine.
     most = max(expected or 0, ranks_expected(records) or 0)
     return Coverage(
@@ -71,11 +74,6 @@ def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
 
 def ranks_expected(records: Sequence[RankRecord]) -> int | None:
     return max((record.identity.ranks_expected or 0 for record in records), default=0) or None
-
-
-def _shows_all(newest: WorkerMemory | None) -> bool:
-    # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
-    return newest is not None and (newest.device.type == "cpu" or newest.torch.allocated_bytes is not None)
 
 
 class Recorders:
