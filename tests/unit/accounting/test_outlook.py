@@ -14,14 +14,12 @@ from tests.unit.commands.reports import DEVICE, HIGH, policy, pressure, ranks, r
 
 
 def test_the_fullest_rank_comes_first():
-    """Those of whom nobody knows come last."""
     first, second = ranks()
     unknown, fuller = replace(first, used_ratio=None), replace(second, used_ratio=0.99)
     assert fullest([unknown, first, fuller]) == [fuller, first, unknown]
 
 
 def test_the_rule_that_acts_first_on_a_rank_sets_its_mark():
-    """Each rank has waters of its own; a rule that is not about device memory has none."""
     first, second = ranks()
     earlier = replace(DEVICE, name="own", ranks=(pressure(1, high_free_bytes=6 * 1024 * MIB),))
     cache = RuleStatus(name="cache", signal="encoder_cache_bytes", high_water=1.0, low_water=0.0, phase="calm")
@@ -41,7 +39,6 @@ def test_ranks_of_several_engines_are_told_apart():
 
 
 def test_what_remedies_could_give_is_summed_over_the_ranks_that_are_short():
-    """The one that misses most comes first; what could give nothing is left out."""
     short = [pressure(0, short_bytes=5, can_release_bytes=None), pressure(1, short_bytes=9, can_trim_bytes=7)]
     found = replace(DEVICE, ranks=(*short, pressure(2))).short_ranks
     assert [one.rank for one in found] == [1, 0]
@@ -50,7 +47,6 @@ def test_what_remedies_could_give_is_summed_over_the_ranks_that_are_short():
 
 
 def test_high_water_comes_first_on_the_rank_that_fills_fastest():
-    """By each rank's own pace, as the sidecar reckons it."""
     rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=90.0), pressure(1, seconds_to_high_water=None)))
     assert report(policy=policy(rule)).seconds_to_high_water == 90.0
     assert report(policy=policy(rule), stale=True).seconds_to_high_water is None
@@ -58,6 +54,5 @@ def test_high_water_comes_first_on_the_rank_that_fills_fastest():
 
 
 def test_high_water_that_is_reached_is_no_forecast():
-    """One that is under it already is short, and that is said elsewhere."""
     rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=90.0), pressure(1, short_bytes=1)))
     assert report(policy=policy(rule)).seconds_to_high_water is None

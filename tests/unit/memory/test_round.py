@@ -78,14 +78,12 @@ def times(reach, **known) -> float:
     ],
 )
 def test_how_often_each_question_is_asked(known, counts, pause, workers):
-    """A round may come half a second early."""
     asked = [times(reach, **known) for reach in ("api_server", "engine", "workers")]
     assert asked == [counts, pause, workers]
 
 
 @pytest.mark.parametrize("known", [IDLE, AT_REST])
 def test_what_was_never_answered_is_asked(known):
-    """Of this engine; workers with recorders excepted."""
     assert due("api_server", None, **known)
     assert due("engine", None, **known)
     assert due("workers", None, **known) is not ("coverage" in known)

@@ -72,7 +72,6 @@ async def test_nvml_names_another_process(history, processes, is_shared):
 
 
 async def test_two_ranks_on_one_device_are_both_ours(history):
-    """A device that an engine shares with itself is not shared."""
     second = replace(reading(1), device=reading(0).device)
     shared = watch(history, reading(0), second, nvml=FakeNvml({4242: 10**10, 4243: 10**10}))
     await shared.look()
@@ -80,7 +79,6 @@ async def test_two_ranks_on_one_device_are_both_ours(history):
 
 
 async def test_what_is_shared_is_noted_once_and_forgotten_when_the_other_goes(history):
-    """A list of events is no place for repetitions."""
     nvml = FakeNvml({4242: 10**10, 99: 10**9})
     shared = watch(history, reading(), nvml=nvml)
     await shared.look()
@@ -92,7 +90,6 @@ async def test_what_is_shared_is_noted_once_and_forgotten_when_the_other_goes(hi
 
 
 async def test_a_device_that_the_driver_does_not_know_is_the_engines_own(history):
-    """It is another machine's, or hidden from this container."""
     shared = watch(history, reading(1), nvml=FakeNvml({4243: 10**10, 99: 10**10}))
     await shared.look()
     assert shared.cards == frozenset()
@@ -114,7 +111,6 @@ async def test_a_device_without_identity_is_not_looked_for(history, device):
     ids=["another engine", "our own file", "another device"],
 )
 async def test_another_engines_recorder_on_the_same_device(history, tmp_path, uuid, instance, is_shared):
-    """It writes into the same folder, under another name."""
     with ExitStack() as stack:
         ours, device = "a" * 16, {"type": "cuda", "index": 0, "uuid": uuid}
         writer = FakeWriter(tmp_path, instance=instance or ours, pid=77, device=device)
@@ -128,6 +124,5 @@ async def test_another_engines_recorder_on_the_same_device(history, tmp_path, uu
 
 
 def test_without_the_bindings_there_is_no_witness(history):
-    """Nothing is looked for then."""
     assert find_nvml() is None
     assert not watch(history, reading()).has_witness

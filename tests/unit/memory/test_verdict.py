@@ -108,7 +108,6 @@ ROWS = [
 
 @pytest.mark.parametrize(("rounds", "state"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 def test_the_state_is_that_of_the_table(rounds, state):
-    """Of an engine that was ready."""
     assert after(*rounds).state == state
 
 
@@ -120,7 +119,6 @@ def test_a_stopped_process_is_named_before_the_ranks_that_wait_for_it():
 
 
 def test_what_never_answered_is_starting_however_long_it_does_not():
-    """Also where a port is open already."""
     for seen in (REFUSED, LATE, BROKEN):
         assert after(*[seen] * 50, before=EngineVerdict(), every=60.0).state == "starting"
 
@@ -178,7 +176,6 @@ def test_an_api_server_that_serves_nothing_gets_no_more_requests_unless_recorder
 
 
 def test_an_api_server_that_serves_beside_its_metrics_is_slow():
-    """And its silence begins anew; that a worker call is late for a minute is none of it."""
     quiet = saw(contact="late", is_silent=True)
     assert after(quiet, quiet, LATE, quiet, every=9.0).state == "slow"
     assert after(*[CALL_LATE] * 10, quiet, every=6.0).state == "slow"
@@ -190,7 +187,6 @@ def test_a_starved_engine_is_stuck():
 
 
 def test_what_follows_from_a_state_is_said_once():
-    """Every state has its row, and no row contradicts itself."""
     assert tuple(STATES) == get_args(EngineState)
     for traits in STATES.values():
         assert traits.is_up or not (traits.serves or traits.answers or traits.takes_remedies or traits.is_held)
@@ -225,14 +221,12 @@ def test_nobody_else_keeps_a_list_of_states():
     "path", sorted((ROOT / "app" / "highwater" / "dashboard").glob("*.js")), ids=lambda path: path.name
 )
 def test_the_page_keeps_no_list_of_states_either(path):
-    """What follows from a state it has from facts.js, which is written from the same table."""
     lists = re.findall(r"\[([^\[\]]*)\]", path.read_text("utf-8"))
     names = [set(re.findall(r'"(\w+)"', one)) for one in lists]
     assert not [one for one in names if len(one) > 1 and one <= set(get_args(EngineState))]
 
 
 def test_a_state_is_told_in_words():
-    """With why, where that is known."""
     engine = EngineStatus(url="http://e", state="not_answering", hint="a call is late")
     assert engine.in_words == "the engine is not answering: a call is late"
 

@@ -48,7 +48,6 @@ def test_a_number_that_no_measurement_has_is_refused(tmp_path: Path, number: str
 
 
 def test_nothing_is_appended_to_half_a_line(tmp_path: Path) -> None:
-    """A line that a crash or a full disk cut off costs no later floor."""
     path = tmp_path / "growth"
     path.write_bytes(HEAD + line(1) + line(2)[:40])
     file, books = loaded(path)

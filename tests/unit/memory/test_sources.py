@@ -18,7 +18,6 @@ from tests.fakes.engine import USED_READY, changed
 
 
 async def test_the_workers_memory_is_read_as_it_came(engine, fake):
-    """One frozen value for each rank, with the worker's own time."""
     workers = (await Workers(engine).read()).workers
     assert workers is not None
     assert [(worker.rank, worker.used_bytes, worker.pid) for worker in workers] == [
@@ -60,7 +59,6 @@ async def test_what_a_worker_cannot_tell_is_none(engine, fake):
     ],
 )
 async def test_an_answer_that_is_not_the_contracts_is_garbled(engine, fake, changes, word):
-    """The message says which rank and which key."""
     fake.garble = changed(**changes)
     with pytest.raises(EngineGarbled, match=word):
         await Workers(engine).read()
@@ -70,7 +68,6 @@ async def test_an_answer_that_is_not_the_contracts_is_garbled(engine, fake, chan
 
 
 async def test_the_load_is_the_engines_own_count(engine, fake):
-    """Running, waiting, KV usage, awake."""
     fake.running, fake.waiting, fake.kv_usage = 3, 2, 0.41
     seen = await EngineMetrics(engine).read()
     assert seen.load == EngineLoad(
@@ -84,7 +81,6 @@ async def test_the_load_is_the_engines_own_count(engine, fake):
 
 
 async def test_before_0_12_the_kv_usage_had_another_name(engine, fake):
-    """And there was no sleep state at all."""
     fake.version, fake.kv_usage = "0.11.0", 0.25
     load = (await EngineMetrics(engine).read()).load
     assert load is not None
@@ -92,7 +88,6 @@ async def test_before_0_12_the_kv_usage_had_another_name(engine, fake):
 
 
 def test_engines_are_summed_and_the_fullest_counts():
-    """Data-parallel engines share one page."""
     text = """
 vllm:num_requests_running{engine="0"} 3.0
 vllm:num_requests_running{engine="1"} 4.0
@@ -140,7 +135,6 @@ def test_without_statistics_nothing_is_known():
 
 @given(st.text() | st.text(alphabet='vllm:num_requests_running{}" 0.\n'))
 def test_no_text_breaks_the_parser(text):
-    """It is an exposition, or it is called garbled."""
     for page in (text, f"vllm:num_requests_running {text}"):
         try:
             load = parse_load(page)
@@ -150,7 +144,6 @@ def test_no_text_breaks_the_parser(text):
 
 
 async def test_a_metrics_page_that_fails_is_an_engine_error(engine, fake):
-    """The poller counts it and goes on."""
     fake.failing["/metrics"] = 500
     with pytest.raises(EngineRefused):
         await EngineMetrics(engine).read()
@@ -161,13 +154,11 @@ async def test_a_metrics_page_that_fails_is_an_engine_error(engine, fake):
 
 @pytest.mark.parametrize("paused", [True, False])
 async def test_paused_is_what_the_engine_says(engine, fake, paused):
-    """GET /is_paused."""
     fake.paused = paused
     assert (await PauseState(engine).read()).paused is paused
 
 
 async def test_an_answer_without_a_word_on_pause_is_garbled(engine, fake):
-    """Absent knowledge is no "no"."""
     fake.failing["/is_paused"] = 500
     with pytest.raises(EngineGarbled):
         await PauseState(engine).read()

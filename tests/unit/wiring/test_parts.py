@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.engine.client import Engine
 from highwater.host.reading import HostReading
 from highwater.process.clocks import SYSTEM
 from highwater.process.internal_errors import InternalErrors
+from highwater.proxy.gate import Gate
 from highwater.settings.sources import load
-from highwater.wiring.watch import Host, wire_host, wire_known
+from highwater.wiring.parts import Parts
+from tests.fakes.engine import Counted
 
 
-def host_of(**settings: str) -> Host:
-    given, errors = load(settings, environ={}), InternalErrors()
-    return wire_host(given, wire_known(given, SYSTEM, Engine("http://e"), None, errors), SYSTEM, errors)
+def parts_of(**settings: str) -> Parts:
+    return Parts(load(settings, environ={}), SYSTEM, Gate(), Counted(), InternalErrors())
 
 
 def test_a_poll_hears_of_the_engines_processes_from_the_watch_of_host_memory():
     """Without that nobody would notice an engine that is stopped while it has nothing to do."""
-    host = host_of()
-    watch, processes = host.watch, host.processes
+    parts = parts_of()
+    watch, processes = parts.host, parts.processes
     assert (processes.one, processes.stopped) == (watch.engine_process, watch.stopped_engine)
     assert processes.silent_core == watch.silent_core
     assert processes.lives() is None
@@ -34,4 +34,4 @@ def test_a_poll_hears_of_the_engines_processes_from_the_watch_of_host_memory():
 )
 def test_the_hint_names_what_would_show_starts_that_end_where_nothing_does(tmp_path, setting, is_blind):
     value = "act" if setting == "policy.mode" else str(tmp_path / "vllm")
-    assert ("recorder_dir" in host_of(**{setting: value}).processes.unseen_starts) is is_blind
+    assert ("recorder_dir" in parts_of(**{setting: value}).processes.unseen_starts) is is_blind

@@ -5,13 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from highwater.memory.starts import start_failure
+from highwater.readings.engine import StartedRank
 from highwater.readings.rank import StartPhase
 
 
 def record(rank, status, *phases):
     """A worker's recorder, as far as its start goes."""
-    identity = SimpleNamespace(rank=rank, dp_rank=0, host="a", pid=100 + rank, instance="a" * 16)
-    return SimpleNamespace(name=f"rank {rank}", status=status, table=SimpleNamespace(start=phases), identity=identity)
+    identity = SimpleNamespace(instance="a" * 16)
+    started = StartedRank(rank=rank, dp_rank=0, host="a", pid=100 + rank, status=status, phases=phases)
+    return SimpleNamespace(title=f"rank {rank}", pid=100 + rank, identity=identity, started=started)
 
 
 def test_the_rank_that_was_killed_is_named():

@@ -33,7 +33,6 @@ def foretold(used: list[float], **more: object) -> float | None:
 
 
 def test_each_device_is_full_at_its_own_pace():
-    """The first one is the report's."""
     ranks = story(images=True)
     grown = growth_since_ready((), ranks, {(0, 0): track(ramp(60)), (0, 1): track(ramp(0, flat=60))})
     first, second = grown.ranks
@@ -64,14 +63,12 @@ def test_what_was_before_a_cut_does_not_count():
 
 
 def test_below_a_level_that_memory_came_down_from_nothing_is_foretold():
-    """It may come down again; beyond that level it is new."""
     wave = ramp(40, pace=PACE * 2)
     assert foretold([*wave, *wave[:40]]) is None
     assert foretold([*wave, *ramp(100, pace=PACE * 2)]) is not None
 
 
 def test_relief_that_keeps_up_has_its_rhythm_said():
-    """Twice given back, and not beyond the last crest since."""
     wave = ramp(16, pace=400.0 * MIB)[:16]
     waves = track(wave * 3, cut_at=31.5, reliefs=(15.5, 31.5))
     grown = time_to_full(RANK, waves)
@@ -83,7 +80,6 @@ def test_relief_that_keeps_up_has_its_rhythm_said():
 
 
 def test_the_component_that_grows_is_named():
-    """Of used bytes that grow by two components the one with most; none where it is not known."""
     used = ramp(90)
     parts = {"other_tensors_bytes": used, "torch_cached_bytes": [0.0] * 91}
     assert time_to_full(RANK, track(used, part=lambda name: parts.get(name, ()))).component == "other_tensors_bytes"
@@ -98,7 +94,6 @@ def test_the_policys_pace_is_of_the_last_half_second_and_passes_over_cuts():
 
 
 def test_readings_with_gaps_of_any_length_are_no_error():
-    """A sidecar that was stopped, a rank that was silent, a worker whose figures jump."""
     dice = Random(7)  # noqa: S311 - no secret
     for _ in range(300):
         at = list(accumulate(dice.choice((0.02, 0.2, 1.0, 30.0, 4000.0)) for _ in range(dice.randrange(1, 30))))
@@ -119,7 +114,6 @@ def with_cache(*, budget: float, others: float = 0.0, seconds: int = 60):
 
 @pytest.mark.parametrize("passed", [0.95, 1.0, 1.5])
 def test_an_encoder_cache_fills_no_device_beyond_its_budget(passed):
-    """Nor one that is at its budget already."""
     grown = with_cache(budget=PACE * 60 * passed)
     assert (grown.seconds_to_full, grown.component) == (None, "encoder_cache_bytes")
     assert grown.cache_room_bytes == pytest.approx(max(PACE * 60 * (passed - 1), 0), abs=1024)
@@ -146,7 +140,39 @@ def test_a_growth_that_quickens_foretells_nothing():
 
 @pytest.mark.parametrize("pace", [None, -1e9, 0.0, 1000.0, 70_000.0])
 def test_what_is_noise_or_far_away_is_no_forecast(pace):
-    """A day is as far as anybody looks."""
     assert seconds_until(10**12, pace) is None
     assert seconds_until(None, 1e9) is None
     assert seconds_until(10**12, 1e9) == 1_000.0
+
+
+# --- the growth since the engine became ready ---
+
+
+def test_growth_is_counted_from_the_baseline():
+    grown = growth_since_ready(story(), story(images=True))
+    assert grown.since_ready_bytes == 2 * 3_965_714_432
+    assert (grown.bytes_per_second, grown.host_since_ready_bytes) == (None, 0)
+
+
+def test_the_first_device_that_is_full_counts():
+    ranks = tuple(replace(rank, free_bytes=4096 * 1024**2) for rank in story())
+    tracks = {
+        rank.key: Track([float(at) for at in range(20)], [float(size * 1024**2 * at) for at in range(20)])
+        for rank, size in zip(ranks, (64, 128), strict=True)
+    }
+    grown = growth_since_ready((), ranks, tracks)
+    assert [round(one.seconds_to_full or 0) for one in grown.ranks] == [64, 32]
+    assert grown.seconds_to_full == pytest.approx(32.0)
+    assert grown.bytes_per_second == pytest.approx(192 * 1024**2)
+
+
+def test_the_pace_of_all_is_unknown_where_that_of_one_is():
+    ranks = story()
+    still = Track([float(at) for at in range(20)], [5.0] * 20)
+    assert growth_since_ready((), ranks, {ranks[0].key: still}).bytes_per_second is None
+    assert growth_since_ready((), ranks, {rank.key: still for rank in ranks}).bytes_per_second == 0.0
+
+
+def test_the_baseline_is_as_old_as_its_first_reading():
+    baseline = [replace(rank, taken_at=at) for rank, at in zip(story(), (20.0, 10.0), strict=True)]
+    assert growth_since_ready(baseline, story()).baseline_taken_at == 10.0

@@ -7,8 +7,9 @@ import logging
 import pytest
 
 from highwater import __version__
+from highwater.process.clocks import Clocks
 from highwater.settings.sources import load
-from highwater.wiring.start_line import WAITING_SECONDS, WaitingLog, start_line
+from highwater.wiring.sidecar import WAITING_SECONDS, WaitingLog, start_line
 from tests.unit.commands.reports import report
 
 TOKEN = "correct-horse-battery"
@@ -20,7 +21,6 @@ def line(**flags: str) -> str:
 
 
 def test_the_defaults_are_said_in_one_line():
-    """Version, engine, mode, thresholds, token, recorders, incidents."""
     assert line() == (
         f"highwater {__version__}: engine http://127.0.0.1:8000, policy act: device (device_free_bytes, waters from "
         "the engine's own plan), control calls need the admin token (highwater token prints it), "
@@ -47,10 +47,9 @@ def test_each_setting_that_decides_is_in_it(flags, words):
 
 
 def test_what_is_waited_for_is_said_at_once_and_then_once_a_minute(caplog):
-    """Until the engine serves; then there is silence."""
     caplog.set_level(logging.INFO)
     now = 100.0
-    waiting = WaitingLog(lambda: now)
+    waiting = WaitingLog(Clocks(lambda: now))
     away = report(state="starting", hint="connection refused")
     for _ in range(2 * int(WAITING_SECONDS)):
         waiting.notice(away)
@@ -65,10 +64,9 @@ def test_what_is_waited_for_is_said_at_once_and_then_once_a_minute(caplog):
 
 
 def test_an_engine_that_goes_again_is_waited_for_after_its_own_line(caplog):
-    """The change of its state has one already."""
     caplog.set_level(logging.INFO)
     now = 0.0
-    waiting = WaitingLog(lambda: now)
+    waiting = WaitingLog(Clocks(lambda: now))
     waiting.notice(report())
     gone = report(state="gone", hint="connection refused")
     for now in (1.0, WAITING_SECONDS, WAITING_SECONDS + 1.0):  # noqa: B007 - read by the clock
