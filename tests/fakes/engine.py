@@ -43,14 +43,7 @@ from highwater.relief.quiescer import Quiescer
 from highwater.relief.relief import Relief
 from highwater.settings.sections import GateSettings
 from highwater.settings.settings import Settings
-from highwater.wiring.act import wire_acting, wire_policy
-from highwater.wiring.watch import (
-    wire_engine,
-    wire_history,
-    wire_known,
-    wire_poller,
-    wire_shared_devices,
-)
+from highwater.wiring.parts import Parts
 from tests.fakes.clock import FakeClock, FakeWallClock
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
@@ -850,52 +843,30 @@ def core_on(
         state_file=state_file,
         gate=GateSettings(drain_seconds=0.05),
     )
-    clocks, errors, processes = Clocks(clock, wall), InternalErrors(), SeenProcesses()
-    engine = wire_engine(settings, clocks, None, fake.transport())
-    recorders = None
+    parts = Parts(
+        settings, Clocks(clock, wall), Gate(clock=clock), counted, InternalErrors(), transport=fake.transport()
+    )
+    parts.processes = processes = SeenProcesses()
     if recorder_dir is not None and proc is not None:
-        recorders = recorders_on(fake, engine, clock, recorder_dir / "recorder", proc)
-    gate = Gate(clock=clock)
-    known, history = wire_known(settings, clocks, engine, recorders, errors), wire_history(settings, clocks)
-    policy, shared = wire_policy(settings, known, history), wire_shared_devices(known, history, errors)
-    poller = wire_poller(
-        settings,
-        known,
-        clocks,
-        history,
-        shared,
-        observer=counted,
-        internal_errors=errors,
-        processes=processes,
-        sources=sources,
-    )
-    acting = wire_acting(
-        settings,
-        known,
-        poller,
-        history,
-        policy=policy,
-        shared=shared,
-        gate=gate,
-        clocks=clocks,
-        observer=counted,
-        internal_errors=errors,
-    )
-    acting.governor.rules, acting.governor.mode = tuple(rules), mode
+        parts.recorders = recorders_on(fake, parts.engine, clock, recorder_dir / "recorder", proc)
+    parts.sources = sources(parts.engine, parts.budgets)
+    parts.governor.rules, parts.governor.mode = tuple(rules), mode
+    for listener in (parts.quiescer.notice, parts.governor.notice):
+        parts.reports.subscribe(listener)
     return Core(
         fake=fake,
         clock=clock,
-        engine=engine,
-        history=history,
-        poller=poller,
-        governor=acting.governor,
-        relief=acting.relief,
-        gate=gate,
-        quiescer=acting.quiescer,
+        engine=parts.engine,
+        history=parts.history,
+        poller=parts.poller,
+        governor=parts.governor,
+        relief=parts.relief,
+        gate=parts.gate,
+        quiescer=parts.quiescer,
         counted=counted,
         wall=wall,
         processes=processes,
-        recorders=recorders,
+        recorders=parts.recorders,
     )
 
 

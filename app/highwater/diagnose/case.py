@@ -48,7 +48,7 @@ class RankCase:
 
     @property
     def name(self) -> str:
-        return name_of(self.now)
+        return self.now.name
 
     @property
     def device_type(self) -> str | None:
@@ -154,10 +154,6 @@ def ahead(report: Report) -> Case:
     """Return an engine as a case to which nothing has happened yet, by what it was started with."""
     ranks = tuple(RankCase(now=rank, peak=rank) for rank in report.ranks)
     return Case(kind="ahead", ranks=ranks, engine=report.engine, load=report.engine)
-
-
-def name_of(reading: RankReading) -> str:
-    return reading.name
 
 
 def total(sizes: Iterable[int | None]) -> int | None:

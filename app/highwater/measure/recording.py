@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from highwater import __version__
 from highwater.client.answers import ranks_of, remedy_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
-from highwater.diagnose.case import name_of
 from highwater.errors import SidecarError, SidecarRefused
 from highwater.measure.command_line import masked, shown_command
 from highwater.measure.experiment import (
@@ -160,7 +159,7 @@ class Measurement:
             return
         self._spoke_at = now
         point = sampler.highest()
-        used = "" if point is None else f", {name_of(point)} at {mib(point.used_bytes)} MiB"
+        used = "" if point is None else f", {point.name} at {mib(point.used_bytes)} MiB"
         trouble = f"; {sampler.problem}" if sampler.problem else ""
         self.say(f"load runs for {now - load.started:.0f} s{used}{trouble}")
 

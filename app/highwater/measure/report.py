@@ -8,7 +8,7 @@ from typing import Final
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.diagnose.advice import COMPONENT_MEANING
-from highwater.diagnose.case import highest, name_of, part_of, total
+from highwater.diagnose.case import highest, part_of, total
 from highwater.diagnose.finding import Finding, all_advice
 from highwater.diagnose.markdown import block, chart, code, moment, section, table, text
 from highwater.measure.command_line import shown_command
@@ -100,7 +100,7 @@ def _figures(experiment: Experiment) -> str:
     if fullest is not None:
         whole = fullest.total_bytes
         share = f" of {mib(whole)}, {used / whole:.1%}" if whole else ""
-        columns.append(("peak under load", f"{mib(used)} MiB", f"{name_of(fullest)}{share}"))
+        columns.append(("peak under load", f"{mib(used)} MiB", f"{fullest.name}{share}"))
     grown = experiment.change(BEFORE, AFTER, "used_bytes")
     columns.append(("growth", f"{mib(grown, signed=True)} MiB", f"before to after the load, {_ranks(experiment)}"))
     if experiment.remedies:
@@ -136,7 +136,7 @@ def _tables(experiment: Experiment) -> Iterator[str]:
     for key in keys:
         reading = next(rank for seen in experiment.moments if (rank := seen.rank(key)) is not None)
         of = f", of {mib(reading.total_bytes)}" if reading.total_bytes else ""
-        for title, grid in _both(experiment, [key], f"{name_of(reading)}{of}"):
+        for title, grid in _both(experiment, [key], f"{reading.name}{of}"):
             details = f"<details><summary>{title}</summary>\n\n{grid}\n\n</details>"
             yield details if folded else f"{title}:\n\n{grid}"
 
@@ -215,7 +215,7 @@ def _timeline(experiment: Experiment) -> Iterator[str]:
     how = "the workers' recorders" if experiment.recorded else "the sidecar's polls"
     longest = f"; the longest time without one was {experiment.gaps[0].seconds:.0f} s" if experiment.gaps else ""
     yield f"{readings:,} readings by {how}{longest}. In each step the highest one is drawn."
-    yield chart(f"MiB in use, {name_of(fullest[0])}", points)
+    yield chart(f"MiB in use, {fullest[0].name}", points)
     start = points[0][0]
     seen = [(experiment.load.started_at, "load starts"), (experiment.load.ended_at, "load ends")]
     seen += [(each.at, each.title) for each in experiment.after_remedies if each.at is not None]

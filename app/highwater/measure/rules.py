@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.diagnose.advice import COMPONENT_MEANING
-from highwater.diagnose.case import highest, name_of, risen, total
+from highwater.diagnose.case import highest, risen, total
 from highwater.diagnose.finding import Finding, Weight, finding, possible, weightiest_first
 from highwater.diagnose.rules.book import judged
 from highwater.diagnose.rules.growth import MAIN_SHARE, MINOR_SHARE, for_growth, meaning
@@ -160,7 +160,7 @@ def headroom(experiment: Experiment) -> Finding | None:
         "headroom",
         weight="likely" if is_tight else "note",
         advice=("gpu_memory_utilization", "limit_mm_per_prompt", "policy_earlier") if is_tight else (),
-        rank=name_of(point),
+        rank=point.name,
         free=free,
         ratio=ratio,
         images=images,
@@ -189,9 +189,7 @@ def unseen_peak(experiment: Experiment) -> Finding | None:
     more, point = highest(experiment.ranks(AFTER), unseen) or (0, None)
     if point is None or more < TRANSIENT_BYTES:
         return None
-    return finding(
-        "unseen_peak", advice=() if experiment.recorded else ("recorder_dir",), rank=name_of(point), more=more
-    )
+    return finding("unseen_peak", advice=() if experiment.recorded else ("recorder_dir",), rank=point.name, more=more)
 
 
 def over_high_water(experiment: Experiment) -> Finding | None:
@@ -211,7 +209,7 @@ def over_high_water(experiment: Experiment) -> Finding | None:
         return None
     _, rule, point, free, high = max(under, key=lambda each: each[0])
     remedies = " or ".join(remedy.name for remedy in rule.remedies)
-    return finding("over_high_water", rank=name_of(point), free=free, high=high, rule=rule.name, remedies=remedies)
+    return finding("over_high_water", rank=point.name, free=free, high=high, rule=rule.name, remedies=remedies)
 
 
 def policy_acted(experiment: Experiment) -> Finding | None:

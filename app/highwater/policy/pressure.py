@@ -22,7 +22,7 @@ class Facts:
         baseline: The first readings of that life; empty where unknown.
         unavailable: Remedies that would be refused now, and why.
         encoder_is_profiled: True if the KV pool was sized with the encoder cache's own share in mind.
-        shared_cards: Devices (``accounting.devices.card``) that another engine is known to use as well.
+        shared_cards: Devices (``RankReading.card``) that another engine is known to use as well.
     """
 
     life: str = ""

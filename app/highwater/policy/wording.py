@@ -16,7 +16,7 @@ from highwater.units import MIB
 
 
 def short_text(pressure: Pressure, rule: Rule) -> str:
-    where = f"rank {rank_title(*pressure.key)}"
+    where = pressure.reading.name
     missing = f"{math.ceil(pressure.need_bytes / MIB):,} MiB"
     if rule.signal in FILL_SIGNALS:
         return f"short by {missing} on {where}"

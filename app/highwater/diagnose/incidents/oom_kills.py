@@ -17,7 +17,7 @@ from highwater.diagnose.evidence import OomKills
 from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
 from highwater.readings.engine import Process
-from highwater.readings.rank import RankReading, rank_title
+from highwater.readings.rank import RankReading
 
 # An earlier kill is another matter.
 RECENT_SECONDS: Final = 60.0
@@ -50,7 +50,7 @@ class OomKillWatch:
         """Compare the counters that the ranks report with their last values. Ranks of one container tell one kill."""
         rises = [0]
         for rank in ranks:
-            count, name = rank.host_memory.cgroup_oom_kills, rank_title(*rank.key)
+            count, name = rank.host_memory.cgroup_oom_kills, rank.label
             if count is not None:
                 process = Process(rank.host, rank.pid, rank.pid_started)
                 before, was = self._counts.get(f"rank {name}", (count, process))
@@ -108,7 +108,7 @@ class OomKillWatch:
         outlived = [rank for rank in alive if rank.host_memory.cgroup_oom_kills is not None]
         if not outlived:
             return None
-        return OomKills(count=0, where=f"counted where rank {rank_title(*outlived[0].key)} runs")
+        return OomKills(count=0, where=f"counted where {outlived[0].name} runs")
 
 
 def _is_in_new_container(now: Process, was: Process | None) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from highwater.diagnose.case import NOTABLE_BYTES, name_of
+from highwater.diagnose.case import NOTABLE_BYTES
 from highwater.diagnose.finding import Finding, finding
 from highwater.diagnose.log.messages import KNOWN, LogMessage
 from highwater.diagnose.log.story import LogStory
@@ -60,4 +60,4 @@ def _need(rank: RankReading, sleep: Sleep) -> _Need | None:
     if before is None or after is None or rank.used_bytes is None or rank.free_bytes is None:
         return None
     taken = rank.used_bytes - after
-    return _Need(name_of(rank), before - after, rank.free_bytes, taken if taken > NOTABLE_BYTES else None)
+    return _Need(rank.name, before - after, rank.free_bytes, taken if taken > NOTABLE_BYTES else None)

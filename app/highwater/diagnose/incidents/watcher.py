@@ -24,8 +24,7 @@ from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.rules.policy import NOTHING_KNOWN
-from highwater.engine.life import EngineLife
-from highwater.engine.start_attempts import LOOP_SECONDS
+from highwater.engine.life import LOOP_SECONDS, EngineLife
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
