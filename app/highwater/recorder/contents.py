@@ -1,4 +1,4 @@
-"""The contents of a recorder file: its writer, its entries, its progress. Pure.
+"""The contents of a recorder file: its writer, its entries, its progress.
 
 Another process wrote them: a value that is not as the contract has it (docs/recorder-file.md) counts as unknown.
 """
