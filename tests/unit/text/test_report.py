@@ -167,7 +167,7 @@ def test_data_parallel_ranks_have_different_titles(story):
     """Each engine numbers its ranks from 0."""
     ranks = (story.ranks[0], replace(story.ranks[0], dp_rank=1), replace(story.ranks[0], rank=None))
     header = report_text(replace(story, ranks=ranks)).splitlines()[1]
-    assert header.split() == ["MiB", "rank", "0", "rank", "1.0", "rank", "-"]
+    assert header.split() == ["MiB", "rank", "0", "rank", "1.0", "rank", "?"]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def second_engines(dp_rank: int | None, rank: int | None) -> Report:
     [
         (0, 1, "note: rank 1: ", "rank 0    rank 1", "rank 1"),
         (1, 0, "note: rank 1.0: ", "rank 0  rank 1.0", "rank 1.0"),
-        (None, None, "note: rank -: ", "rank 0    rank -", "rank ?"),
+        (None, None, "note: rank ?: ", "rank 0    rank ?", "rank ?"),
     ],
 )
 def test_two_engines_ranks_are_told_apart_everywhere(dp_rank, rank, note, column, failed):
