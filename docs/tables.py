@@ -17,8 +17,7 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from highwater.accounting.attribution import account
-from highwater.accounting.components import COMPONENTS, STACKED
+from highwater.accounting.components import COMPONENTS, STACKED, account
 from highwater.accounting.remedies import GAIN_FIELDS
 from highwater.diagnose.log.messages import KNOWN
 from highwater.exit_codes import MEANINGS
@@ -28,7 +27,7 @@ from highwater.policy.pressure import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_
 from highwater.policy.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES, SIGNALS
 from highwater.policy.rules import Rule as PolicyRule
 from highwater.readings.engine import STATES
-from highwater.readings.rank import Device, WorkerBudget, WorkerMemory
+from highwater.readings.rank import Budget, Device, WorkerMemory
 from highwater.settings.settings import keys, variable
 from highwater.units import GIB, MIB
 from kvplan.generations import Span
@@ -105,7 +104,7 @@ def waters_table() -> str:
                 total_bytes=total,
                 used_bytes=asked,
                 free_bytes=total - asked,
-                budget=WorkerBudget(requested_bytes=asked),
+                budget=Budget(requested_bytes=asked),
             )
             waters = derive(slack_bytes(account(worker), None) or 0)
             found = (waters.high, waters.low) if waters else None

@@ -8,18 +8,12 @@
 
 With ``control_port`` the first way is on that port alone, and the second on ``port``; without a data plane there is no
 second. Both ports share one ``Proxy``, with a limit of clients each.
-
-``wiring`` builds each area from those before it::
-
-    counters ──► access ──► data plane ──► core ──► host ──► growth ──► incidents
-                                    ports ◄── control plane ◄── exporter ◄───┘
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,153 +28,139 @@ from highwater.api.starts import StartReports
 from highwater.files.tls import TlsWatch, engine_context, listening_context
 from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.snapshots import Snapshots
+from highwater.process.clocks import SYSTEM, Clocks
 from highwater.readings.report import ProxyLoad, Report
 from highwater.settings.settings import Settings
 from highwater.wiring.control_plane import wire_access, wire_control_plane
-from highwater.wiring.core import Clocks, Core, wire_engine, wire_recorders
 from highwater.wiring.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane
-from highwater.wiring.sidecar import Loops, Sidecar
-from highwater.wiring.start_line import WaitingLog
-from highwater.wiring.watches import wire_growth, wire_host, wire_incidents
+from highwater.wiring.parts import Parts
+from highwater.wiring.sidecar import Loops, Sidecar, WaitingLog
 
 
 def create_app(
-    settings: Settings,
-    clock: Callable[[], float] = time.monotonic,
-    wall_clock: Callable[[], float] = time.time,
-    *,
-    transport: httpx.AsyncBaseTransport | None = None,
+    settings: Settings, clocks: Clocks = SYSTEM, *, transport: httpx.AsyncBaseTransport | None = None
 ) -> Sidecar:
-    """Wire a sidecar. Tests replace the clocks (``Clocks``) and the network towards the engine on the control plane."""
-    return _Parts(settings, Clocks(clock, wall_clock), transport).sidecar()
+    """Wire a sidecar. Tests replace the clocks and the network towards the engine on the control plane."""
+    return _App(settings, clocks, transport).sidecar()
 
 
-class _Parts:
+class _App(Parts):
     def __init__(self, settings: Settings, clocks: Clocks, transport: httpx.AsyncBaseTransport | None) -> None:
-        self.settings, self.clocks, self.counters = settings, clocks, Counters()
-        errors = self.counters.internal_errors
-        self.tls = listening_context(settings.tls.files)
-        engine_tls = engine_context(settings.engine_url, settings.engine_tls.files)
-        self.token, self.access = wire_access(settings, self.counters.control_denied)
+        self.counters = counters = Counters()
+        self.listening_tls = listening_context(settings.tls.files)
+        tls = engine_context(settings.engine_url, settings.engine_tls.files)
+        self.token, self.access = wire_access(settings, counters.control_denied)
         self.data = wire_data_plane(
             settings,
             clocks=clocks,
-            tls=engine_tls,
-            observer=self.counters.traffic,
+            tls=tls,
+            observer=counters.traffic,
             withhold=self.access.without_token,
-            internal_errors=errors,
+            internal_errors=counters.internal_errors,
         )
-        engine = wire_engine(settings, clocks, engine_tls, transport)
-        self.core = core = Core(
-            settings,
-            clocks,
-            engine,
-            wire_recorders(settings, engine, clocks),
-            self.data.gate,
-            observer=self.counters,
-            internal_errors=errors,
-            requests_under_way=self.data.requests_under_way,
-            proxied=lambda: self.counters.traffic.requests_ended if settings.has_data_plane else None,
-            host_kept_bytes=lambda: self.host.kept_bytes(),  # noqa: PLW0108 - it is made later, of the poller
+        super().__init__(
+            settings, clocks, self.data.gate, counters, counters.internal_errors, tls=tls, transport=transport
         )
-        self.host = wire_host(settings, core.poller, clocks, errors)
-        self.growth = wire_growth(settings, core, self.host, clocks, errors)
-        self.incidents, self.watcher, self.oom_kills = wire_incidents(
-            settings, core, clocks, errors, host=self.host, verdicts=self.growth.verdicts
-        )
-        watches = [self.watcher.run, self.host.run, self.growth.run, TlsWatch(self.tls, engine_tls).run]
-        if core.shared.has_witness:
-            watches.append(core.shared.run)
-        self.loops = Loops(core.poller.run, core.governor.run, *watches)
         self.stopping = asyncio.Event()
+        listeners = (self.quiescer.notice, self.governor.notice, self.growth.notice, self.watcher.notice)
+        for listener in (*listeners, WaitingLog(clocks).notice):
+            self.reports.subscribe(listener)
+        loops = [self._poll, self.governor.run, self.watcher.run, self.host.run, self.growth.run]
+        loops += [TlsWatch(self.listening_tls, tls).run, *([self.shared.run] if self.shared.has_witness else [])]
+        self.loops = Loops(*loops)
+
+    def requests_under_way(self) -> int:
+        return self.data.requests_under_way()
+
+    def requests_ended(self) -> int | None:
+        return self.counters.traffic.requests_ended if self.settings.has_data_plane else None
+
+    async def _poll(self) -> None:
+        await self.poller.run(self.governor.poll_interval)
 
     def sidecar(self) -> Sidecar:
-        settings, core, proxy = self.settings, self.core, self.data.proxy
-        services = self._services()
-        control, paths = wire_control_plane(services, self._lifespan, self.counters.internal_errors.counter("http"))
-        front = make_front(settings, paths)
-        core.poller.listeners.append(WaitingLog(self.clocks.monotonic).notice)
-        if settings.has_data_plane:
-            watch = RootPathWatch(front, lambda: core.poller.capabilities.root_path, core.history)
-            core.poller.listeners.append(watch.notice)
-
-        def begin_stop() -> None:
-            self.stopping.set()
-            core.history.close()
-
+        proxy, services = self.data.proxy, self._services()
+        control, paths = wire_control_plane(services, self._lifespan, self.internal_errors.counter("http"))
+        front = make_front(self.settings, paths)
+        if self.settings.has_data_plane:
+            watch = RootPathWatch(front, lambda: self.poller.capabilities.root_path, self.history)
+            self.reports.subscribe(watch.notice)
         return Sidecar(
-            ports=listening_ports(settings, proxy, front, paths),
+            ports=listening_ports(self.settings, proxy, front, paths),
             services=services,
             sidecar_paths=paths.exact,
-            begin_stop=begin_stop,
+            begin_stop=self._begin_stop,
             control=control,
-            tls=self.tls,
+            tls=self.listening_tls,
             access_log=proxy.access_log,
         )
 
+    def _begin_stop(self) -> None:
+        self.stopping.set()
+        self.history.close()
+
     def _services(self) -> Services:
-        core, data, clocks = self.core, self.data, self.clocks
-        poller, governor = core.poller, core.governor
         exporter = Exporter(
             self.counters,
-            poller.current,
-            governor.status,
-            held=lambda: data.gate.held,
-            connections=data.proxy.connections,
-            dropped_lines=data.dropped_lines,
+            self.reports.current,
+            self.governor.status,
+            held=lambda: self.data.gate.held,
+            connections=self.data.proxy.connections,
+            dropped_lines=self.data.dropped_lines,
             incidents=lambda: self.incidents.counts,
             growth=self.growth.verdicts,
             host=lambda: self.host.now,
             oom_kills=lambda: self.oom_kills.total,
         )
+        folder = self.settings.recorder_dir
         return Services(
-            poller=poller,
-            governor=governor,
-            relief=core.relief,
-            policy=core.policy,
-            history=core.history,
+            poller=self.poller,
+            governor=self.governor,
+            relief=self.relief,
+            policy=self.policy,
+            history=self.history,
             exporter=exporter,
-            engine_page=EnginePage(core.engine),
-            entries=EncoderCacheEntries(core.engine, clock=clocks.monotonic),
-            starts=StartReports(core.budgets),
+            engine_page=EnginePage(self.engine),
+            entries=EncoderCacheEntries(self.engine, clocks=self.clocks),
+            starts=StartReports(self.budgets),
             growth=self.growth,
             incidents=self.incidents,
-            recorders=core.recorders,
-            snapshots=Snapshots(core.engine, poller, core.history, self.settings.recorder_dir, clock=clocks.wall),
+            recorders=self.recorders,
+            snapshots=Snapshots(self.engine, self.poller, self.history, folder, clocks=self.clocks),
             report=self._report,
             host=self.host,
             alive=self.loops.alive,
             stopping=self.stopping.is_set,
-            server_info=partial(core.engine.get, "/server_info"),
+            server_info=partial(self.engine.get, "/server_info"),
             control=self.access,
         )
 
     def _report(self) -> Report:
-        now = self.core.poller.current()
-        growth = replace(now.growth, series=self.growth.verdicts())
-        host = None if self.host.now is None else self.host.now.summary
-        proxied, under_way = self.core.history.proxied(), self.counters.traffic.under_way
-        proxy = None if proxied is None else ProxyLoad(requests_ended=proxied, requests_under_way=under_way)
-        policy = self.core.governor.status()
+        now, host = self.reports.current(), self.host.now
+        ended, under_way = self.requests_ended(), self.counters.traffic.under_way
         return replace(
-            now, sidecar_started_at=self.core.history.began_at, policy=policy, host=host, growth=growth, proxy=proxy
+            now,
+            sidecar_started_at=self.history.began_at,
+            policy=self.governor.status(),
+            host=None if host is None else host.summary,
+            growth=replace(now.growth, series=self.growth.verdicts()),
+            proxy=None if ended is None else ProxyLoad(requests_ended=ended, requests_under_way=under_way),
         )
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        core, proxy = self.core, self.data.proxy
         self.token.start()
-        await proxy.start()
+        await self.data.proxy.start()
         self.loops.start()
         try:
             yield
         finally:
-            core.history.close()
+            self.history.close()
             await self.watcher.finish()
             await self.loops.stop()
             self.incidents.close()
-            if core.recorders is not None:
-                core.recorders.close()
-            await proxy.aclose()
-            await core.engine.aclose()
+            if self.recorders is not None:
+                self.recorders.close()
+            await self.data.proxy.aclose()
+            await self.engine.aclose()
             self.token.close()

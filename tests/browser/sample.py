@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from highwater.accounting.deltas import freed, total
-from highwater.accounting.freed import credit
+from highwater.accounting.remedies import credit
+from highwater.accounting.totals import freed, total
 from highwater.memory.history import History
 from highwater.readings.engine import EngineStatus, WorkCounts
 from highwater.readings.remedy import RemedyResult

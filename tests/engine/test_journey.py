@@ -22,7 +22,7 @@ from highwater.demo.errors import DemoError
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.traffic import send_images
-from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
+from highwater.memory.round import IDLE_SECONDS, SETTLE_SECONDS
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS
 

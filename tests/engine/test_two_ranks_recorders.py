@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from highwater.text.table import rank_title
+from highwater.readings.rank import rank_title
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS
 

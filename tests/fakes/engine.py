@@ -25,14 +25,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gated_proxy.gate import Gate
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.engine.client import Engine
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.memory.sources import all_sources
-from highwater.memory.sources.source import Source
+from highwater.memory.sources import Source, all_sources
 from highwater.policy.governor import Governor
 from highwater.policy.rules import Rule
+from highwater.process.clocks import Clocks
 from highwater.process.internal_errors import InternalErrors
 from highwater.readings.event import Trigger
 from highwater.readings.rank import RankReading, WorkerMemory
@@ -43,8 +43,7 @@ from highwater.relief.quiescer import Quiescer
 from highwater.relief.relief import Relief
 from highwater.settings.sections import GateSettings
 from highwater.settings.settings import Settings
-from highwater.wiring.core import Clocks, wire_engine
-from highwater.wiring.core import Core as WiredCore
+from highwater.wiring.parts import Parts
 from tests.fakes.clock import FakeClock, FakeWallClock
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
@@ -776,6 +775,17 @@ class Counted:
 
 
 @dataclass
+class SeenProcesses:
+    """What a test shows of the engine's processes beside its workers, as `EngineProcesses` has it."""
+
+    one: Callable[[], str | None] = lambda: None
+    lives: Callable[[], Any] = lambda: (0.0, ())
+    stopped: Callable[[], str | None] = lambda: None
+    silent_core: Callable[[], Any] = lambda: None
+    unseen_starts: str = ""
+
+
+@dataclass
 class Core:
     """Poller, governor and history on one fake engine and one fake clock."""
 
@@ -790,6 +800,7 @@ class Core:
     quiescer: Quiescer
     counted: Counted
     wall: FakeWallClock
+    processes: SeenProcesses
     recorders: Recorders | None = None
 
     async def tick(self, seconds: float = 1.0, *, spare_idle: bool = False) -> Report:
@@ -832,36 +843,30 @@ def core_on(
         state_file=state_file,
         gate=GateSettings(drain_seconds=0.05),
     )
-    clocks = Clocks(clock, wall)
-    engine = wire_engine(settings, clocks, None, fake.transport())
-    recorders = None
-    if recorder_dir is not None and proc is not None:
-        recorders = recorders_on(fake, engine, clock, recorder_dir / "recorder", proc)
-    gate = Gate(clock=clock)
-    core = WiredCore(
-        settings,
-        clocks,
-        engine,
-        recorders,
-        gate,
-        observer=counted,
-        internal_errors=InternalErrors(),
-        sources=sources,
+    parts = Parts(
+        settings, Clocks(clock, wall), Gate(clock=clock), counted, InternalErrors(), transport=fake.transport()
     )
-    core.governor.rules, core.governor.mode = tuple(rules), mode
+    parts.processes = processes = SeenProcesses()
+    if recorder_dir is not None and proc is not None:
+        parts.recorders = recorders_on(fake, parts.engine, clock, recorder_dir / "recorder", proc)
+    parts.sources = sources(parts.engine, parts.budgets)
+    parts.governor.rules, parts.governor.mode = tuple(rules), mode
+    for listener in (parts.quiescer.notice, parts.governor.notice):
+        parts.reports.subscribe(listener)
     return Core(
-        fake,
-        clock,
-        engine,
-        core.history,
-        core.poller,
-        core.governor,
-        core.relief,
-        gate,
-        core.quiescer,
-        counted,
-        wall,
-        recorders,
+        fake=fake,
+        clock=clock,
+        engine=parts.engine,
+        history=parts.history,
+        poller=parts.poller,
+        governor=parts.governor,
+        relief=parts.relief,
+        gate=parts.gate,
+        quiescer=parts.quiescer,
+        counted=counted,
+        wall=wall,
+        processes=processes,
+        recorders=parts.recorders,
     )
 
 
@@ -877,8 +882,7 @@ def recorders_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Pat
         folder,
         rate=RECORDER_RATE,
         seconds=RECORDER_SECONDS,
-        clock=clock,
-        monotonic=monotonic(clock),
+        clocks=Clocks(monotonic(clock), clock),
         sleep=sleep,
         proc=proc.path,
     )

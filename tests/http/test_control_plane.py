@@ -717,7 +717,9 @@ async def test_health_tells_the_two_apart(running):
 async def test_both_healths_follow_the_verdict(running, state, ready, status):
     """The deep one is for a probe that may restart the engine: 503 only where nothing else helps, and why."""
     poller = running.app.services.poller
-    poller._last = replace(poller._last, engine=replace(poller._last.engine, state=state, hint="the hint"))
+    poller.reports.last = replace(
+        poller.reports.last, engine=replace(poller.reports.last.engine, state=state, hint="the hint")
+    )
     assert (await running.client.get("/readyz")).status_code == (200 if ready else 503)
     answer = await running.client.get("/health/deep")
     assert (answer.status_code, answer.json()) == (
@@ -731,8 +733,8 @@ async def test_no_probe_restarts_an_engine_whose_loop_runs_and_schedules_nothing
     poller = running.app.services.poller
     starved = Progress(verdict="stuck", since_seconds=12.0, ranks=(), summary="nothing is scheduled", is_starved=True)
     for state, deep in (("stuck", 200), ("gone", 503)):
-        engine = replace(poller._last.engine, state=state)
-        poller._last = replace(poller._last, engine=engine, progress=starved)
+        engine = replace(poller.reports.last.engine, state=state)
+        poller.reports.last = replace(poller.reports.last, engine=engine, progress=starved)
         assert (await running.client.get("/readyz")).status_code == 503
         assert (await running.client.get("/health/deep")).status_code == deep
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import random
 import time
 
-from highwater.accounting.attribution import account
-from highwater.accounting.encoder_cache import encoder_totals
+from highwater.accounting.components import account
 from highwater.api.metrics import Counters, Exporter
 from highwater.readings.engine import EngineStatus
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
 from highwater.readings.rank import (
+    Budget,
     Components,
     Device,
     EncoderCache,
+    EncoderCacheTotals,
     HostMemory,
     TorchMemory,
-    WorkerBudget,
     WorkerMemory,
 )
 from highwater.readings.remedy import RemedyResult
@@ -114,7 +114,7 @@ class SimulatedPod:
             ranks_expected=self._ranks,
             ranks_reported=self._ranks,
             ranks=ranks,
-            encoder_cache=encoder_totals(ranks),
+            encoder_cache=EncoderCacheTotals.of(ranks),
             growth=Growth(since_ready_bytes=self._encoder_bytes * self._ranks, bytes_per_second=812.0),
         )
 
@@ -148,7 +148,7 @@ class SimulatedPod:
                 embeds=self._encoder_bytes // (16 * 1024),
                 oldest_age_seconds=self._chance.uniform(0, 600),
             ),
-            budget=WorkerBudget(gpu_memory_utilization=0.9, requested_bytes=57 * GIB),
+            budget=Budget(gpu_memory_utilization=0.9, requested_bytes=57 * GIB),
             host_memory=HostMemory(
                 rss_bytes=4 * GIB, cgroup_used_bytes=80 * GIB, cgroup_limit_bytes=512 * GIB, pinned_bytes=GIB
             ),

@@ -14,7 +14,8 @@ from highwater.client.answers import report_of
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.errors import EngineGarbled, SidecarUnreachable
 from highwater.files.state_file import StateFile
-from highwater.memory.sources.workers import Workers
+from highwater.memory.sources import Workers
+from highwater.process.clocks import Clocks
 from highwater.recorder.folder import RecorderFolder
 from highwater_worker import MemoryExtension
 from tests.fakes.engine import USED_READY
@@ -82,7 +83,7 @@ def folder(tmp_path):
 
 def read(folder):
     machine = Machine(folder.parent)
-    recorder = RecorderFolder(folder, INSTANCE, clock=machine.clock, monotonic=machine.monotonic, proc=machine.proc)
+    recorder = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc)
     try:
         return recorder.read(), sorted(recorder.problems)
     finally:

@@ -16,8 +16,9 @@ from typing import Final
 from tabulate import tabulate
 
 from bench.page import replaced
-from highwater.accounting.growth_since_ready import growth_since_ready
+from highwater.accounting.growth import growth_since_ready
 from highwater.memory.history import History
+from highwater.process.clocks import Clocks
 from highwater.readings.engine import EngineStatus
 from highwater.readings.rank import Components, Device, EncoderCache, RankReading
 from highwater.readings.remedy import RemedyResult
@@ -91,7 +92,7 @@ class Clock:
 def said(course: Course, step: float, ranks: int) -> Iterator[tuple[float, float | None, str | None]]:
     """Yield the seconds, and what the report says then: in how long the first device is full, and what grows on it."""
     clock = Clock()
-    history = History(4000, clock=clock, monotonic=clock)
+    history = History(4000, clocks=Clocks(clock, clock))
     cuts, pid, began = list(course.cuts), 1, 0.0
     count = int(course.seconds / step)
     for number in range(count):

@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 
 from highwater.main import create_app
+from highwater.process.clocks import Clocks
 from highwater.settings.settings import Settings
 from highwater.wiring.sidecar import Sidecar
 from tests.patience import LIMIT_SECONDS
@@ -81,7 +82,7 @@ async def _live(loop: VirtualLoop, situation: Situation) -> tuple[Outcome, list[
                 **situation.settings,
             }
         )
-        sidecar = create_app(settings, loop.time, loop.wall_time, transport=InProcess(engine.face))
+        sidecar = create_app(settings, Clocks(loop.time, loop.wall_time), transport=InProcess(engine.face))
         try:
             async with _serving(sidecar) as url:
                 # A worker's `release` collects garbage: it need not walk all that is there already each time.

@@ -1,14 +1,20 @@
-"""The components of device memory, a row each: what every table, chart, page and document shows of them.
+"""The components of device memory, a row each, and the accounting of a worker's memory by them.
 
-A new one needs a field in ``readings.Components``, its place in ``attribution.py`` and a row here. Generated from these
-rows (``make docs``): the dashboard's ``facts.js`` and ``components.css``, and the table in docs/http.md.
+A new one needs a field in ``readings.Components``, its place in ``account`` and a row here. Generated from these rows
+(``make docs``): the dashboard's ``facts.js`` and ``components.css``, and the table in docs/http.md.
+
+The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit
+(PyTorch's statistics and the driver's are not read at the same instant; a sleeping engine has unmapped pools that
+PyTorch still counts) is cut, and a note says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
+
+from highwater.readings.rank import Components, Note, RankMemory, RankReading, ReadingSource, WorkerMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,3 +140,50 @@ COMPONENTS: tuple[Component, ...] = (
 BY_NAME: Mapping[str, Component] = MappingProxyType({component.name: component for component in COMPONENTS})
 STACKED: tuple[Component, ...] = tuple(sorted(COMPONENTS, key=lambda component: component.layer))
 COMPONENT_NAMES: tuple[str, ...] = tuple(BY_NAME)
+
+_SHARED = tuple(field.name for field in fields(RankMemory))
+
+
+def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
+    components, notes = _place(worker)
+    shared = {name: getattr(worker, name) for name in _SHARED}
+    has_ratio = worker.used_bytes is not None and worker.total_bytes
+    return RankReading(
+        **shared | {"notes": worker.notes + notes},
+        used_ratio=(worker.used_bytes or 0) / (worker.total_bytes or 1) if has_ratio else None,
+        components=components,
+        budget=replace(worker.budget, headroom_bytes=worker.free_bytes),
+        source=source,
+    )
+
+
+def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
+    encoder = worker.encoder_cache.device_bytes if worker.encoder_cache is not None else None
+    known = {
+        "weights_bytes": worker.weights_bytes,
+        "encoder_cache_bytes": encoder,
+        "kv_cache_bytes": worker.kv_cache_bytes,
+    }
+    if worker.used_bytes is None:
+        return Components(**known), (Note(name="used_bytes", reason="not known, so the components cannot be summed"),)
+
+    unknown = [name for name in ("weights_bytes", "kv_cache_bytes") if known[name] is None]
+    allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
+    other = cached = None
+    if allocated is not None and reserved is not None:
+        other = None if unknown else max(allocated - sum(size or 0 for size in known.values()), 0)
+        cached = max(reserved - allocated, 0)
+    parts = {**known, "other_tensors_bytes": other, "torch_cached_bytes": cached}
+    why = "not known for this worker; its bytes are counted in non_torch_bytes"
+    notes = [Note(name=name, reason=why) for name in unknown]
+    placed: dict[str, int | None] = {}
+    left = worker.used_bytes
+    for name, size in parts.items():
+        if size is None:
+            placed[name] = None
+            continue
+        placed[name] = min(max(size, 0), left)
+        left -= placed[name] or 0
+        if size > (placed[name] or 0):
+            notes.append(Note(name=name, reason=f"{size} bytes counted, of which only {placed[name]} fit into used"))
+    return Components(**placed, non_torch_bytes=left), tuple(notes)

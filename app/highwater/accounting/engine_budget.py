@@ -2,19 +2,30 @@
 
 It comes from a file or a worker call, so it is validated where it enters; a figure that this version of vLLM lacks is
 ``None``. The vLLM attribute behind each figure: worker_ext/highwater_worker/memory/engine_budget.py.
+
+torch_npu reads PYTORCH_NPU_ALLOC_CONF, and PYTORCH_ALLOC_CONF too from 2.13 on, where both are an error; of an option
+that is set twice the last one counts (Ascend/pytorch csrc/core/npu/NPUCachingAllocator.cpp, `parseArgs`). vllm-ascend
+from 0.14 on appends `expandable_segments:True` before it starts its workers, unless sleep mode is on or an option that
+excludes it is set, and takes it out where sleep mode is on (vllm-ascend pull request 5855; 0.30.0rc2 platform.py:1436).
+So the variables of the worker's own process show the outcome, whatever the version.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
 
 from highwater.readings.schema import MAX_NUMBER
 
 _MAX_LIST = 600
+_ON: Final = frozenset({"true", "1"})
+_READS_EVERY_ALLOCATORS_VARIABLE: Final = (2, 13)
+# An NPU's allocator takes none of these together with expandable segments.
+EXCLUDED: Final = ("max_split_size_mb", "garbage_collection_threshold")
 
 Bytes: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None
@@ -110,3 +121,28 @@ class EngineBudget:
     parallel: Annotated[Mapping[str, Count], Field(max_length=16)] = field(default_factory=dict)
     # The variables of the worker's process that change how much memory is used.
     environment: Annotated[Mapping[str, Text], Field(max_length=40)] = field(default_factory=dict)
+
+    @property
+    def expandable_segments(self) -> bool | None:
+        """Whether an NPU worker's allocator has expandable segments; ``None`` where its variables do not say.
+
+        A driver that cannot reserve addresses switches them off again, with a warning in the log alone.
+        """
+        own, shared = (self.environment.get(name) for name in ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+        if allocator_options(own) or not sets_expandable_segments(shared):
+            return sets_expandable_segments(own)
+        release = re.match(r"(\d+)\.(\d+)", self.torch_npu_version or "")
+        return None if release is None else tuple(map(int, release.groups())) >= _READS_EVERY_ALLOCATORS_VARIABLE
+
+
+def allocator_options(text: str | None) -> dict[str, list[str]]:
+    options: dict[str, list[str]] = {}
+    for part in (text or "").split(","):
+        key, _, value = part.partition(":")
+        if key.strip():
+            options.setdefault(key.strip(), []).append(value.strip())
+    return options
+
+
+def sets_expandable_segments(text: str | None) -> bool:
+    return allocator_options(text).get("expandable_segments", [""])[-1].lower() in _ON

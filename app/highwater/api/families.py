@@ -18,9 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from gated_proxy.traffic import Connections, Histogram, ProxyTraffic
 from highwater.accounting.components import COMPONENTS
-from highwater.accounting.devices import device_total, used_total
-from highwater.accounting.host_share import host_ratio, host_share
-from highwater.accounting.rank_key import rank_key
+from highwater.accounting.totals import device_total, used_total
 from highwater.host.parts import parts_of
 from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostNow
@@ -28,9 +26,9 @@ from highwater.policy.rules import SIGNALS
 from highwater.readings.engine import EngineState
 from highwater.readings.growth import GrowthKind, SeriesGrowth
 from highwater.readings.policy import PolicyLevel, PolicyMode, PolicyStatus, RulePhase
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankReading, rank_title
 from highwater.readings.report import Report
-from highwater.text.table import device_title, rank_title
+from highwater.text.table import device_title
 from highwater.units import sum_known
 from highwater_worker.kernel.cgroup import EVENTS
 
@@ -103,9 +101,9 @@ _RANK_VALUES: Final[Mapping[str, Callable[[RankReading], float | None]]] = {
     "device_releasable_bytes": lambda r: r.releasable_bytes,
     "host_memory_pinned_bytes": lambda r: r.host_memory.pinned_bytes,
     "host_memory_rss_bytes": lambda r: r.host_memory.rss_bytes,
-    "host_memory_used_ratio": host_ratio,
-    "host_memory_used_bytes": lambda r: host_share(r)[0],
-    "host_memory_limit_bytes": lambda r: host_share(r)[1],
+    "host_memory_used_ratio": lambda r: r.host_memory.used_ratio,
+    "host_memory_used_bytes": lambda r: r.host_memory.share[0],
+    "host_memory_limit_bytes": lambda r: r.host_memory.share[1],
     "encoder_cache_oldest_age_seconds": _of_encoder_cache("oldest_age_seconds"),
     "encoder_cache_embeds": _of_encoder_cache("embeds"),
     "encoder_cache_capacity_embeds": _of_encoder_cache("capacity_embeds"),
@@ -150,10 +148,10 @@ def _rank_families(report: Report) -> Iterator[Metric]:
     yield family("device_info", identity, identities)
     yield from known("devices_memory_total_bytes", device_total(report.ranks))
     yield from known("devices_memory_used_bytes", used_total(report.ranks))
-    growth, labelled = report.growth, {rank_key(rank): labels for labels, rank in ranks}
+    growth, labelled = report.growth, {rank.key: labels for labels, rank in ranks}
     yield from known("growth_bytes", growth.since_ready_bytes)
     yield from known("growth_bytes_per_second", growth.bytes_per_second)
-    ends = ((labelled[key], one.seconds_to_full) for one in growth.ranks if (key := rank_key(one)) in labelled)
+    ends = ((labelled[key], one.seconds_to_full) for one in growth.ranks if (key := one.key) in labelled)
     yield family("device_memory_seconds_to_full", _RANK_LABELS, ends)
 
 

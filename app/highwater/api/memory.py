@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, TypeAdapter
 from pydantic_core import to_json
 
-from highwater.accounting.deltas import compare
+from highwater.accounting.totals import compare
 from highwater.api.services import OR_TEXT, Admin, FormatQuery, Parts, Services, StrictModel, ending, wants_text
 from highwater.api.text.control import marked_text
 from highwater.api.text.host import host_text
@@ -37,7 +37,7 @@ from highwater.readings.report import Report
 from highwater.readings.schema import SCHEMA
 from highwater.text.growth import growth_table, leaks
 from highwater.text.report import report_text
-from highwater.text.table import missing_text, rank_title
+from highwater.text.table import missing_text
 
 _REPORT: Final = TypeAdapter(Report)
 _DELTAS: Final = TypeAdapter(tuple[RankDelta, ...])
@@ -235,7 +235,7 @@ def _note(known: Sequence[RankEntries], report: Report, *, may_ask: bool) -> str
     without = None if may_ask else SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED
     listed = {rank.head.get("pid") for rank in known if rank.head.get("entries_total") is not None}
     unlisted = [rank for rank in report.ranks if rank.pid not in listed]
-    names = [f"rank {rank_title(rank.dp_rank, rank.rank)}" for rank in unlisted]
+    names = [rank.name for rank in unlisted]
     names += [missing_text([rank]) for rank in report.ranks_missing]
     missing = f"the entries of {', '.join(names)} are not known" if names else None
     return "; ".join(text for text in (missing, without) if text) or None

@@ -14,7 +14,7 @@ from highwater.api.problems import ProblemAnswer
 from highwater.api.services import NEEDS_TOKEN, NO_STORE, Admin, Parts, StrictModel, ending, wants_text
 from highwater.api.text.control import snapshots_text, stacks_text, taken_text
 from highwater.exit_codes import OK
-from highwater.memory.snapshot_folder import pieces
+from highwater.memory.snapshots import pieces
 from highwater.readings.schema import SCHEMA
 
 _BINARY: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

@@ -13,7 +13,7 @@ from typing import Final
 
 from highwater.diagnose.rules.book import Explained, explained
 from highwater.errors import TooManyWaiting
-from highwater.memory.engine_budgets import EngineBudgets
+from highwater.memory.sources import EngineBudgets
 from highwater.plan.explanation import explain
 from highwater.plan.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.readings.rank import RankReading

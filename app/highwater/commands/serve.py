@@ -74,7 +74,7 @@ def run(settings: Settings) -> None:
     from gated_proxy import exchange
     from highwater.commands.server import Server
     from highwater.main import create_app
-    from highwater.wiring.start_line import start_line
+    from highwater.wiring.sidecar import start_line
 
     logging.getLogger("highwater").info("%s", start_line(settings))
     if settings.has_data_plane:

@@ -18,12 +18,13 @@ from highwater.engine.hints import stopped_text
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyLevel, RuleStatus
+from highwater.readings.rank import rank_title
 from highwater.readings.report import Report
 from highwater.readings.schema import SCHEMA
 from highwater.text.growth import leak_line, leaks
 from highwater.text.printable import cleaned
 from highwater.text.report import report_text
-from highwater.text.table import component_title, rank_title, table
+from highwater.text.table import component_title, table
 from highwater.units import UNKNOWN, size_text, span_text
 
 WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from highwater.accounting.attribution import account
-from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES, account
 from highwater.accounting.points import MemoryPoint
-from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.change import change, name_of, risen, total
+from highwater.diagnose.change import change, risen, total
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, same_process
 from highwater.diagnose.incident import EncoderEntry, Evidence, Headline, RankEvidence
 from highwater.diagnose.log.failed_allocation import FailedAllocation
@@ -62,7 +60,7 @@ class RankCase:
 
     @property
     def name(self) -> str:
-        return name_of(self.now)
+        return self.now.name
 
     @property
     def device_type(self) -> str | None:
@@ -233,12 +231,12 @@ def of_report(
     setup: Setup | None = None,
 ) -> Case:
     """Return an engine as its report shows it; at its start nothing has happened yet, and its settings count."""
-    first = {rank_key(reading): reading for reading in baseline}
+    first = {reading.key: reading for reading in baseline}
     known = () if report.stale and place == "running" else report.ranks
-    moved = {name: total(change(first.get(rank_key(rank)), rank, name) for rank in known) for name in COMPONENT_NAMES}
+    moved = {name: total(change(first.get(rank.key), rank, name) for rank in known) for name in COMPONENT_NAMES}
     return Case(
         kind=place,
-        ranks=tuple(RankCase(now=rank, first=first.get(rank_key(rank)), peak=rank) for rank in known),
+        ranks=tuple(RankCase(now=rank, first=first.get(rank.key), peak=rank) for rank in known),
         at=max((rank.taken_at for rank in known), default=0.0),
         engine=report.engine,
         load=report.engine,
@@ -255,13 +253,13 @@ def of_report(
 
 
 def of_load(experiment: Experiment) -> Case:
-    peaks = {rank_key(each): each for each in experiment.ranks(PEAK)}
+    peaks = {each.key: each for each in experiment.ranks(PEAK)}
     entries = next((cache.largest for cache in experiment.caches if cache.title == "after the load"), ())
     ranks = tuple(
         RankCase(
             now=now,
             first=same_process(experiment.ranks(BEFORE), now),
-            peak=peaks.get(rank_key(now), now),
+            peak=peaks.get(now.key, now),
             entries=entries,
         )
         for now in experiment.ranks(AFTER)
@@ -320,7 +318,7 @@ def of_incident(evidence: Evidence, log: LogStory = NO_LOG) -> Case:
 
 
 def _rank_case(evidence: Evidence, rank: RankEvidence, log: LogStory) -> RankCase:
-    same = (first for first in evidence.baseline if rank_key(first) == rank_key(rank))
+    same = (first for first in evidence.baseline if first.key == rank.key)
     first = next((first for first in same if rank.pid is None or first.pid in (None, rank.pid)), None)
     now, failed = latest(rank), _its_own(rank, evidence, log.failed)
     if failed is None:

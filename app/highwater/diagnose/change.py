@@ -7,14 +7,9 @@ from typing import TypeVar
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.readings.rank import RankReading
-from highwater.text.table import rank_title
 
 _Item = TypeVar("_Item")
 _Size = TypeVar("_Size", int, float)
-
-
-def name_of(reading: RankReading) -> str:
-    return f"rank {rank_title(reading.dp_rank, reading.rank)}"
 
 
 def part_of(reading: RankReading, name: str) -> int | None:

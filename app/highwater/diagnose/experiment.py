@@ -9,14 +9,12 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from highwater.accounting.host_share import host_share
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.diagnose.change import change, total
 from highwater.diagnose.incident import EncoderEntry
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyStatus
-from highwater.readings.rank import Device, EncoderCache, RankReading
+from highwater.readings.rank import Device, EncoderCache, RankKey, RankReading
 from highwater.readings.remedy import RemedyResult
 
 READY, BEFORE, PEAK, AFTER = "ready", "before", "peak", "after"
@@ -44,7 +42,7 @@ class Moment:
     ranks: tuple[RankReading, ...]
 
     def rank(self, key: RankKey) -> RankReading | None:
-        return next((reading for reading in self.ranks if rank_key(reading) == key), None)
+        return next((reading for reading in self.ranks if reading.key == key), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +125,7 @@ class Experiment:
         start, end = self.moment(earlier), self.moment(later)
         if start is None or end is None:
             return None
-        ranks = dict.fromkeys(rank_key(reading) for reading in (*start.ranks, *end.ranks))
+        ranks = dict.fromkeys(reading.key for reading in (*start.ranks, *end.ranks))
         return total(change(start.rank(key), end.rank(key), part) for key in ranks if keys is None or key in keys)
 
     def happened(self, kind: str) -> tuple[Event, ...]:
@@ -135,13 +133,13 @@ class Experiment:
 
 
 def same_process(ranks: Sequence[RankReading], now: RankReading) -> RankReading | None:
-    return next((each for each in ranks if rank_key(each) == rank_key(now) and each.pid == now.pid), None)
+    return next((each for each in ranks if each.key == now.key and each.pid == now.pid), None)
 
 
 def host_used(reading: RankReading) -> int | None:
-    return host_share(reading)[0]
+    return reading.host_memory.share[0]
 
 
 def has_restarted(start: Moment, end: Moment) -> bool:
-    pids = {rank_key(reading): reading.pid for reading in start.ranks}
-    return any(pids.get(rank_key(reading), reading.pid) != reading.pid for reading in end.ranks)
+    pids = {reading.key: reading.pid for reading in start.ranks}
+    return any(pids.get(reading.key, reading.pid) != reading.pid for reading in end.ranks)

@@ -19,8 +19,7 @@ from highwater.readings.engine import EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus
-from highwater.readings.rank import RankReading
-from highwater.text.table import rank_title
+from highwater.readings.rank import Ranked, RankReading
 
 SCHEMA: Final = 1
 IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory", "start_failed"]
@@ -44,7 +43,7 @@ class EncoderEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEvidence:
+class RankEvidence(Ranked):
     """The evidence of one rank.
 
     Attributes:
@@ -66,10 +65,6 @@ class RankEvidence:
     stack: tuple[str, ...] = ()
     series: tuple[MemoryPoint, ...] = ()
     entries: tuple[EncoderEntry, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return f"rank {rank_title(self.dp_rank, self.rank)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

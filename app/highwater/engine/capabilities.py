@@ -1,23 +1,23 @@
-"""Detection of what this engine can do, without side effects.
+"""Detection of what this engine can do, without side effects, and whether its workers may be called.
 
 Never a POST (it would act), never an OPTIONS (vLLM's CORS middleware answers it for every path): the OpenAPI page
-lists the paths where there is one, else a GET on a POST-only path gets 405 or 404.
+lists the paths where there is one, else a GET on a POST-only path gets 405 or 404. A worker call to an engine without
+our extension puts its queues out of step, so no other module opens them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from packaging.version import InvalidVersion, Version
 
+from highwater.engine.client import Engine
+from highwater.process.clocks import Clocks
 from highwater.text.strict_json import part
-
-if TYPE_CHECKING:
-    from highwater.engine.client import Engine
 
 EXTENSION = "highwater_worker.MemoryExtension"
 _PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
@@ -30,6 +30,8 @@ RESETS_SINCE: Final[Mapping[str, str]] = MappingProxyType(
 )
 # Before, a request that does not pass the sidecar fails where it meets `reset_mm_cache`; every other remedy is safe.
 EVERY_RESET_SAFE_SINCE: Final = "0.28"
+# An engine without our extension is detected again after so long.
+REDETECT_SECONDS = 30.0
 PROBED_PATHS = ("/collective_rpc", *(f"/{name}" for name in RESETS_SINCE))
 
 
@@ -94,17 +96,27 @@ def parse_version(text: str | None) -> Version | None:
 
 async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilities:
     """Raises EngineError: it did not respond. ``assume_extension``: the operator says that a subclass is loaded."""
-    version = await _version(engine)
-    paths, root_path = await _routes(engine)
+    answer = await engine.get_json("/version")
+    version = answer.get("version") if isinstance(answer, dict) else None
+    page = await engine.get_json("/openapi.json")
+    if isinstance(page, dict) and isinstance(routes := page.get("paths"), dict):
+        paths, root_path = set(routes), _root_path(page)
+    else:  # switched off (--disable-fastapi-docs), or never there (Rust front-end)
+        paths, root_path = {path for path in PROBED_PATHS if await engine.has_post(path)}, None
+        paths |= {path for path in _STATE_PATHS if await engine.exists(path)}
     # Only the JSON form contains worker_extension_cls. Versions that cannot dump it respond with 422 or 500.
     info = await engine.get_json("/server_info", config_format="json")
     config = part(info, "vllm_config") if isinstance(info, dict) else {}
     extension = _value(config, "parallel_config", "worker_extension_cls", str) or None
     rpc_route = "/collective_rpc" in paths
+    # Hugging Face's configuration, which vLLM writes as an object or as that object's own text.
+    hf_config = part(config, "model_config").get("hf_config")
+    in_text = isinstance(hf_config, str) and '"is_encoder_decoder": true' in hf_config
+    is_encoder_decoder = hf_config.get("is_encoder_decoder") is True if isinstance(hf_config, dict) else in_text
     transfer = config.get("kv_transfer_config")
     connector = f"{transfer.get('kv_connector')} ({transfer.get('kv_role')})" if isinstance(transfer, dict) else ""
     return Capabilities(
-        version=version,
+        version=version if isinstance(version, str) else None,
         dev_mode=rpc_route,
         collective_rpc=rpc_route and (extension == EXTENSION or assume_extension),
         extension=extension,
@@ -114,27 +126,13 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         tensor_parallel=_size(config, "tensor_parallel_size"),
         pipeline_parallel=_size(config, "pipeline_parallel_size"),
         data_parallel=_replicas(config),
-        encoder_decoder=_is_encoder_decoder(config),
+        encoder_decoder=is_encoder_decoder,
         kv_connector=connector if config else None,
         ec_connector=bool(config.get("ec_transfer_config")),
         executor=_value(config, "parallel_config", "distributed_executor_backend", str),
         gpu_memory_utilization=_value(config, "cache_config", "gpu_memory_utilization", (float, int)),
         root_path=root_path,
     )
-
-
-async def _version(engine: Engine) -> str | None:
-    response = await engine.get_json("/version")
-    return response["version"] if isinstance(response, dict) and isinstance(response.get("version"), str) else None
-
-
-async def _routes(engine: Engine) -> tuple[Collection[str], str | None]:
-    page = await engine.get_json("/openapi.json")
-    if isinstance(page, dict) and isinstance(routes := page.get("paths"), dict):
-        return routes.keys(), _root_path(page)
-    # Switched off (--disable-fastapi-docs) or never there (Rust front-end).
-    paths = [path for path in PROBED_PATHS if await engine.has_post(path)]
-    return paths + [path for path in _STATE_PATHS if await engine.exists(path)], None
 
 
 def _root_path(page: Mapping[str, Any]) -> str | None:
@@ -170,14 +168,6 @@ def _replicas(config: Mapping[str, Any]) -> int | None:
     )
 
 
-def _is_encoder_decoder(config: Mapping[str, Any]) -> bool:
-    # Hugging Face's configuration, which vLLM writes as an object or as that object's own text.
-    hf_config = part(config, "model_config").get("hf_config")
-    if isinstance(hf_config, dict):
-        return hf_config.get("is_encoder_decoder") is True
-    return isinstance(hf_config, str) and '"is_encoder_decoder": true' in hf_config
-
-
 def _model(config: Mapping[str, Any]) -> str | None:
     served = part(config, "model_config").get("served_model_name")
     if isinstance(served, list) and served and isinstance(served[0], str):
@@ -197,3 +187,79 @@ def no_extension(capabilities: Capabilities) -> str | None:
             f"environment{'' if capabilities.has_operations else beside}"
         )
     return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}, or with {_PLUGIN}"
+
+
+class Detection:
+    """The capabilities of one engine, and of the one that takes its place.
+
+    ``assume_extension``: the operator says that our extension is loaded under another name.
+
+    Attributes:
+        public_capabilities: The same as ``GET /memory`` shows it.
+    """
+
+    def __init__(self, engine: Engine, *, assume_extension: bool, clocks: Clocks) -> None:
+        self.capabilities = Capabilities()
+        self.public_capabilities: dict[str, Any] = {}
+        self._engine = engine
+        self._assume_extension = assume_extension
+        self._clock = clocks.monotonic
+        self._detected = Capabilities()
+        self._detected_at: float | None = None
+        self._has_recorders = False
+
+    @property
+    def is_current(self) -> bool:
+        return self._detected_at is not None
+
+    @property
+    def has_extension(self) -> bool:
+        """True if the engine itself shows that our extension is loaded, whatever recorders write."""
+        return self._detected.collective_rpc
+
+    def is_due(self, *, is_recorded: bool) -> bool:
+        """Return whether the engine is to be detected; ``is_recorded``: its recorders show every rank."""
+        if self._detected_at is None:
+            return True
+        is_settled = self.capabilities.collective_rpc or is_recorded
+        return not is_settled and self._clock() - self._detected_at >= REDETECT_SECONDS
+
+    async def detect(self) -> None:
+        self._detected = await detect(self._engine, assume_extension=self._assume_extension)
+        self._detected_at = self._clock()
+        self._use(self._detected)
+
+    def detect_again(self) -> None:
+        """Detect the engine again before its workers are called: it may be another version with other options."""
+        self._detected_at = None
+        self._engine.forbid_rpc()
+
+    def forget_engine(self) -> None:
+        self._engine.forget()
+        self._has_recorders = False
+        self.detect_again()
+
+    def trust_recorders(self, *, offers_calls: bool, are_read: bool) -> None:
+        """Note whether recorders of this engine ``are_read``, which holds for its life, and what they offer.
+
+        Allow worker calls while every worker's recorder writes that it has our operations (``offers_calls``).
+
+        Files may be another engine's: a call that fails ends what they allow, for this life of the engine.
+        """
+        self._has_recorders = self._has_recorders or are_read
+        if self._detected_at is None or self._detected.collective_rpc:
+            return
+        may_call = self._detected.dev_mode and not self._engine.has_rpc_failed and offers_calls
+        known = replace(
+            self._detected, collective_rpc=may_call, has_operations=offers_calls, has_recorders=self._has_recorders
+        )
+        if known != self.capabilities:
+            self._use(known)
+
+    def _use(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        self.public_capabilities = capabilities.public()
+        if capabilities.collective_rpc:
+            self._engine.allow_rpc()
+        else:
+            self._engine.forbid_rpc()

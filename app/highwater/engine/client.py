@@ -11,8 +11,7 @@ import asyncio
 import json
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -29,6 +28,7 @@ from highwater.errors import (
     EngineUntrusted,
 )
 from highwater.files.tls import trouble
+from highwater.process.clocks import SYSTEM, Clocks
 
 RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
@@ -82,7 +82,6 @@ class Engine:
         request_seconds: Deadline of every other request, by when its response must be whole.
         ssl_context: For an https ``url``.
         transport: Replaces the network in tests.
-        clock: Monotonic seconds.
 
     Attributes:
         has_rpc_failed: The engine itself failed at a worker call since it was forgotten last.
@@ -96,10 +95,10 @@ class Engine:
         request_seconds: float = 5.0,
         ssl_context: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clocks: Clocks = SYSTEM,
     ) -> None:
         self.url = url
-        self._clock = clock
+        self._clock = clocks.monotonic
         self._is_rpc_allowed = False
         self.has_rpc_failed = False
         self._request_seconds = request_seconds

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from highwater.engine.capabilities import EXTENSION, Capabilities
-from highwater.engine.start_attempts import EndedStart
+from highwater.engine.life import EndedStart
 from highwater.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 from highwater.readings.engine import MissingRank
 from highwater.readings.rank import StartPhase

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Final, TypeAlias
 
 from highwater.errors import UnknownName
-from highwater.growth.book import FloorBook
+from highwater.growth.book import FloorBook, FloorFile
 from highwater.growth.floors import (
     DEVICE_IDLE_SECONDS,
     HOST_IDLE_SECONDS,
@@ -31,9 +30,9 @@ from highwater.growth.floors import (
 )
 from highwater.growth.judging import BETWEEN_REQUESTS, WARM_UP_FLOORS, Judgement, judge
 from highwater.growth.series import Measured, Place, SeriesKey, asleep_series, device_series
-from highwater.growth.store import FloorFile
 from highwater.growth.words import series_growth
 from highwater.memory.history import History
+from highwater.process.clocks import SYSTEM, Clocks
 from highwater.readings.engine import WorkCounts
 from highwater.readings.growth import GrowthGround, GrowthKind, SeriesGrowth
 from highwater.readings.rank import RankReading
@@ -82,7 +81,7 @@ class GrowthWatch:
     """Verdicts on growth.
 
     ``host_series`` reads the host's series now, given the seconds for which the engine has been idle, or a window of
-    load lasts. ``clock`` is in monotonic seconds since the machine's boot, ``wall_clock`` in Unix seconds.
+    load lasts.
     """
 
     def __init__(
@@ -91,15 +90,14 @@ class GrowthWatch:
         file: FloorFile,
         *,
         host_series: HostSeries,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        clocks: Clocks = SYSTEM,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._history = history
         self._file = file
         self._host_series = host_series
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._clock = clocks.monotonic
+        self._wall_clock = clocks.wall
         self._internal_error = internal_error
         self._idle_floors: dict[Place, _Floors] = {
             "device": _Floors(),
@@ -109,7 +107,7 @@ class GrowthWatch:
         self._windows = _Floors(ground="equal_work", taken=f"each {WINDOW_SECONDS:.0f} s")
         self._books = {place: floors.book for place, floors in self._idle_floors.items()}
         self._idle = IdlePeriod()
-        self._window = _Window(clock())
+        self._window = _Window(self._clock())
         self._judged: dict[str, tuple[str, dict[GrowthGround, Judgement]]] = {}  # by the series' name, with its life
         self._last: dict[str, Measured] = {}
         # Series with a new floor, by name and ground, in the order in which they are judged.
@@ -120,7 +118,7 @@ class GrowthWatch:
         self._report: Report | None = None
         self._report_ready = asyncio.Event()
         self._problem: str | None = None
-        file.load(self._books, clock())
+        file.load(self._books, self._clock())
         slept = self._books["asleep"].rows[-1:]
         self._asleep = IdlePeriod(work=slept[0].work) if slept else IdlePeriod()
         for book in self._books.values():

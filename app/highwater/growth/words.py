@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from highwater.accounting.time_to_full import seconds_until
+from highwater.accounting.growth import seconds_until
 from highwater.growth.floors import WINDOW_SECONDS
 from highwater.growth.judging import Judgement
 from highwater.growth.series import Measured, SeriesKey

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import linear_regression
 from typing import Final, TypeAlias
 
-from highwater.accounting.time_to_full import seconds_until
+from highwater.accounting.growth import seconds_until
 from highwater.host.needs import ProcessorCaches
 from highwater.host.parts import PartKind, parts_of
 from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory, Role

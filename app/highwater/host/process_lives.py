@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Final
 
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role, bare_name
-from highwater.readings.life import EndedLife, Process, ProcessLife
+from highwater.readings.engine import EndedLife, Process, ProcessLife
 from highwater.recorder.progress import LOST_SECONDS, SILENT_SECONDS, SilentCore, how_to_continue
 from highwater.units import size_text
 

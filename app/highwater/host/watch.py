@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,6 +57,7 @@ class HostWatch:
         judge: Judge = unjudged,
         counts: Callable[[], CacheCounts] = lambda: NOT_COUNTED,
         life: Callable[[], str | None] = lambda: None,
+        listeners: Iterable[Callable[[HostReading], None]] = (),
         monotonic: Callable[[], float] = time.monotonic,
         internal_error: Callable[[], None] = lambda: None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -74,7 +75,7 @@ class HostWatch:
         self._lock = asyncio.Lock()
         self._stopped_engine = StoppedEngine(monotonic)
         self._silent_cores = SilentCores()
-        self.listeners: list[Callable[[HostReading], None]] = []
+        self.listeners = [*listeners]
         self.now: HostNow | None = None
 
     async def run(self) -> None:

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from highwater import __version__
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.client.answers import ranks_of, remedy_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
-from highwater.diagnose.change import name_of
 from highwater.diagnose.experiment import (
     AFTER,
     BEFORE,
@@ -30,7 +28,7 @@ from highwater.diagnose.experiment import (
 from highwater.errors import SidecarError, SidecarRefused
 from highwater.measure.load import Interrupts, Load, masked, shell_code, shown_command
 from highwater.measure.sampler import GAP_SECONDS, Sampler, cache_of, history_ranks, peaks, settings_of, usual_gap
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankKey, RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from highwater.text.printable import plain
@@ -159,7 +157,7 @@ class Measurement:
             return
         self._spoke_at = now
         point = sampler.highest()
-        used = "" if point is None else f", {name_of(point)} at {mib(point.used_bytes)} MiB"
+        used = "" if point is None else f", {point.name} at {mib(point.used_bytes)} MiB"
         trouble = f"; {sampler.problem}" if sampler.problem else ""
         self.say(f"load runs for {now - load.started:.0f} s{used}{trouble}")
 
@@ -297,7 +295,7 @@ class Measurement:
         best = peaks((*under_load, *ranks, *after))
         if best:
             # A recorder's sample lacks the total: the device does not grow under a load.
-            totals = {rank_key(reading): reading.total_bytes for reading in ranks}
+            totals = {reading.key: reading.total_bytes for reading in ranks}
             peak = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
             yield Moment(name=PEAK, title="peak under load", at=None, ranks=peak)
         yield from self._after

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.diagnose.case import of_load
-from highwater.diagnose.change import highest, name_of, part_of, total
+from highwater.diagnose.change import highest, part_of, total
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, host_used
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, all_advice
 from highwater.diagnose.markdown import block, chart, code, moment, section, table, text
@@ -22,7 +21,7 @@ from highwater.errors import HighwaterError
 from highwater.measure.load import shown_command
 from highwater.policy.rules import SIGNALS, SignalTraits
 from highwater.readings.policy import RuleStatus
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankKey, RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.text.table import component_title, device_title
 from highwater.units import MIB, UNKNOWN, mib, span_text
@@ -109,7 +108,7 @@ def _figures(experiment: Experiment) -> str:
     if fullest is not None:
         whole = fullest.total_bytes
         share = f" of {mib(whole)}, {used / whole:.1%}" if whole else ""
-        columns.append(("peak under load", f"{mib(used)} MiB", f"{name_of(fullest)}{share}"))
+        columns.append(("peak under load", f"{mib(used)} MiB", f"{fullest.name}{share}"))
     grown = experiment.change(BEFORE, AFTER, "used_bytes")
     columns.append(("growth", f"{mib(grown, signed=True)} MiB", f"before to after the load, {_ranks(experiment)}"))
     if experiment.remedies:
@@ -130,7 +129,7 @@ def _figures(experiment: Experiment) -> str:
 
 
 def _tables(experiment: Experiment) -> Iterator[str]:
-    keys = list(dict.fromkeys(rank_key(reading) for seen in experiment.moments for reading in seen.ranks))
+    keys = list(dict.fromkeys(reading.key for seen in experiment.moments for reading in seen.ranks))
     folded = len(keys) > RANKS_SHOWN
     if folded:
         whose = f"all {len(experiment.ranks(BEFORE))} ranks together"
@@ -138,7 +137,7 @@ def _tables(experiment: Experiment) -> Iterator[str]:
     for key in keys:
         reading = next(rank for seen in experiment.moments if (rank := seen.rank(key)) is not None)
         of = f", of {mib(reading.total_bytes)}" if reading.total_bytes else ""
-        for title, grid in _both(experiment, [key], f"{name_of(reading)}{of}"):
+        for title, grid in _both(experiment, [key], f"{reading.name}{of}"):
             details = f"<details><summary>{title}</summary>\n\n{grid}\n\n</details>"
             yield details if folded else f"{title}:\n\n{grid}"
 
@@ -217,7 +216,7 @@ def _timeline(experiment: Experiment) -> Iterator[str]:
     how = "the workers' recorders" if experiment.recorded else "the sidecar's polls"
     longest = f"; the longest time without one was {experiment.gaps[0].seconds:.0f} s" if experiment.gaps else ""
     yield f"{readings:,} readings by {how}{longest}. In each step the highest one is drawn."
-    yield chart(f"MiB in use, {name_of(fullest[0])}", points)
+    yield chart(f"MiB in use, {fullest[0].name}", points)
     start = points[0][0]
     seen = [(experiment.load.started_at, "load starts"), (experiment.load.ended_at, "load ends")]
     seen += [(each.at, each.title) for each in experiment.after_remedies if each.at is not None]

@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any, Final, Self, TypeVar
 
 from highwater.accounting.points import MemoryPoint
-from highwater.accounting.rank_key import RankKey, key_of, rank_key
 from highwater.client.answers import events_of, understood
 from highwater.client.sidecar import SidecarClient
 from highwater.diagnose.experiment import CacheReading, Gap, Moment
@@ -21,7 +20,7 @@ from highwater.diagnose.incident import EncoderEntry
 from highwater.errors import SidecarError, SidecarRefused
 from highwater.readings.engine import EngineLoad
 from highwater.readings.event import Event
-from highwater.readings.rank import Device, EncoderCache, HostMemory, RankReading
+from highwater.readings.rank import Device, EncoderCache, HostMemory, RankKey, RankReading, key_of
 from highwater.text.printable import plain
 
 EVERY_SECONDS = 2.0
@@ -47,7 +46,7 @@ class Series:
 
     def add(self, points: Iterable[RankReading]) -> None:
         for point in points:
-            kept = self._points.setdefault(rank_key(point), [])
+            kept = self._points.setdefault(point.key, [])
             if kept and point.taken_at <= kept[-1].taken_at:
                 continue
             if kept and point.taken_at - kept[-1].taken_at > self.gap_seconds:
@@ -76,7 +75,7 @@ def usual_gap(times: Sequence[float]) -> float:
 def peaks(readings: Iterable[RankReading]) -> dict[RankKey, RankReading]:
     highest: dict[RankKey, RankReading] = {}
     for reading in readings:
-        key = rank_key(reading)
+        key = reading.key
         if reading.used_bytes is not None and (key not in highest or reading.used_bytes > _used(highest[key])):
             highest[key] = reading
     return highest
@@ -158,9 +157,9 @@ class Sampler(threading.Thread):
     def _take(self, history: Mapping[str, Any]) -> None:
         recorded = list(recorded_ranks(history.get("recorded", ()), self.series.last_at()))
         # A rank's recorder has all that its readings have, and more often; readings are for ranks without one.
-        known = {rank_key(point) for point in recorded}
+        known = {point.key for point in recorded}
         self.recorded = self.recorded or bool(known)
-        others = [point for point in history_ranks(history["readings"]) if rank_key(point) not in known]
+        others = [point for point in history_ranks(history["readings"]) if point.key not in known]
         self.series.add(sorted([*recorded, *others], key=lambda point: point.taken_at))
         last = self.traffic[-1][0] if self.traffic else 0.0
         self.traffic += [each for each in traffic_of(history["readings"]) if each[0] > last]

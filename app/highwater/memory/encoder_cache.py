@@ -7,7 +7,6 @@ JSON is written once, and the loop turns between two pieces of it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,9 +16,10 @@ from pydantic_core import to_json
 
 from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
-from highwater.recorder.entry_table import EntryRow, largest_first
+from highwater.process.clocks import SYSTEM, Clocks
+from highwater.readings.rank import rank_title
+from highwater.recorder.contents import EntryRow, largest_first
 from highwater.recorder.rank import RankRecord
-from highwater.text.table import rank_title
 
 Order = Literal["bytes", "age"]
 
@@ -59,16 +59,15 @@ class RankEntries:
     _orders: dict[tuple[Order, bool], _Rows] = field(default_factory=dict, repr=False)
 
     async def json(self, limit: int, order: Order, alias: Callable[[object], str] | None) -> bytes:
-        rows = self._orders.get((order, alias is None))
-        if rows is None:
-            rows = self._orders[order, alias is None] = _Rows(self._ordered(order, alias))
-        return to_json(self.head)[:-1] + b',"entries":' + await rows.first(limit) + b"}"
-
-    def _ordered(self, order: Order, alias: Callable[[object], str] | None) -> Sequence[Mapping[str, Any]]:
-        rows = self.rows
-        if order == "age":
-            rows = sorted(rows, key=lambda row: row.get("age_seconds") or 0.0, reverse=True)
-        return rows if alias is None else [{**row, "mm_hash": alias(row.get("mm_hash"))} for row in rows]
+        ordered = self._orders.get((order, alias is None))
+        if ordered is None:
+            rows = self.rows
+            if order == "age":
+                rows = sorted(rows, key=lambda row: row.get("age_seconds") or 0.0, reverse=True)
+            if alias is not None:
+                rows = [{**row, "mm_hash": alias(row.get("mm_hash"))} for row in rows]
+            ordered = self._orders[order, alias is None] = _Rows(rows)
+        return to_json(self.head)[:-1] + b',"entries":' + await ordered.first(limit) + b"}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,9 @@ class EntriesReading:
 class EncoderCacheEntries:
     """The last readings, and the next: once a second at most."""
 
-    def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: Engine, *, clocks: Clocks = SYSTEM) -> None:
         self._engine = engine
-        self._clock = clock
+        self._clock = clocks.monotonic
         self._lock = asyncio.Lock()
         self._recorded: EntriesReading | None = None
         self._answered: EntriesReading | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +17,13 @@ from functools import partial
 from itertools import chain, takewhile
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from highwater.accounting.devices import used_total
 from highwater.accounting.pace import Track
 from highwater.accounting.points import ROW, MemoryPoint
-from highwater.accounting.rank_key import RankKey, rank_key
+from highwater.accounting.totals import used_total
+from highwater.process.clocks import SYSTEM, Clocks
 from highwater.readings.engine import LOAD_FIGURES
 from highwater.readings.event import Caller, Event, EventKind, Trigger
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankKey, RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from highwater.units import mib
@@ -82,17 +81,15 @@ class _Relief(NamedTuple):
 class History:
     """The ring of ``samples`` readings, the events and the marks.
 
-    ``clock`` returns Unix seconds, which date readings and events; ``monotonic`` is used for ages. ``proxied`` returns
-    how many requests have ended that passed the sidecar, and ``host_kept_bytes`` the host memory of the engine's
-    container that cannot be dropped: both are kept beside each reading.
+    ``proxied`` returns how many requests have ended that passed the sidecar, and ``host_kept_bytes`` the host memory of
+    the engine's container that cannot be dropped: both are kept beside each reading.
     """
 
     def __init__(
         self,
         samples: int,
         *,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        clocks: Clocks = SYSTEM,
         proxied: Callable[[], int | None] = lambda: None,
         host_kept_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
@@ -100,12 +97,12 @@ class History:
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._marks: dict[str, Mark] = {}
         self._watchers: dict[asyncio.Queue[Update], str | None] = {}  # with the peer; None: has the token
-        self._clock = clock
-        self._monotonic = monotonic
+        self._clock = clocks.wall
+        self._monotonic = clocks.monotonic
         self._next_id = 1
         self._cut_at = -math.inf
         self._reliefs: deque[_Relief] = deque(maxlen=RELIEFS_KEPT)
-        self.began_at = clock()
+        self.began_at = clocks.wall()
         self.proxied = proxied
         self.host_kept_bytes = host_kept_bytes
 
@@ -149,7 +146,7 @@ class History:
         recent = list(takewhile(lambda one: one.mono >= earliest, reversed(self._samples)))[::-1]
         places = {id(one.identities): {rank: at for at, rank in enumerate(one.identities)} for one in recent}
         return {
-            rank_key(rank): Track(
+            rank.key: Track(
                 at=[row.at for row in rows],
                 used=[row.values[row.first] for row in rows],
                 cut_at=self._cut_at,

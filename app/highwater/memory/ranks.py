@@ -1,18 +1,18 @@
-"""The ranks that are present and those that are missing, by their workers' responses and their recorders. Pure."""
+"""The ranks that are present, those that are missing, and data-parallel engines that are starved. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
-from highwater.accounting.attribution import account
-from highwater.accounting.rank_key import rank_key
+from highwater.accounting.components import account
 from highwater.engine.capabilities import Capabilities
-from highwater.readings.engine import MissingRank
+from highwater.readings.engine import EngineLoad, MissingRank
 from highwater.readings.rank import RankReading
-from highwater.recorder.identity import MAX_RANKS, Identity
+from highwater.recorder.contents import MAX_RANKS, Identity
+from highwater.recorder.progress import NO_STEP_SECONDS
 from highwater.recorder.rank import RankRecord
 
 
@@ -28,24 +28,21 @@ def best_readings(
     ``kept`` are the workers' last responses, where they still hold; not used of a rank whose recorder does not write.
     For ``fuller_for_seconds`` a response is preferred to a newer record that shows less.
     """
-    readings = {rank_key(reading): reading for reading in answered}
+    readings = {reading.key: reading for reading in answered}
     alive = [record.newest for record in records if record.status == "alive" and record.newest is not None]
     if not readings and not alive:
         return None
-    lost = {rank_key(record.identity) for record in records if record.status != "alive"}
+    lost = {record.identity.key for record in records if record.status != "alive"}
     if records:
-        readings = {rank_key(rank): rank for rank in kept if rank_key(rank) not in lost} | readings
+        readings = {rank.key: rank for rank in kept if rank.key not in lost} | readings
     for reading in (account(newest, "recorder") for newest in alive):
-        key = rank_key(reading)
-        if key not in readings or _is_better(reading, readings[key], fuller_for_seconds):
-            readings[key] = reading
+        known = readings.get(reading.key)
+        if known is not None:
+            shows_less = reading.torch.allocated_bytes is None and known.torch.allocated_bytes is not None
+            if reading.taken_at - known.taken_at <= (fuller_for_seconds if shows_less else 0.0):
+                continue
+        readings[reading.key] = reading
     return tuple(readings[key] for key in sorted(readings)) if records else tuple(answered)
-
-
-def _is_better(recorded: RankReading, answered: RankReading, fuller_for_seconds: float) -> bool:
-    newer_by = recorded.taken_at - answered.taken_at
-    shows_less = recorded.torch.allocated_bytes is None and answered.torch.allocated_bytes is not None
-    return newer_by > (fuller_for_seconds if shows_less else 0.0)
 
 
 def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal["dead", "ended"] | None:
@@ -132,3 +129,62 @@ def _missing(
         last_seen_at=newest.taken_at if newest is not None else None,
         used_bytes=newest.used_bytes if newest is not None else None,
     )
+
+
+# --- data-parallel engines ---
+
+
+class _Count(NamedTuple):
+    """An engine's count, and when it was seen to change last, on the caller's monotonic clock."""
+
+    work_done: float
+    at: float
+    has_moved: bool  # or it was only seen for the first time
+
+
+class Replicas:
+    """Notices a data-parallel engine that is starved among others that work, by vLLM's own counts.
+
+    It has requests that wait, and none that runs, and counts no token: its loop makes steps without tokens, or none.
+    The recorders' verdict is of all ranks together. No probe restarts it: the others work, and it may go on by itself.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = {}
+
+    def starved(self, engines: Mapping[str, EngineLoad], records: Iterable[RankRecord], now: float) -> tuple[str, ...]:
+        """Return a sentence on each engine that has scheduled nothing while another one did, just now.
+
+        Counts stay where they were when the last requests are aborted: where an engine's recorders show that its loop
+        makes no step, nothing waits in it.
+        """
+        steps = [(str(one.identity.dp_rank), makes_steps(one)) for one in records]
+        before, self._counts = self._counts, {}
+        for name, load in engines.items():
+            done, last = load.work_done or 0.0, before.get(name)
+            is_same = last is not None and last.work_done == done
+            self._counts[name] = last if last is not None and is_same else _Count(done, now, last is not None)
+        working = {name for name, one in self._counts.items() if one.has_moved and now - one.at < NO_STEP_SECONDS}
+        sentences = []
+        for name, load in engines.items():
+            waiting, deferred = load.requests_waiting or 0, load.waiting_by_reason.get("deferred", 0)
+            seconds = now - self._counts[name].at
+            own = {is_made for engine, is_made in steps if engine == name}
+            # What vLLM has put off may wait for its client.
+            is_idle = load.requests_running != 0 or waiting <= deferred or own == {False}
+            if is_idle or seconds < NO_STEP_SECONDS or not working:
+                continue
+            reasons = ", ".join(f"{reason} {count}" for reason, count in load.waiting_by_reason.items() if count)
+            sentences.append(
+                f"data-parallel engine {name} (of {len(engines)}) has scheduled nothing for {seconds:.0f} s while "
+                f"others work: {waiting} waiting, none running{reasons and f' (vLLM: {reasons})'}"
+                + ("" if own else "; no recorder shows its steps, and after an abort its counts may be old")
+            )
+        return tuple(sentences)
+
+
+def makes_steps(record: RankRecord) -> bool:
+    """Return whether a rank's loop has stepped lately, or may have: it does wherever a request waits."""
+    progress = record.progress
+    age = None if progress is None else progress.last_step_age_seconds
+    return progress is None or not progress.is_out_of_work or (age is not None and age < NO_STEP_SECONDS)

@@ -1,8 +1,8 @@
 """Makes the requests of one poll: reads the recorders' files, then requests the rest from the engine.
 
 It keeps when each source responded, and which recorders are followed. What the engine can do is kept by
-``Detection``; ``due`` decides which requests are made, and ``poller`` what follows from them. A source that fails costs
-only itself; an engine that does not respond ends the round.
+``Detection``; ``Round`` decides which requests are made, and the poller what follows from them. A source that fails
+costs only itself; an engine that does not respond ends the round.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
 
+from highwater.engine.capabilities import Detection
 from highwater.engine.client import Engine
-from highwater.engine.detection import Detection
-from highwater.engine.verdict import Contact
-from highwater.errors import EngineError, EngineNotListening, EngineRefused, EngineUnreachable, EngineUnresponsive
-from highwater.memory.due import Situation, is_due
+from highwater.errors import EngineError, EngineRefused, EngineUnreachable, EngineUnresponsive
 from highwater.memory.ranks import workers_left
-from highwater.memory.sources.health import Health
-from highwater.memory.sources.source import Observation, Reach, Source
-from highwater.memory.start_failure import is_up_by_recorder, start_failure
-from highwater.readings.engine import LOAD_FIGURES, EngineLoad, Progress, StartFailure
-from highwater.readings.life import Process
+from highwater.memory.round import Round
+from highwater.memory.sources import Health, Source
+from highwater.memory.starts import start_failure
+from highwater.process.clocks import Clocks
+from highwater.readings.engine import LOAD_FIGURES, EngineLoad
 from highwater.readings.report import Report
-from highwater.recorder.coverage import Coverage
 from highwater.recorder.progress import Demand, judge, requested_since
-from highwater.recorder.rank import RankRecord, processes_of
-from highwater.recorder.recorders import Recorders
+from highwater.recorder.rank import processes_of
+from highwater.recorder.recorders import Coverage, Recorders
 
 SERVER_ERROR, UNAVAILABLE = 500, 503
 
@@ -45,47 +42,11 @@ class PollObserver(Protocol):
 class PollTimes:
     poll_seconds: float  # between two polls
     idle_poll_seconds: float  # between two calls of the workers of an engine without work, if they have no recorders
-    stale_seconds: float  # the age from which a report is stale
     max_step_seconds: float  # the longest normal step, or worker call
 
 
-@dataclass(slots=True)
-class Round:
-    last: Report  # the report of the round before it
-    recorder_instance: str | None  # the name of the recorders of the engine's present life, or of its last one
-    # What the sources returned; of a source that was not read, what still holds.
-    observation: Observation = field(default_factory=Observation)
-    records: tuple[RankRecord, ...] = ()
-    progress: Progress | None = None
-    failure: EngineError | None = None  # what ended the round; `contact`: how far it came
-    contact: Contact = "answered"
-    first_failure: str | None = None  # the first source that failed, and why; `failed`: the names of all that did
-    failed: set[str] = field(default_factory=set)
-    server_error: EngineRefused | None = None  # the API server's own error, where it responded with one
-    requests: int = 0  # the number of sources that were read; `responses`: the number of those that did not fail
-    responses: int = 0
-    serves_models: bool = False  # whether the API server listed its models, after a round that it left unanswered
-    rested: bool = False  # whether the engine or its workers were left alone
-    is_loading: bool = False  # whether the workers' recorders write though the API server does not respond yet
-    start_failure: StartFailure | None = None  # how a start that was followed failed
-    ended_workers: frozenset[Process] = frozenset()  # those of a start that was followed and is over, failed or not
-    ended_seconds: float | None = None  # how long ago an engine ended that this sidecar never saw run, by its files
-
-    def end(self, failure: EngineError, reach: Reach) -> None:
-        self.failure = failure
-        if isinstance(failure, EngineNotListening):
-            self.contact = "refused"
-        elif isinstance(failure, EngineUnresponsive | EngineRefused):
-            self.contact = "late" if reach == "api_server" else "worker_call_late"
-        else:
-            self.contact = "broken"
-
-
 class Rounds:
-    """Makes the requests to one engine; ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds.
-
-    ``requests_under_way`` counts those through this sidecar.
-    """
+    """Makes the requests to one engine; ``requests_under_way`` counts those through this sidecar."""
 
     def __init__(
         self,
@@ -97,16 +58,15 @@ class Rounds:
         *,
         requests_under_way: Callable[[], int],
         observer: PollObserver,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
+        clocks: Clocks,
     ) -> None:
         self.url = engine.url
         self.recorders = recorders
         self.times = times
         self.observer = observer
-        self.clock = clock
-        self.wall_clock = wall_clock
+        self.clocks = clocks
         self.detection = detection
+        self._now = clocks.monotonic
         self._sources = sources
         self._engine = engine
         self._health = Health(engine)
@@ -161,7 +121,7 @@ class Rounds:
 
     async def run(self, last: Report, recorder_instance: str | None, *, spare_idle: bool) -> Round:
         """Read the sources that are due, or (not ``spare_idle``) all; the others as in ``Round``."""
-        outcome = Round(last, recorder_instance)
+        outcome = self._begun(last, recorder_instance)
         if self._was_late:
             await asyncio.gather(self._run(outcome, spare_idle=spare_idle), self._read_models(outcome))
         else:
@@ -170,13 +130,15 @@ class Rounds:
             outcome.serves_models = False
         self._was_late = outcome.contact == "late"
         self._is_last_answered = outcome.failure is None and not outcome.failed
-        self._load = outcome.observation.load
-        if not self._has_requests(self._load or EngineLoad()):
+        self._load = outcome.load
+        load = self._load or EngineLoad()
+        if not (load.requests_running or load.requests_waiting or self._requests_under_way()):
             self._requested_since = None
         elif self._requested_since is None:
-            self._requested_since = self.clock()
-        if outcome.observation.workers is not None:
-            self._work_done = self._load.work_done if self._load is not None else None
+            self._requested_since = self._now()
+        if outcome.workers is not None:
+            self._work_done = load.work_done
+        outcome.ranks_expected, outcome.at = self.ranks_expected, self.clocks.wall()
         return outcome
 
     async def _read_models(self, outcome: Round) -> None:
@@ -190,12 +152,22 @@ class Rounds:
             outcome.serves_models = True
 
     async def read_recorders(self, last: Report, recorder_instance: str | None) -> Round:
-        outcome = Round(last, recorder_instance, rested=True)
+        outcome = self._begun(last, recorder_instance)
+        outcome.rested = True
         await self._read_recorders(outcome)
         return outcome
 
+    def _begun(self, last: Report, recorder_instance: str | None) -> Round:
+        return Round(
+            last=last,
+            recorder_instance=recorder_instance,
+            load_before=self._load or EngineLoad(),
+            work_done_before=self._work_done,
+            was_answered=self._is_last_answered,
+        )
+
     async def _run(self, outcome: Round, *, spare_idle: bool) -> None:
-        began = self.clock()
+        began = self._now()
         try:
             if self.detection.is_due(is_recorded=self.coverage.is_complete):
                 await self.detection.detect()
@@ -228,9 +200,9 @@ class Rounds:
     async def _read_api_server(self, sources: Sequence[Source], outcome: Round, *, spare_idle: bool) -> None:
         due = self._due(sources, outcome) if spare_idle else sources
         if len(due) < len(sources):
-            outcome.observation = replace(outcome.observation, load=self._load)  # it holds if the server is up
+            outcome.load = self._load  # it holds if the server is up
         await self._read_each(due, outcome)
-        before, now = (load.work_done if load is not None else None for load in (self._load, outcome.observation.load))
+        before, now = (load.work_done if load is not None else None for load in (self._load, outcome.load))
         if (outcome.failed and outcome.server_error is None) or (before != now and None not in (before, now)):
             return  # an engine that works is not dead
         await self._read_each([self._health], outcome)
@@ -265,7 +237,7 @@ class Rounds:
     async def _read_each(self, sources: Sequence[Source], outcome: Round) -> None:
         for source in sources:
             outcome.requests += 1
-            began = self.clock()
+            began = self._now()
             try:
                 seen = await source.read()
             except EngineError as exc:
@@ -282,55 +254,32 @@ class Rounds:
                     return
             else:
                 outcome.responses += source is not self._health  # which an API server answers that serves nothing
-                self._answered_at[source.name] = self.clock()
+                self._answered_at[source.name] = self._now()
                 if source.reach == "engine":
                     self._loop_silent_since = None
                     # Before that the API server responds by itself.
                     if self.detection.capabilities.at_least("0.17"):
-                        self._loop_answered_at = self.clock()
-                known = outcome.observation
-                outcome.observation = Observation(
-                    workers=known.workers if seen.workers is None else seen.workers,
-                    load=seen.load or known.load,
-                    paused=known.paused if seen.paused is None else seen.paused,
-                )
+                        self._loop_answered_at = self._now()
+                outcome.take(seen)
 
     def _due(self, sources: Sequence[Source], outcome: Round) -> list[Source]:
-        situation = self._situation(outcome)
+        outcome.ranks_expected, outcome.coverage = self.ranks_expected, self.coverage
+        outcome.requests_under_way = self._requests_under_way()
+        outcome.still_seconds = self._now() - self._called_at
+        outcome.is_unanswered = self._loop_silent_since is not None
         return [
             source
             for source in sources
-            if is_due(
+            if outcome.is_due(
                 source.reach,
-                situation,
                 self._since(self._answered_at.get(source.name)),
                 idle_poll_seconds=self.times.idle_poll_seconds,
                 slack=self.times.poll_seconds / 2,
             )
         ]
 
-    def _situation(self, outcome: Round) -> Situation:
-        load = outcome.observation.load
-        counted = load or self._load or EngineLoad()
-        has_ended = workers_left(outcome.records, self.ranks_expected) is not None
-        is_still = load is not None and load.is_idle and load.work_done is not None
-        return Situation(
-            is_recorded=self.coverage.is_complete,
-            # The loop of a starved engine responds, and says whether it is paused.
-            verdict=None if outcome.progress is None or outcome.progress.is_starved else outcome.progress.verdict,
-            still_seconds=self.clock() - self._called_at,
-            has_requests=self._has_requests(counted),
-            is_held=outcome.last.engine.traits.is_held,
-            is_without_work=is_still and load is not None and load.work_done == self._work_done,
-            is_unanswered=self._loop_silent_since is not None,
-            is_sure=self._is_last_answered and not outcome.last.stale and not has_ended,
-        )
-
-    def _has_requests(self, load: EngineLoad) -> bool:
-        return bool(load.requests_running or load.requests_waiting or self._requests_under_way())
-
     def _since(self, moment: float | None) -> float | None:
-        return None if moment is None else self.clock() - moment
+        return None if moment is None else self._now() - moment
 
     # --- the recorders ---
 
@@ -341,12 +290,12 @@ class Rounds:
         outcome.records = await self.recorders.read(within_seconds=self._since(began))
         calls = tuple((one.identity.pid, one.progress.calls) for one in outcome.records if one.progress is not None)
         if calls != self._calls:
-            self._calls, self._called_at = calls, self.clock()
+            self._calls, self._called_at = calls, self._now()
             self._loop_silent_since = None
         self.detection.trust_recorders(offers_calls=self.coverage.offers_calls, are_read=bool(outcome.records))
         if outcome.failure is not None and outcome.last.engine.traits.is_absent:
             # An API server that listens and does not respond is not loading once every worker is up.
-            is_up = outcome.contact != "refused" and all(map(is_up_by_recorder, outcome.records))
+            is_up = outcome.contact != "refused" and all(record.is_up for record in outcome.records)
             outcome.is_loading = any(one.status == "alive" for one in outcome.records) and not is_up
         self._judge(outcome)
 
@@ -355,7 +304,7 @@ class Rounds:
             # Workers' files look alive for a little longer than they are.
             outcome.progress = None
             return
-        load, engine = outcome.observation.load or self._load or EngineLoad(), self._engine
+        load, engine = outcome.known_load, self._engine
         unanswered = (engine.rpc_outstanding_seconds, self._since(self._loop_silent_since))
         answered = (engine.rpc_answer_age_seconds, self._since(self._loop_answered_at))
         demand = Demand(
@@ -364,9 +313,9 @@ class Rounds:
             proxied_requests=self._requests_under_way(),
             unanswered_seconds=max((one for one in unanswered if one is not None), default=None),
             answer_age_seconds=min((one for one in answered if one is not None), default=None),
-            is_held=outcome.last.engine.traits.is_held or bool(load.sleeping or outcome.observation.paused),
+            is_held=outcome.last.engine.traits.is_held or bool(load.sleeping or outcome.paused),
         )
-        self._asked_since = requested_since(self._asked_since, demand, self.clock())
+        self._asked_since = requested_since(self._asked_since, demand, self._now())
         outcome.progress = judge(
             outcome.records,
             demand,
@@ -391,7 +340,7 @@ class Rounds:
             return
         records = self.recorders.records
         if self.recorders.are_followed and workers_left(records, len(records)) is not None:
-            outcome.start_failure = start_failure(records, self.wall_clock())
+            outcome.start_failure = start_failure(records, self.clocks.wall())
             outcome.ended_workers = processes_of(records)
             self.recorders.forget()
         await self.recorders.adopt(former=outcome.recorder_instance, self_started=True)

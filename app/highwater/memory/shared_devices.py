@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Final
 
-from highwater.accounting.devices import device_id
 from highwater.memory.history import History
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
@@ -43,7 +42,7 @@ class SharedDevices:
     """Reads both sources from time to time, off the event loop; the history gets an event for each shared device.
 
     Attributes:
-        users: Who else uses a device, by the shared devices (``accounting.devices.card``).
+        users: Who else uses a device, by the shared devices (``RankReading.card``).
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class SharedDevices:
             await self._sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        ranks = [rank for rank in self._report().ranks if rank.device.type != "cpu" and device_id(rank) is not None]
+        ranks = [rank for rank in self._report().ranks if rank.device.type != "cpu" and rank.device_id is not None]
         if not ranks or not self.has_witness:
             return
         self.users = users = dict(await asyncio.to_thread(lambda: list(self._others(ranks))))
@@ -97,10 +96,10 @@ class SharedDevices:
         self._noted |= self.cards
 
     def _others(self, ranks: Sequence[RankReading]) -> Iterator[tuple[str, str]]:
-        cards = {device_id(rank) for rank in ranks}
+        cards = {rank.device_id for rank in ranks}
         for ring in self._recorders.others() if self._recorders is not None else ():
             newest = None if ring.record is None else ring.record.newest
-            card = None if newest is None else device_id(newest)
+            card = None if newest is None else newest.device_id
             if newest is not None and card is not None and card in cards and ring.is_alive:
                 yield card, f"another engine (a worker with pid {newest.pid})"
         if self._nvml is not None:
@@ -110,7 +109,7 @@ class SharedDevices:
     def _other_processes(nvml: ModuleType, ranks: Sequence[RankReading]) -> Iterator[tuple[str, str]]:
         own = {rank.pid for rank in ranks}
         for rank in ranks:
-            card, uuid = device_id(rank), rank.device.uuid
+            card, uuid = rank.device_id, rank.device.uuid
             if card is None or uuid is None or rank.device.type != "cuda":
                 continue
             try:

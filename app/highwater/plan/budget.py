@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
 from highwater.plan.live_engine import available_bytes
-from highwater.readings.rank import Device, Launch, RankReading, StartPhase
+from highwater.readings.rank import Device, Launch, Ranked, RankReading, StartPhase
 from highwater.units import gib_text
 from kvplan.figure import Grade
 from kvplan.generations import ASCEND_RESCALES, SUGGESTION_MARGIN, requested_bytes
@@ -107,7 +107,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankBudget:
+class RankBudget(Ranked):
     """One rank's memory; None: not reported."""
 
     rank: int | None

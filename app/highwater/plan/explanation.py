@@ -11,13 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
-from highwater.accounting.launch import expandable_segments
 from highwater.plan.budget import RankBudget, encoder_bytes, rank_budget
 from highwater.plan.live_engine import LiveWorker
 from highwater.plan.pool_view import PoolView, pool_sentence, pool_view
 from highwater.readings.rank import EncoderUnprofiledBy, Launch, RankReading
-from highwater.text.table import rank_title
-from highwater.units import UNKNOWN, gib_text
+from highwater.units import gib_text
 from kvplan.errors import PlanError
 from kvplan.generations import ASCEND_SKIPS_ENCODER, V2_PROFILES_ENCODER, generation_of
 
@@ -54,9 +52,7 @@ def explain(
     """
     reported = [(reading, budget) for reading in readings if (budget := budget_of(reading)) is not None]
     problems = tuple(
-        f"rank {rank_title(reading.dp_rank, reading.rank, UNKNOWN)}: {why_missing}"
-        for reading in readings
-        if all(reading is not known for known, _ in reported)
+        f"{reading.name}: {why_missing}" for reading in readings if all(reading is not known for known, _ in reported)
     )
     if not reported:
         return Explanation(model=model, vllm_version=vllm_version, problems=problems)
@@ -103,7 +99,7 @@ def paragraph(explanation: Explanation) -> str:
 
 def _budget_sentence(explanation: Explanation, rank: RankBudget) -> str:
     who = f"{explanation.model or explanation.architecture or 'The model'} on vLLM "
-    who += f"{explanation.vllm_version or 'of unknown version'}, rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}"
+    who += f"{explanation.vllm_version or 'of unknown version'}, {rank.name}"
     if rank.requested_bytes is None:
         total = f" of {gib_text(rank.total_bytes)}" if rank.total_bytes is not None else ""
         given = "The KV cache's size was given, not a share of the device" if rank.counting == "given" else ""
@@ -255,7 +251,7 @@ def launch_of(budget: EngineBudget | None, reading: RankReading, version: str | 
     limits, is_npu = budget_or_version.limits, reading.device.type == "npu"
     is_multimodal = reading.encoder_cache is not None and reading.device.type != "cpu"
     return Launch(
-        expandable_segments=expandable_segments(budget) if is_npu else None,
+        expandable_segments=budget.expandable_segments if is_npu and budget is not None else None,
         sleep_mode=None if limits is None else limits.sleep_mode,
         kv_cache_given=None if budget is None else budget.kv_cache.given_bytes is not None,
         encoder_unprofiled_by=unprofiled_by(budget_or_version, reading.device.type) if is_multimodal else None,

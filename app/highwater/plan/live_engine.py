@@ -14,8 +14,6 @@ from typing import Any, TypeGuard, TypeVar
 
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
 from highwater.readings.rank import RankReading
-from highwater.text.table import rank_title
-from highwater.units import UNKNOWN
 from kvplan.errors import PlanError, short
 from kvplan.flags import EngineFlags, Limits, Platform
 from kvplan.specs import (
@@ -56,7 +54,7 @@ class LiveWorker:
 
     @property
     def name(self) -> str:
-        return f"rank {rank_title(self.reading.dp_rank, self.reading.rank, UNKNOWN)}"
+        return self.reading.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,14 +24,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from highwater.accounting.devices import card
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.remedies import TRAITS
 from highwater.policy.memory import MAX_RELAPSES, Action, LastReading, LifeMemory, RuleMemory
 from highwater.policy.pressure import Facts, Pressure, is_reached, is_relieved, possible_gain, pressures, unreachable
 from highwater.policy.rules import Rule
 from highwater.policy.views import RuleView, cooldown_text, held_text, reason_text, short_text
 from highwater.readings.policy import PolicyLevel, RulePhase
+from highwater.readings.rank import RankKey
 from highwater.readings.remedy import UNNEEDED, Target
 from highwater.readings.report import Report
 from highwater.units import MIB
@@ -118,7 +117,7 @@ class _Turn:
             self._halt()
             return held
         newest = min((reading.age_seconds for reading in report.ranks), default=0.0)
-        recent = {rank_key(reading) for reading in report.ranks if reading.age_seconds - newest <= SILENT_SECONDS}
+        recent = {reading.key for reading in report.ranks if reading.age_seconds - newest <= SILENT_SECONDS}
         silent = sorted(self.memory.ranks.keys() - recent)
         fresh = [pressure for pressure in ranks if pressure.key not in silent]
         self._read(fresh)
@@ -279,7 +278,7 @@ class _Turn:
             return False  # it would move the bytes within the same memory
         if not self.rule.is_derived or traits.default_use == "always":
             return True
-        if card(pressure.reading) in self.facts.shared_cards:
+        if pressure.reading.card in self.facts.shared_cards:
             return False  # the bytes would go to whoever else uses the device
         if traits.default_use == "last_resort":
             return urgent and is_reached(self.rule, pressure)

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from highwater.accounting.pace import HASTY, pace_of
-from highwater.accounting.rank_key import rank_key
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
@@ -99,7 +98,7 @@ class Governor:
             and rank.free_bytes is not None
             and rank.free_bytes < pace.bytes_per_second * FULL_WITHIN_SECONDS
             for rank in report.ranks
-            if (track := tracks.get(rank_key(rank))) is not None
+            if (track := tracks.get(rank.key)) is not None
         ):
             return QUICK_SECONDS
         is_short = any(

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from highwater.accounting.freed import credit
-from highwater.accounting.host_share import host_share, host_used
-from highwater.accounting.rank_key import RankKey, rank_key
+from highwater.accounting.remedies import credit
+from highwater.accounting.totals import host_used
 from highwater.policy.pressure import Facts, Pressure, is_relieved, possible_gain, pressures
 from highwater.policy.rules import Rule
 from highwater.readings.policy import ActionOutcome, PolicyLevel, RankFreed, RulePhase
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankKey, RankReading
 from highwater.readings.remedy import UNNEEDED, Outcome, RemedyResult, Target
 from highwater.readings.report import Report
 
@@ -195,15 +194,15 @@ def learn(
         )
     if not seen.stale and after:
         # By the readings right after it, or the next wave would be taken for a relief that has not helped.
-        measured = {rank_key(reading): reading for reading in (*seen.ranks, *after)}
+        measured = {reading.key: reading for reading in (*seen.ranks, *after)}
         known = replace(seen, ranks=tuple(measured.values()))
         rule_memory = rule_memory.ended_if_relieved(rule, pressures(rule, known, facts))
     return replace(memory, rules={**memory.rules, rule.name: rule_memory})
 
 
 def _judged(action: Action, run: LastRun, after: Sequence[RankReading], now: float) -> LastRun:
-    given = {rank_key(freed): freed.freed_bytes or 0 for freed in run.ranks}
-    left = {rank_key(reading): possible_gain(action.remedy, action.rule.signal, reading).size for reading in after}
+    given = {freed.key: freed.freed_bytes or 0 for freed in run.ranks}
+    left = {reading.key: possible_gain(action.remedy, action.rule.signal, reading).size for reading in after}
     waits, effective = dict(run.waits), False
     for key, (size, required) in action.ranks.items():
         freed_bytes = given.get(key, required)  # what was not measured is taken to have helped
@@ -227,13 +226,13 @@ def _freed(
     if not action.rule.traits.is_of_host:
         credited = credit(action.remedy, before, after, result.detail)
         return credited.ranks, credited.freed_bytes or 0
-    earlier = {rank_key(reading): host_share(reading)[0] for reading in before}
+    earlier = {reading.key: reading.host_memory.share[0] for reading in before}
     ranks = tuple(
         RankFreed(
-            rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_difference(earlier[rank_key(now)], host_share(now)[0])
+            rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_difference(earlier[now.key], now.host_memory.share[0])
         )
         for now in after
-        if rank_key(now) in earlier
+        if now.key in earlier
     )
     return ranks, _difference(host_used(before), host_used(after)) or 0
 

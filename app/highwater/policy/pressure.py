@@ -29,13 +29,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from highwater.accounting.host_share import host_ratio, host_share
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.remedies import TRAITS, PossibleGain, reserve_bytes
 from highwater.policy.rules import Rule
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankKey, RankReading
 from highwater.readings.report import Report
-from highwater.text.table import rank_title
 from highwater.units import GIB, MIB
 
 MIN_HIGH_BYTES: Final = 512 * MIB
@@ -53,7 +50,7 @@ class Facts:
         baseline: The first readings of that life; empty where unknown.
         unavailable: Remedies that would be refused now, and why.
         encoder_is_profiled: True if the KV pool was sized with the encoder cache's own share in mind.
-        shared_cards: Devices (``accounting.devices.card``) that another engine is known to use as well.
+        shared_cards: Devices (``RankReading.card``) that another engine is known to use as well.
     """
 
     life: str = ""
@@ -90,7 +87,7 @@ class Pressure:
 
     @property
     def key(self) -> RankKey:
-        return rank_key(self.reading)
+        return self.reading.key
 
     @property
     def required_bytes(self) -> int:
@@ -100,8 +97,8 @@ class Pressure:
 
 def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
     if rule.is_derived:
-        baseline = {rank_key(reading): reading for reading in facts.baseline}
-        ranks = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
+        baseline = {reading.key: reading for reading in facts.baseline}
+        ranks = [_derived(rule, reading, baseline.get(reading.key)) for reading in report.ranks]
     elif rule.traits.value is None:
         ranks = _growth(rule, report)
     else:
@@ -233,7 +230,7 @@ def _own(rule: Rule, reading: RankReading) -> Pressure:
     value = None if rule.traits.value is None else rule.traits.value(reading)
     if value is None:
         return Pressure(reading=reading, value=None, high=high, low=low, note=f"{rule.signal} is not known")
-    totals = {"device_used_ratio": reading.total_bytes or 0, "host_used_ratio": host_share(reading)[1] or 0}
+    totals = {"device_used_ratio": reading.total_bytes or 0, "host_used_ratio": reading.host_memory.share[1] or 0}
     scale = totals.get(rule.signal, 1)
     free = reading.free_bytes if reading.free_bytes is not None else math.inf
     high_free = high if rule.traits.falls else (1 - high) * (reading.total_bytes or 0)
@@ -285,7 +282,7 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
         if falls:
             rounded = str(math.floor(value / MIB) * MIB)
         other = "free memory on the host" if rule.traits.is_of_host else "lower --gpu-memory-utilization"
-        where = f"rank {rank_title(reading.dp_rank, reading.rank)}"
+        where = reading.name
         return (
             f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: {where} {has} {shown} at "
             f"rest, with nothing left to give back. Set low_water to {rounded} {better}, "
@@ -299,11 +296,11 @@ def _at_rest(
 ) -> Iterator[tuple[RankReading, float]]:
     if rule.signal == "host_used_ratio":
         # Only the first readings show what a host has in use at rest.
-        yield from ((reading, ratio) for reading in baseline if (ratio := host_ratio(reading)) is not None)
+        yield from ((reading, ratio) for reading in baseline if (ratio := reading.host_memory.used_ratio) is not None)
         return
     if not rule.traits.is_fill:
         return  # 0 at rest by what they count
-    known = {rank_key(reading): reading for reading in (*ranks, *baseline)}
+    known = {reading.key: reading for reading in (*ranks, *baseline)}
     for reading in known.values():
         size, total = at_rest_bytes(reading), reading.total_bytes
         if size is None or not total or reading.asleep_tags:

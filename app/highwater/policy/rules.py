@@ -12,7 +12,6 @@ from typing import Annotated, Final, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from highwater.accounting.host_share import host_ratio
 from highwater.accounting.remedies import TRAITS
 from highwater.flaws import masked
 from highwater.readings.policy import PolicyMode
@@ -39,7 +38,9 @@ SIGNALS: Final[Mapping[str, SignalTraits]] = MappingProxyType(
         "device_used_ratio": SignalTraits(value=lambda reading: reading.used_ratio, is_ratio=True, is_fill=True),
         "device_growth_bytes": SignalTraits(),
         "encoder_cache_bytes": SignalTraits(value=lambda reading: reading.components.encoder_cache_bytes),
-        "host_used_ratio": SignalTraits(value=host_ratio, is_ratio=True, is_of_host=True),
+        "host_used_ratio": SignalTraits(
+            value=lambda reading: reading.host_memory.used_ratio, is_ratio=True, is_of_host=True
+        ),
         "host_growth_bytes": SignalTraits(is_of_host=True),
     }
 )

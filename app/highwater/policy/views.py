@@ -6,16 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from highwater.accounting.devices import card
-from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.remedies import TRAITS
 from highwater.policy.memory import MAX_RELAPSES, RuleMemory
 from highwater.policy.pressure import Facts, Pressure, is_reached, possible_gain
 from highwater.policy.rules import MIN_GAIN_BYTES, Rule
 from highwater.readings.growth import RankGrowth
 from highwater.readings.policy import PolicyLevel, PolicyMode, RankPressure, RemedyState, RulePhase, RuleStatus
+from highwater.readings.rank import RankKey, rank_title
 from highwater.readings.report import Report
-from highwater.text.table import rank_title
 from highwater.units import MIB
 
 
@@ -42,7 +40,7 @@ class RuleView:
 
 
 def short_text(pressure: Pressure, rule: Rule) -> str:
-    where = f"rank {rank_title(*pressure.key)}"
+    where = pressure.reading.name
     missing = f"{math.ceil(pressure.need_bytes / MIB):,} MiB"
     if rule.traits.is_fill:
         return f"short by {missing} on {where}"
@@ -89,12 +87,12 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
         elif refusal is not None:
             blocked.append(f"{name}: {refusal}")
     texts = texts or ["nothing here to give back" + (f" ({'; '.join(blocked)})" if blocked else "")]
-    if rule.is_derived and any(card(pressure.reading) in facts.shared_cards for pressure in needy):
+    if rule.is_derived and any(pressure.reading.card in facts.shared_cards for pressure in needy):
         texts.append(
             "the device is shared with another engine: trim and reset, which would feed that one, are left to you"
         )
     # No remedy reaches what grew outside PyTorch since the engine became ready.
-    earlier = {rank_key(reading): reading.components.non_torch_bytes for reading in facts.baseline}.get(needy[0].key)
+    earlier = {reading.key: reading.components.non_torch_bytes for reading in facts.baseline}.get(needy[0].key)
     now = needy[0].reading.components.non_torch_bytes
     if now is not None and earlier is not None and now - earlier >= MIN_GAIN_BYTES:
         grown = f"{(now - earlier) // MIB:,} MiB more than at the start are held outside PyTorch"
@@ -145,7 +143,7 @@ def rule_status(
     """Return one rule as shown; ``to_unix`` are the seconds that turn the policy's times into Unix time."""
     rule, worst = view.rule, view.worst
     high, low = (worst.high, worst.low) if worst is not None else (rule.high_water, rule.low_water)
-    growths = {rank_key(growth): growth for growth in report.growth.ranks}
+    growths = {growth.key: growth for growth in report.growth.ranks}
     ranks = tuple(_rank(rule, pressure, growths.get(pressure.key)) for pressure in view.pressures)
     rest_until = view.cooldown_until + to_unix if view.cooldown_until is not None else None
     remedies = []
@@ -195,7 +193,7 @@ def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode =
         value, water = (f"{one:.3f}" if is_ratio else f"{one / MIB:,.0f} MiB" for one in numbers)
         text = f"{rule.signal} is {value}; from {water} on memory is given back"
         if rule.traits.falls:
-            rank = rank_title(worst.reading.dp_rank, worst.reading.rank)
+            rank = worst.reading.label
             text = f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
     return f"{text}; observe mode: nothing is done" if mode == "observe" else text
 

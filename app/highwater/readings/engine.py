@@ -1,15 +1,15 @@
-"""The engine: its state and what follows from it, its load, its start, and its ranks."""
+"""The engine: its state and what follows from it, its load, its start, its lives, and its ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from highwater.readings.rank import StartPhase
+from highwater.readings.rank import Ranked, StartPhase
 
-# When each one holds: app/highwater/engine/verdict.py. What follows from it: STATES, below.
+# When each one holds: app/highwater/memory/verdict.py. What follows from it: STATES, below.
 EngineState: TypeAlias = Literal[
     "starting", "ready", "paused", "sleeping", "busy", "slow", "stuck", "not_answering", "gone"
 ]
@@ -51,7 +51,7 @@ STATES: Mapping[EngineState, StateTraits] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartedRank:
+class StartedRank(Ranked):
     """The progress of one worker in a start that failed."""
 
     rank: int | None
@@ -83,7 +83,7 @@ class StartFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissingRank:
+class MissingRank(Ranked):
     """A worker that should be there and was not heard of at the last poll."""
 
     dp_rank: int
@@ -155,7 +155,7 @@ class EngineStatus:
     """The engine as of the last poll; figures of its load as in ``EngineLoad``."""
 
     url: str
-    state: EngineState  # the verdict (app/highwater/engine/verdict.py)
+    state: EngineState  # the verdict (app/highwater/memory/verdict.py)
     since: float | None = None  # when that began, in Unix seconds; `None` before the first poll
     started_at: float | None = None  # when its first process was started, in Unix seconds
     restarts: int = 0  # how many lives of it before this one the sidecar has seen, starts that failed included
@@ -185,3 +185,60 @@ class EngineStatus:
     @property
     def state_text(self) -> str:
         return self.state.replace("_", " ") if self.stopped_at is None else "stopped in order"
+
+    @property
+    def in_words(self) -> str:
+        if self.stopped_at is not None and self.hint:
+            return f"the engine was {self.hint}"
+        return f"the engine is {self.state_text}" + (f": {self.hint}" if self.hint else "")
+
+
+class Process(NamedTuple):
+    """A process of the engine. A container gives a new process the number of the old one, not its start time."""
+
+    host: str | None
+    pid: int | None
+    pid_started: int | None  # in the kernel's ticks since boot; `None` where it is unknown
+
+    def is_same(self, other: Process) -> bool:
+        if (self.host, self.pid) != (other.host, other.pid):
+            return False
+        return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedLife:
+    """The end of a life of the engine that was never ready, in words that a sentence goes on with.
+
+    Attributes:
+        how: ``was killed by the kernel for memory``, ``ended without a word``.
+        memory: The container's memory against its limit: ``1,250.0 of 1,250.0 MiB``; empty where it is not known.
+        processes: Those that it left, with the most that each had resident; empty where none is known.
+        oom_kills: The kills for memory that the kernel counted in its container while it ran.
+    """
+
+    how: str
+    memory: str = ""
+    processes: str = ""
+    oom_kills: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLife:
+    """One life of the engine by its processes' files.
+
+    Attributes:
+        processes: All that are known of it, whether they run or not.
+        last_at: When one of them wrote last, in Unix seconds.
+        is_running: One of them runs, as far as is known, and not only what a killed API server left.
+        has_server: One of them, ended or not, is an API server, a launcher or a container's first process.
+        is_serving: Such a process wrote just now; of a life without one, any process did.
+        end: How it ended, if it has.
+    """
+
+    processes: frozenset[Process]
+    last_at: float
+    is_running: bool
+    has_server: bool
+    is_serving: bool
+    end: EndedLife

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from highwater.readings.rank import Ranked
+
 # The verdict on a series of memory between requests: app/highwater/growth/judging.py.
 GrowthKind: TypeAlias = Literal["flat", "plateau", "step", "leak", "not_known"]
 # A leak is proportional to one of these.
@@ -15,14 +17,14 @@ GrowthGround: TypeAlias = Literal["idle_floors", "equal_work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankGrowth:
+class RankGrowth(Ranked):
     rank: int | None
     dp_rank: int | None
     # Its pace now (accounting/pace.py): 0 where it is flat; `None` where it is not steady, or not known yet.
     bytes_per_second: float | None = None
     # The component that grows; `None` where none holds most of the growth.
     component: str | None = None
-    # When its device is full at that pace; `None` where the readings do not foretell it (accounting/time_to_full.py).
+    # When its device is full at that pace; `None` where the readings do not foretell it (accounting/growth.py).
     seconds_to_full: float | None = None
     # In how many seconds memory fills again after each relief, and is given back each time; `None` where it does not.
     refill_seconds: float | None = None

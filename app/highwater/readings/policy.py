@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from highwater.readings.rank import Ranked
+
 # The worst state of the policy's rules; `unknown`: no fresh reading, so nothing is done.
 PolicyLevel: TypeAlias = Literal["calm", "short", "urgent", "held", "unknown"]
 RulePhase: TypeAlias = Literal["calm", "short", "urgent", "acting", "resting", "held"]
@@ -14,7 +16,7 @@ ActionOutcome: TypeAlias = Literal["done", "ineffective", "refused", "failed", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFreed:
+class RankFreed(Ranked):
     """The bytes that a remedy freed on one rank, of what it can free; never negative."""
 
     rank: int | None
@@ -37,7 +39,7 @@ class RemedyState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPressure:
+class RankPressure(Ranked):
     """One rank as measured by a rule, in bytes of its device; ``None``: unknown, or the rule does not watch bytes."""
 
     rank: int | None
@@ -73,6 +75,11 @@ class RuleStatus:
     # Whether it is held although the engine is at work, so that an operator should look after it. On CPU the default
     # rule has nothing to watch: it is not dormant.
     is_dormant: bool = False
+
+    @property
+    def short_ranks(self) -> list[RankPressure]:
+        """The ranks that are short of memory, the worst first."""
+        return sorted((rank for rank in self.ranks if rank.short_bytes), key=lambda rank: -(rank.short_bytes or 0))
 
     def is_short(self, level: PolicyLevel) -> bool:
         """Return whether memory is short by this rule; one that is resting leaves that to the policy's ``level``."""

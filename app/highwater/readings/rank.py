@@ -4,13 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
 from highwater.readings.schema import RESPONSE_SCHEMA
 
 # A rank's reading comes from its response to our call, or from its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 EncoderUnprofiledBy: TypeAlias = Literal["skip_mm_profiling", "vllm_ascend", "runner_v2"]
+RankKey: TypeAlias = tuple[int, int]
+
+
+def key_of(dp_rank: int | None, rank: int | None) -> RankKey:
+    """Return what identifies a worker across readings; an unknown number counts as 0."""
+    return (dp_rank or 0, rank or 0)
+
+
+def rank_title(dp_rank: int | None, rank: int | None, unknown: str = "?") -> str:
+    """``1``, or ``2.1`` in data-parallel engine 2: each engine numbers its ranks from 0."""
+    number = unknown if rank is None else str(rank)
+    return f"{dp_rank}.{number}" if dp_rank else number
+
+
+class _HasRank(Protocol):
+    @property
+    def rank(self) -> int | None: ...
+
+    @property
+    def dp_rank(self) -> int | None: ...
+
+
+class Ranked:
+    """The identity and the name of a value of one rank."""
+
+    __slots__ = ()
+
+    @property
+    def key(self: _HasRank) -> RankKey:
+        return key_of(self.dp_rank, self.rank)
+
+    @property
+    def label(self: _HasRank) -> str:
+        return rank_title(self.dp_rank, self.rank)
+
+    @property
+    def name(self: _HasRank) -> str:
+        return f"rank {rank_title(self.dp_rank, self.rank)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +87,24 @@ class EncoderCacheTotals:
     restores: int = 0
     restore_seconds: float = 0.0
 
+    @classmethod
+    def of(cls, ranks: Sequence[RankMemory]) -> Self | None:
+        caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
+        if not caches:
+            return None
+        return cls(
+            entries=max(cache.entries for cache in caches),
+            device_bytes=sum(cache.device_bytes for cache in caches),
+            host_bytes=sum(cache.host_bytes for cache in caches),
+            capacity_embeds=max((c.capacity_embeds for c in caches if c.capacity_embeds is not None), default=None),
+            oldest_age_seconds=max(
+                (c.oldest_age_seconds for c in caches if c.oldest_age_seconds is not None), default=None
+            ),
+            spills=max(cache.spills for cache in caches),
+            restores=max(cache.restores for cache in caches),
+            restore_seconds=max(cache.restore_seconds for cache in caches),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderCache(EncoderCacheTotals):
@@ -57,14 +113,21 @@ class EncoderCache(EncoderCacheTotals):
     host_entries: int = 0  # entries in host memory
     embeds: int | None = None  # the number of cached embeddings, also on the host; `None` from older worker extensions
 
+    @property
+    def budget_bytes(self) -> int | None:
+        """How large it can grow, device and host, by the bytes that it holds now for each embedding."""
+        if not self.capacity_embeds or not self.embeds:
+            return None
+        return self.capacity_embeds * (self.device_bytes + self.host_bytes) // self.embeds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerBudget:
-    """The memory that vLLM took for itself at start (``gpu_memory_utilization`` times total)."""
+class Budget:
+    """vLLM's share of the device, which it took at start: ``gpu_memory_utilization`` times total."""
 
     gpu_memory_utilization: float | None = None
     requested_bytes: int | None = None
-    init_free_bytes: int | None = None
+    headroom_bytes: int | None = None  # the device's free bytes, of a reading that is accounted for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +168,20 @@ class HostMemory:
     pinned_bytes: int | None = None  # locked in place for copies to and from the device
     cgroup_oom_kills: int | None = None  # the processes of its container that the kernel has killed for memory
 
+    @property
+    def share(self) -> tuple[int | None, int | None]:
+        """The used and the total bytes, of its control group or else of the node."""
+        if self.cgroup_limit_bytes and self.cgroup_used_bytes is not None:
+            return self.cgroup_used_bytes, self.cgroup_limit_bytes
+        if self.node_total_bytes and self.node_available_bytes is not None:
+            return self.node_total_bytes - self.node_available_bytes, self.node_total_bytes
+        return None, None
+
+    @property
+    def used_ratio(self) -> float | None:
+        used, total = self.share
+        return used / total if used is not None and total else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
@@ -113,7 +190,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
+class RankMemory(Ranked):
     """One rank's memory at one moment; ``WorkerMemory`` is it as reported, ``RankReading`` as accounted for."""
 
     rank: int | None = None
@@ -139,6 +216,25 @@ class RankMemory:
     host_memory: HostMemory = HostMemory()
     notes: tuple[Note, ...] = ()
 
+    @property
+    def device_id(self) -> str | None:
+        """The device's identity on its machine; ``None`` where it is unknown, and on CPU."""
+        if self.device.uuid is not None:
+            return f"{self.host}/{self.device.uuid}"
+        if self.device.physical_index is not None:
+            return f"{self.host}/{self.device.type}:{self.device.physical_index}"
+        return None
+
+    @property
+    def card(self) -> str:
+        """A key that two ranks have in common if they are on one device, and only then.
+
+        On CPU each rank counts its own process's memory, so that no two of them share any. Where a device's identity
+        and number on its machine are unknown, two of the same index may be two devices: in two engines each sees its
+        own as 0.
+        """
+        return self.device_id or "rank {}.{}".format(*self.key)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory(RankMemory):
@@ -147,7 +243,7 @@ class WorkerMemory(RankMemory):
     rank: int | None
     weights_bytes: int | None = None
     kv_cache_bytes: int | None = None
-    budget: WorkerBudget = WorkerBudget()
+    budget: Budget = Budget()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,15 +259,6 @@ class Components:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """vLLM's share of the device."""
-
-    gpu_memory_utilization: float | None = None
-    requested_bytes: int | None = None
-    headroom_bytes: int | None = None  # the device's free bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReading(RankMemory):
     """One rank's memory, accounted for."""
 
@@ -184,6 +271,15 @@ class RankReading(RankMemory):
     shared_with: str | None = None  # who else uses its device, as far as that is known
     age_seconds: float = 0.0  # at the time of the report, whatever the rank's clock says
     source: ReadingSource = "rpc"
+
+    @property
+    def may_fragment(self) -> bool:
+        """Whether images may fragment the memory below PyTorch's allocator, so that what is not its grows.
+
+        On an NPU that is not known to have expandable segments (vllm-ascend issue 5339 and pull request 5855).
+        """
+        serves_images = self.device.type == "npu" and self.encoder_cache is not None
+        return serves_images and self.launch.expandable_segments is not True
 
 
 def are_recorded(ranks: Sequence[RankReading]) -> bool:

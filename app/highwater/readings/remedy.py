@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from highwater.readings.rank import Components
+from highwater.readings.rank import Components, Ranked
 
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
 Mode: TypeAlias = Literal["safe", "now"]
@@ -27,7 +27,7 @@ UNNEEDED = Target()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankDelta:
+class RankDelta(Ranked):
     """The difference between two readings of one rank; its maker defines the sign.
 
     ``card`` is the same for ranks on one device: used bytes are the whole device's on each of them.
@@ -50,8 +50,8 @@ class RemedyResult:
     freed_bytes: int | None = None
     freed_components: Components = Components()  # noqa: RUF009 - frozen
     ranks: tuple[RankDelta, ...] = ()
-    # "Given back": of what the remedy can free (app/highwater/accounting/freed.py), over all ranks, as in `/policy` and
-    # in the metric; `None` where that was not measured, as in `credited_components`.
+    # "Given back": of what the remedy can free (app/highwater/accounting/remedies.py), over all ranks, as in `/policy`
+    # and in the metric; `None` where that was not measured, as in `credited_components`.
     credited_bytes: int | None = None
     credited_components: Components = Components()  # noqa: RUF009 - as above
     frees: str = ""  # what this remedy can free, in words; `does_not_free`: what it cannot

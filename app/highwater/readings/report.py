@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from highwater.readings.engine import EngineStatus, MissingRank, Progress, StartFailure
 from highwater.readings.growth import Growth
-from highwater.readings.policy import PolicyStatus
+from highwater.readings.policy import PolicyStatus, RankPressure
 from highwater.readings.rank import EncoderCacheTotals, RankReading
 from highwater.readings.schema import SCHEMA
 
@@ -59,3 +59,29 @@ class Report:
     def are_workers_hidden(self) -> bool:
         """True if nothing could show a worker: it is not missing, for all that is known."""
         return not self.ranks and self.progress is None and not self.engine.capabilities.get("collective_rpc")
+
+    def pressure_of(self, rank: RankReading) -> RankPressure | None:
+        """Return the rank's pressure by the rule that acts first on its device; ``None`` without such a rule."""
+        pressures = [
+            pressure
+            for rule in (self.policy.rules if self.policy is not None else ())
+            for pressure in rule.ranks
+            if pressure.key == rank.key and pressure.high_free_bytes is not None
+        ]
+        return max(pressures, key=lambda pressure: pressure.high_free_bytes or 0, default=None)
+
+    def high_water_of(self, rank: RankReading) -> float | None:
+        """Return the share of its device that a rank uses at high water."""
+        pressure = self.pressure_of(rank)
+        if pressure is None or pressure.high_free_bytes is None or not rank.total_bytes:
+            return None
+        return 1.0 - pressure.high_free_bytes / rank.total_bytes
+
+    @property
+    def seconds_to_high_water(self) -> float | None:
+        """When the first rank reaches high water; ``None`` if not within a day, or if one is there already."""
+        pressures = [pressure for rank in self.ranks if (pressure := self.pressure_of(rank)) is not None]
+        if self.stale or any(pressure.short_bytes for pressure in pressures):
+            return None
+        seconds = (pressure.seconds_to_high_water for pressure in pressures)
+        return min((left for left in seconds if left is not None), default=None)

@@ -9,21 +9,19 @@ from __future__ import annotations
 import re
 import stat
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from highwater.accounting.points import MemoryPoint
-from highwater.accounting.rank_key import rank_key
 from highwater.errors import os_reason
 from highwater.files.regular import first_names, stamp_of, status_of
+from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.machine import Machine
-from highwater.recorder.identity import Identity
+from highwater.recorder.contents import Identity, RingUnusable
 from highwater.recorder.rank import RankFile, RankRecord, read_samples
 from highwater.recorder.ring import RING_NAME, Ring, has_magic
-from highwater.recorder.untrusted import RingUnusable
 
 SCAN_SECONDS = 1.0
 MAX_FILES = 256
@@ -76,13 +74,12 @@ class RecorderFolder:
         folder: Path,
         instance: str | None = None,
         *,
-        clock: Callable[[], float] = time.time,  # Unix seconds
-        monotonic: Callable[[], float] = time.monotonic,  # CLOCK_MONOTONIC, which this machine's workers share
+        clocks: Clocks = SYSTEM,
         proc: Path = Path("/proc"),
     ) -> None:
         self.folder = folder
         self._instance = instance
-        self._machine = Machine(clock, monotonic, proc.parent)
+        self._machine = Machine(clocks.wall, clocks.monotonic, proc.parent)
         self._files: dict[str, RankFile] = {}
         self._unusable: dict[str, tuple[tuple[int, ...] | None, str]] = {}
         self._folder_problem: str | None = None
@@ -134,11 +131,11 @@ class RecorderFolder:
             )  # newest last
             ranks = {_key(record.identity): record for record in records}
             self._duplicates = tuple(
-                f"{record.name} is also written by pid {newest.identity.pid}, which counts"
+                f"{record.title} is also written by pid {newest.identity.pid}, which counts"
                 for record in records
                 if record is not (newest := ranks[_key(record.identity)])
             )
-            return tuple(sorted(ranks.values(), key=lambda one: (rank_key(one.identity), one.identity.pid)))
+            return tuple(sorted(ranks.values(), key=lambda one: (one.identity.key, one.identity.pid)))
 
     def _scan(self) -> None:
         now = self._machine.monotonic()

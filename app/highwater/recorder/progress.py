@@ -16,8 +16,8 @@ from typing import Literal, TypeAlias
 
 from highwater.engine.hints import kv_blocks_held
 from highwater.readings.engine import Progress, ProgressVerdict
+from highwater.recorder.contents import RankProgress, RankStatus
 from highwater.recorder.rank import RankRecord
-from highwater.recorder.rank_progress import RankProgress, RankStatus
 
 LOST_SECONDS = 5.0
 """A rank's process may be dead or stopped for so long: the engine may be about to end, or a debugger to let go."""
@@ -103,7 +103,7 @@ def judge(
     return Progress(
         verdict=verdict,
         since_seconds=since,
-        ranks=tuple(f"{rank.name} {_doing(rank)}" for rank in ranks),
+        ranks=tuple(f"{rank.title} {_doing(rank)}" for rank in ranks),
         summary=summary,
         is_starved=is_starved,
     )
@@ -149,12 +149,12 @@ def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     # is a fact by itself.
     if lost and (alive or any(rank.status == "stopped" for rank in lost)):
         beside = f"; {_count(len(alive), 'other rank')} alive" if alive else ""
-        named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in lost)
+        named = "; ".join(f"{rank.title} {_doing(rank)}" for rank in lost)
         stopped = [rank.pid for rank in lost if rank.status == "stopped"]
         to_do = f"; {how_to_continue(stopped)}" if stopped else ""
         return "stuck", max(rank.age_seconds for rank in lost), named + beside + to_do
     if not alive:
-        named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in ranks)
+        named = "; ".join(f"{rank.title} {_doing(rank)}" for rank in ranks)
         return "unknown", None, f"no rank writes: {named}" if ranks else "no rank has a recorder"
     return None
 
@@ -168,7 +168,7 @@ def _held_up(ranks: Sequence[RankRecord], max_step_seconds: float) -> _Finding |
     if not holds:
         return None
     seconds, what, rank = max(holds, key=lambda hold: hold[0])
-    place = f"{rank.name} has been {what} for {_seconds(seconds)}{_place(rank.progress)}"
+    place = f"{rank.title} has been {what} for {_seconds(seconds)}{_place(rank.progress)}"
     limit = max_step_seconds * (FIRST_STEP_FACTOR if _may_compile(rank.progress) else 1.0)
     # The engine's own calls of the worker, and a compilation, end by themselves: a restart would only begin them again.
     may_last = rank.progress is not None and (rank.progress.call is not None or rank.progress.is_compiling)
@@ -176,7 +176,7 @@ def _held_up(ranks: Sequence[RankRecord], max_step_seconds: float) -> _Finding |
         return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} limit"
     if seconds >= LONG_SECONDS:
         return "busy", seconds, place
-    return "progressing", None, f"steps begin and end; {rank.name} is in one"
+    return "progressing", None, f"steps begin and end; {rank.title} is in one"
 
 
 def _may_compile(progress: RankProgress | None) -> bool:
@@ -189,7 +189,7 @@ def _unreported(ranks: Sequence[RankRecord]) -> _Finding | None:
     unreported = [rank for rank in ranks if rank.status != "alive" or rank.progress is None]
     if not unreported:
         return None
-    named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in unreported)
+    named = "; ".join(f"{rank.title} {_doing(rank)}" for rank in unreported)
     return "unknown", None, f"not every rank reports progress: {named}"
 
 

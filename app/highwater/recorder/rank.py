@@ -8,17 +8,25 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.accounting.points import MemoryPoint
 from highwater.flaws import flaw
 from highwater.process.machine import STOPPED_STATES, Machine
-from highwater.readings.life import Process
+from highwater.readings.engine import Process, StartedRank
 from highwater.readings.rank import Device, EncoderCache, HostMemory, Note, StartPhase, TorchMemory, WorkerMemory
-from highwater.recorder.entry_table import EntryRow, EntryTable
-from highwater.recorder.identity import Identity
-from highwater.recorder.rank_progress import RankProgress, RankStatus, parse_progress, parse_stack
+from highwater.recorder.contents import (
+    EntryRow,
+    EntryTable,
+    Identity,
+    RankProgress,
+    RankStatus,
+    count,
+    is_within_bounds,
+    number,
+    parse_progress,
+    parse_stack,
+)
 from highwater.recorder.ring import Ring, WatchdogDump
-from highwater.recorder.untrusted import count, is_within_bounds, number
 from highwater.text.strict_json import part
 
 # Three heartbeats of an idle worker.
@@ -43,12 +51,32 @@ class RankRecord:
     reading_age_seconds: float | None = None  # since `newest` held; `None` before the first
 
     @property
-    def name(self) -> str:
-        return self.identity.name
+    def title(self) -> str:
+        return self.identity.title
 
     @property
     def pid(self) -> int:
         return self.identity.pid
+
+    @property
+    def process(self) -> Process:
+        return Process(self.identity.host, self.identity.pid, self.identity.pid_started)
+
+    @property
+    def started(self) -> StartedRank:
+        """The progress of its worker's start, as far as its recorder saw it."""
+        return StartedRank(
+            rank=self.identity.rank,
+            dp_rank=self.identity.dp_rank,
+            host=self.identity.host,
+            pid=self.identity.pid,
+            status=self.status,
+            phases=() if self.table is None else self.table.start,
+        )
+
+    @property
+    def is_up(self) -> bool:
+        return not self.started.phases or self.started.is_over
 
     @property
     def entries_total(self) -> int | None:
@@ -217,7 +245,7 @@ class RankFile:
 
 
 def processes_of(records: Iterable[RankRecord]) -> frozenset[Process]:
-    return frozenset(Process(one.identity.host, one.pid, one.identity.pid_started) for one in records)
+    return frozenset(one.process for one in records)
 
 
 def read_samples(ring: Ring, max_records: int) -> tuple[MemoryPoint, ...]:

@@ -12,23 +12,21 @@ import logging
 import re
 import secrets
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from highwater.accounting.points import MemoryPoint, thin
-from highwater.accounting.rank_key import rank_key
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
-from highwater.recorder.coverage import Coverage, coverage, ranks_expected
+from highwater.process.clocks import SYSTEM, Clocks
+from highwater.readings.rank import rank_title
+from highwater.recorder.contents import Identity, RingUnusable
 from highwater.recorder.folder import MAX_FILES, RecorderFolder, last_life
-from highwater.recorder.identity import Identity
 from highwater.recorder.rank import RankRecord
-from highwater.recorder.untrusted import RingUnusable
-from highwater.text.table import rank_title
 
 RETRY_SECONDS = 30.0
 # The files of earlier lives of the engine stay so long: an incident report may need them.
@@ -47,11 +45,41 @@ MAX_SAMPLES = 8000
 log = logging.getLogger("highwater.recorders")
 
 
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The recorders at one moment, compared with the ranks that there should be."""
+
+    writing: tuple[RankRecord, ...] = ()  # the records of ranks that write and have a reading
+    is_complete: bool = False  # every expected rank writes, and shows as much as its worker would report
+    has_entries: bool = False  # and the entries of its encoder cache
+    offers_calls: bool = False  # every expected rank writes that our operations may be called on its worker
+
+
+def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
+    alive = [record for record in records if record.status == "alive"]
+    writing = tuple(record for record in alive if record.newest is not None)
+    # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
+    newest = [record.newest for record in writing if record.newest is not None]
+    full = [one for one in newest if one.device.type == "cpu" or one.torch.allocated_bytes is not None]
+    is_complete = expected is not None and len(full) >= expected
+    # Either number may be too low; a call of a worker without our operations ends the engine.
+    most = max(expected or 0, ranks_expected(records) or 0)
+    return Coverage(
+        writing,
+        is_complete=is_complete,
+        has_entries=is_complete and all(record.table is not None for record in writing),
+        offers_calls=most > 0 and sum(bool(record.identity.rpc) for record in alive) >= most,
+    )
+
+
+def ranks_expected(records: Sequence[RankRecord]) -> int | None:
+    return max((record.identity.ranks_expected or 0 for record in records), default=0) or None
+
+
 class Recorders:
     """The recorders of one engine's workers, which write into ``folder``, under the same path.
 
-    They take ``rate`` samples in a second and reach back ``seconds``. ``clock`` returns Unix seconds, ``monotonic``
-    those of ``CLOCK_MONOTONIC``, which the workers of this machine share. ``records`` are their last contents, after
+    They take ``rate`` samples in a second and reach back ``seconds``. ``records`` are their last contents, after
     the engine's end too; ``show_starts``: the workers start them by themselves, so that an engine that loads is seen.
     ``left`` are those of the last life in the folder, where no worker writes.
     """
@@ -63,8 +91,7 @@ class Recorders:
         *,
         rate: float,
         seconds: float,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        clocks: Clocks = SYSTEM,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         proc: Path = Path("/proc"),
     ) -> None:
@@ -76,14 +103,14 @@ class Recorders:
         self._folder = folder
         self._rate = rate
         self._seconds = seconds
-        self._monotonic = monotonic
+        self._monotonic = clocks.monotonic
         self._sleep = sleep
-        self.files = RecorderFolder(folder, clock=clock, monotonic=monotonic, proc=proc)
+        self.files = RecorderFolder(folder, clocks=clocks, proc=proc)
         self._refusal: str | None = None
         self._ambiguity: str | None = None  # several engines' recorders, so that none can be followed
         self._started = 0  # so many workers responded that theirs runs
         self._begun_at: float | None = None
-        self._swept_at = monotonic()
+        self._swept_at = clocks.monotonic()
         self._removal_problems: frozenset[str] = frozenset()
         self._reading = asyncio.Lock()
 
@@ -243,7 +270,7 @@ class Recorders:
             return await asyncio.to_thread(self._samples, instance, since)
 
     def _samples(self, instance: str, since: float) -> list[dict[str, Any]]:
-        rings = sorted(self._last_samples(instance), key=lambda ring: rank_key(ring[0]))
+        rings = sorted(self._last_samples(instance), key=lambda ring: ring[0].key)
         most = max(MAX_SAMPLES // max(len(rings), 1), 1)
         return [
             {

@@ -18,9 +18,7 @@ from typing import Any
 from highwater.errors import os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.readings.schema import MAX_NUMBER
-from highwater.recorder.entry_table import EntryTable, parse_table
-from highwater.recorder.identity import parse_identity
-from highwater.recorder.untrusted import RingUnusable, json_object
+from highwater.recorder.contents import EntryTable, RingUnusable, json_object, parse_identity, parse_table
 
 VERSION = 2
 MAGIC = b"HIGHWATR"

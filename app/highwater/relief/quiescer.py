@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_dela
 
 from gated_proxy.gate import Gate
 from highwater.engine.client import Engine
-from highwater.memory.sources.engine_metrics import EngineMetrics
+from highwater.memory.sources import EngineMetrics
 from highwater.readings.engine import EngineLoad
 from highwater.readings.remedy import QuiescedBy
 from highwater.readings.report import Report

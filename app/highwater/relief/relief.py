@@ -34,11 +34,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
-from highwater.accounting.deltas import freed, total
-from highwater.accounting.freed import credit
+from highwater.accounting.remedies import credit
+from highwater.accounting.totals import freed, total
 from highwater.engine.capabilities import no_extension
 from highwater.engine.client import Engine, EngineResponse
-from highwater.engine.verdict import in_words
 from highwater.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
@@ -399,7 +398,7 @@ class Relief:
         if not traits.is_up or (report.stale and traits.is_late):
             # An engine that still starts has nothing to give back: no reset of it has failed.
             outcome: Outcome = "refused" if report.engine.state == "starting" else "failed"
-            raise self._not_available(run, in_words(report.engine), outcome)
+            raise self._not_available(run, report.engine.in_words, outcome)
         return replace(report, ranks=()) if report.stale else report
 
     def _not_available(self, run: RemedyRun, reason: str, outcome: Outcome = "failed") -> NotAvailable:

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from highwater.accounting.components import COMPONENTS
-from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
+from highwater.accounting.remedies import can_give
 from highwater.readings.engine import EngineStatus
 from highwater.readings.policy import RuleStatus
 from highwater.readings.rank import EncoderCacheTotals, RankReading, StartPhase
 from highwater.readings.report import HostSummary, Report
 from highwater.text.growth import growth_line
-from highwater.text.table import (
-    component_title,
-    device_title,
-    missing_text,
-    rank_title,
-    signal_text,
-    table,
-    waters_text,
-)
+from highwater.text.table import component_title, device_title, missing_text, signal_text, table, waters_text
 from highwater.units import UNKNOWN, mib, share_text, size_text, span_text
 
 
@@ -32,10 +24,10 @@ def report_text(report: Report) -> str:
     if report.start_failure is not None:
         failed = report.start_failure.ranks
         parts.append(report.start_failure.summary)
-        parts.append(start_table([rank_title(one.dp_rank, one.rank) for one in failed], [one.phases for one in failed]))
+        parts.append(start_table([one.label for one in failed], [one.phases for one in failed]))
     if report.ranks:
         parts.append(_ranks_table(report))
-        names = [rank_title(one.dp_rank, one.rank, UNKNOWN) for one in report.ranks]
+        names = [one.label for one in report.ranks]
         parts.append(start_table(names, [one.start for one in report.ranks]))
         notes = [(name, note) for name, rank in zip(names, report.ranks, strict=True) for note in rank.notes]
         parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
@@ -58,8 +50,8 @@ def _headline(report: Report) -> str:
 
 def _ranks_table(report: Report) -> str:
     ranks = report.ranks
-    pressures = [pressure_of(report, rank) for rank in ranks]
-    headers = ["MiB", *(f"rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}" for rank in ranks)]
+    pressures = [report.pressure_of(rank) for rank in ranks]
+    headers = ["MiB", *(rank.name for rank in ranks)]
     rows = [
         ["device", *(device_title(rank.device) for rank in ranks)],
         *memory_rows(ranks, "- "),
@@ -146,7 +138,7 @@ def _growth(report: Report) -> str:
     growth = report.growth
     grown = growth.since_ready_bytes
     parts = [] if grown is None else [f"{size_text(grown, signed=True)} since ready"]
-    ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
+    ends = {"high water": report.seconds_to_high_water, "full": growth.seconds_to_full}
     filled = ", ".join(f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
     if filled:
         parts.append(filled if growth.component is None else f"{filled} ({component_title(growth.component)})")
@@ -172,6 +164,6 @@ def _rule(rule: RuleStatus, summary: str) -> str:
     waters = waters_text(rule)
     shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
     why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
-    short = short_ranks(rule)
+    short = rule.short_ranks
     gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short).items())
     return f"{shown}{why}{f'; could give there{together(short)}: {gains}' if gains else ''}"

@@ -29,12 +29,6 @@ def device_title(device: Device) -> str:
     return kind if device.index is None else f"{kind}:{device.index}"
 
 
-def rank_title(dp_rank: int | None, rank: int | None, unknown: str = "?") -> str:
-    """``1``, or ``2.1`` in data-parallel engine 2: each engine numbers its ranks from 0."""
-    number = unknown if rank is None else str(rank)
-    return f"{dp_rank}.{number}" if dp_rank else number
-
-
 def missing_text(ranks: Sequence[MissingRank]) -> str:
     """Missing ranks by their place, which is known of those too that never reported: ``dp 1 pp 0 tp 0 (dead)``."""
     return ", ".join(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} ({rank.status})" for rank in ranks)

@@ -15,12 +15,12 @@ from gated_proxy.proxy import Proxy, ProxyLimits
 from gated_proxy.routes import ControlFront, Front, SidecarPaths
 from gated_proxy.traffic import ProxyTraffic
 from highwater.memory.history import History
+from highwater.process.clocks import Clocks
 from highwater.process.internal_errors import InternalErrors
 from highwater.process.resources import control_connections, default_connections
 from highwater.readings.engine import STATES
 from highwater.readings.report import Report
 from highwater.settings.settings import Settings
-from highwater.wiring.core import Clocks
 from highwater.wiring.sidecar import ListeningPort
 
 log = logging.getLogger("highwater")

@@ -1,8 +1,9 @@
-"""The wired sidecar, as the server runs it."""
+"""The wired sidecar, as the server runs it, and the log lines of its start."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -12,7 +13,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gated_proxy.client import ClientConnection
 from gated_proxy.logs import AccessLog
+from highwater import __version__
 from highwater.api.services import Services
+from highwater.policy.rules import Rule
+from highwater.process.clocks import Clocks
+from highwater.readings.report import Report
+from highwater.settings.settings import Settings
+from highwater.text.printable import plain
+from highwater.text.table import signal_text
+
+WAITING_SECONDS = 60.0
+
+log = logging.getLogger("highwater")
 
 
 class ListeningPort(NamedTuple):
@@ -66,3 +78,57 @@ class Sidecar:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.control(scope, receive, send)
+
+
+# --- the log lines of its start ---
+
+
+def start_line(settings: Settings) -> str:
+    rules = "; ".join(map(_rule, settings.policy.rules)) or "no rules"
+    parts = [
+        f"engine {settings.engine_url}",
+        f"policy {settings.policy.mode}: {rules}",
+        f"control calls need {_token(settings)}",
+        f"recorders {f'in {settings.recorder_dir}' if settings.recorder_dir else 'disabled (recorder_dir)'}",
+        f"incidents {f'in {settings.incidents.folder}' if settings.incidents.folder else 'in memory only'}",
+    ]
+    return plain(f"highwater {__version__}: {', '.join(parts)}")
+
+
+def _rule(rule: Rule) -> str:
+    if rule.high_water is None:
+        return f"{rule.name} ({rule.signal}, waters from the engine's own plan)"
+    high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
+    return f"{rule.name} ({rule.signal}, acts at {high}, stops at {low})"
+
+
+def _token(settings: Settings) -> str:
+    if settings.trust_loopback:
+        return "the admin token, but from this machine (trust_loopback)"
+    if settings.admin_token is not None:
+        return "the admin token (admin_token)"
+    file = settings.admin_token_file
+    return f"the admin token{' (highwater token prints it)' if file is None else f' in {file}'}"
+
+
+class WaitingLog:
+    """Logs what is waited for: at the first report, and each minute without an engine that serves requests."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clock = clocks.monotonic
+        self._next = self._delay = 0.0
+        self._since: float | None = None
+
+    def notice(self, report: Report) -> None:
+        engine, now = report.engine, self._clock()
+        if engine.traits.serves:
+            self._since, self._delay = None, WAITING_SECONDS
+            return
+        if self._since is None:
+            self._since, self._next = now, now + self._delay
+        if now < self._next:
+            return
+        self._next = now + WAITING_SECONDS
+        lasted = f" for {now - self._since:.0f} s" if now > self._since else ""
+        why = f": {engine.hint}" if engine.hint else ""
+        log.info("waiting%s for the engine at %s (%s)%s", lasted, engine.url, engine.state_text, why)

@@ -15,21 +15,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gated_proxy.traffic import Connections
-from highwater.accounting.attribution import account
-from highwater.accounting.encoder_cache import encoder_totals
+from highwater.accounting.components import account
 from highwater.api.metrics import Counters, Exporter
 from highwater.host.watch import HostNow
 from highwater.readings.engine import EngineState, EngineStatus
 from highwater.readings.growth import Growth, RankGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RulePhase, RuleStatus
 from highwater.readings.rank import (
+    Budget,
     Components,
     Device,
     EncoderCache,
+    EncoderCacheTotals,
     HostMemory,
     RankReading,
     TorchMemory,
-    WorkerBudget,
     WorkerMemory,
 )
 from highwater.readings.remedy import RemedyResult
@@ -272,7 +272,7 @@ class Server:
             ranks_expected=2,
             ranks_reported=len(ranks),
             ranks=ranks,
-            encoder_cache=encoder_totals(ranks),
+            encoder_cache=EncoderCacheTotals.of(ranks),
             growth=self._growth(ranks, pace, rank_growth),
         )
 
@@ -329,7 +329,7 @@ class Server:
                 restores=self._spills // 3,
                 restore_seconds=self._spills / 900,
             ),
-            budget=WorkerBudget(gpu_memory_utilization=0.9, requested_bytes=57 * GIB),
+            budget=Budget(gpu_memory_utilization=0.9, requested_bytes=57 * GIB),
             host_memory=HostMemory(
                 rss_bytes=6 * GIB + self._spilled,
                 cgroup_used_bytes=70 * GIB + 2 * self._spilled,

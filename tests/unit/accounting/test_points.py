@@ -27,11 +27,9 @@ def test_thinning_keeps_order_and_end(count, most, recent):
 
 
 def test_a_rise_of_one_point_is_kept():
-    """It is what an incident is about."""
     given = points(*[1] * 40, 9, *[1] * 40)
     assert max(point.used_bytes for point in thin(given, 10)) == 9
 
 
 def test_unknown_use_is_thinned_like_any_other():
-    """No None breaks it."""
     assert len(thin(points(*[None] * 99), 10)) == 10

@@ -18,11 +18,10 @@ from prometheus_client.registry import Collector
 
 from gated_proxy.traffic import Connections
 from highwater import __version__
-from highwater.accounting.deltas import freed, total
-from highwater.accounting.encoder_cache import encoder_totals
-from highwater.accounting.freed import credit
-from highwater.accounting.growth_since_ready import growth_since_ready
+from highwater.accounting.growth import growth_since_ready
 from highwater.accounting.pace import Track
+from highwater.accounting.remedies import credit
+from highwater.accounting.totals import freed, total
 from highwater.api import metrics
 from highwater.api.families import HELP, MAX_SHOWN
 from highwater.api.metrics import Counters, Exporter
@@ -32,7 +31,7 @@ from highwater.host.watch import HostNow
 from highwater.readings.engine import EngineStatus
 from highwater.readings.growth import GrowthRate, SeriesGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
-from highwater.readings.rank import Components, HostMemory, TorchMemory
+from highwater.readings.rank import Components, EncoderCacheTotals, HostMemory, TorchMemory
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from tests.fakes.engine import FakeClock, FakeEngine
@@ -111,7 +110,7 @@ def story() -> tuple[Report, RemedyResult]:
         ranks_expected=2,
         ranks_reported=2,
         ranks=now,
-        encoder_cache=encoder_totals(now),
+        encoder_cache=EncoderCacheTotals.of(now),
         growth=growth_since_ready(ready, now, {(0, 0): FILLING, (0, 1): STILL}),
     )
     credited = credit("reset_encoder_cache", grown, now)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from highwater.engine.capabilities import PROBED_PATHS, Capabilities, detect, parse_version
+from highwater.engine.capabilities import (
+    PROBED_PATHS,
+    REDETECT_SECONDS,
+    Capabilities,
+    Detection,
+    detect,
+    no_extension,
+    parse_version,
+)
 from highwater.engine.client import Engine
-from highwater.errors import EngineUnreachable
-from tests.fakes.engine import EXTENSION, FakeEngine
+from highwater.errors import EngineRefused, EngineUnreachable
+from highwater.process.clocks import Clocks
+from tests.fakes.engine import EXTENSION, FakeClock, FakeEngine
 
 # version: reset_mm_cache, reset_encoder_cache, is_paused
 MATRIX = {
@@ -65,7 +76,6 @@ async def test_the_matrix_of_versions(version, openapi):
 @versions
 @documented
 async def test_without_development_mode_there_is_little(version, openapi):
-    """No worker calls and no resets."""
     found = await detected(FakeEngine(version, openapi=openapi, dev_mode=False))
     assert not any((found.dev_mode, found.collective_rpc, found.server_info, found.is_sleeping))
     assert not any((found.reset_prefix_cache, found.reset_mm_cache, found.reset_encoder_cache))
@@ -93,13 +103,11 @@ async def test_detection_never_acts(version, openapi):
     ],
 )
 async def test_worker_calls_need_our_extension(extension, assume, allowed):
-    """Known by /server_info alone, or by the operator's word for a subclass."""
     found = await detected(FakeEngine(extension=extension), assume_extension=assume)
     assert (found.collective_rpc, found.extension) == (allowed, extension)
 
 
 async def test_the_operators_word_makes_no_route():
-    """Without /collective_rpc nothing can be called, whatever is assumed."""
     assert not (await detected(FakeEngine(dev_mode=False), assume_extension=True)).collective_rpc
 
 
@@ -114,7 +122,6 @@ async def test_an_engine_that_cannot_dump_its_configuration(status):
 
 
 async def test_an_engine_that_is_not_there_raises():
-    """No capabilities are made up."""
     fake = FakeEngine()
     fake.down = True
     with pytest.raises(EngineUnreachable):
@@ -122,7 +129,6 @@ async def test_an_engine_that_is_not_there_raises():
 
 
 async def test_an_encoder_cache_connector_is_seen():
-    """It keeps references into the cache."""
     fake = FakeEngine()
     fake.ec_connector = True
     assert (await detected(fake)).ec_connector
@@ -130,7 +136,6 @@ async def test_an_encoder_cache_connector_is_seen():
 
 
 async def test_a_kv_connector_is_named_where_the_configuration_shows_it():
-    """None, none configured, and one with its role are three things."""
     fake = FakeEngine()
     assert (await detected(fake)).kv_connector == ""
     fake.kv_connector = "NixlConnector"
@@ -139,7 +144,6 @@ async def test_a_kv_connector_is_named_where_the_configuration_shows_it():
 
 
 async def test_ranks_are_counted_over_all_engines():
-    """Tensor times pipeline times data parallel."""
     assert (await detected(FakeEngine(tensor_parallel=4, data_parallel=2))).ranks_expected == 8
 
 
@@ -148,7 +152,6 @@ async def test_ranks_are_counted_over_all_engines():
     [("0.32.0", "0.32.0"), ("0.32.0+cpu", "0.32.0"), ("0.12.0rc1", "0.12.0"), ("0.31.1.dev5+gabc", "0.31.1")],
 )
 def test_a_version_is_compared_by_its_release(text, release):
-    """Builds, release candidates and development versions count as their release."""
     assert str(parse_version(text)) == release
     assert Capabilities(version=text).at_least(release)
     assert not Capabilities(version=text).at_least("0.99")
@@ -156,22 +159,105 @@ def test_a_version_is_compared_by_its_release(text, release):
 
 @pytest.mark.parametrize("text", [None, "", "dev", "v?"])
 def test_an_unknown_version_is_no_version(text):
-    """It is at least nothing."""
     assert parse_version(text) is None
     assert not Capabilities(version=text).at_least("0.0.1")
 
 
 def test_what_is_shown_repeats_nothing():
-    """Version and model stand beside the capabilities in the report."""
     assert {"version", "model"}.isdisjoint(Capabilities(version="0.32.0").public())
     assert len(PROBED_PATHS) == len(set(PROBED_PATHS))
 
 
 @pytest.mark.parametrize("root_path", ["", "/llm", "/llm/prod"])
 async def test_the_root_path_is_what_the_page_says(root_path):
-    """FastAPI lists it as the first server; without the page nobody can tell."""
     fake = FakeEngine()
     fake.root_path = root_path
     assert (await detected(fake)).root_path == root_path
     fake.openapi = False
     assert (await detected(fake)).root_path is None
+
+
+# --- one object knows what the engine can do, and no other allows worker calls ---
+
+
+APP = Path(__file__).parents[3] / "app" / "highwater"
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def fake(clock):
+    return FakeEngine(clock=clock)
+
+
+@pytest.fixture
+async def engine(fake, clock):
+    async with Engine("http://engine:8000", transport=fake.transport(), clocks=Clocks(clock)) as client:
+        yield client
+
+
+@pytest.fixture
+def detection(engine, clock):
+    return Detection(engine, assume_extension=False, clocks=Clocks(clock))
+
+
+def test_no_module_outside_of_engine_allows_worker_calls():
+    texts = {path.relative_to(APP): path.read_text(encoding="utf-8") for path in APP.rglob("*.py")}
+    callers = {path.parent.name for path, text in texts.items() if ".allow_rpc(" in text or ".forbid_rpc(" in text}
+    assert callers == {"engine"}
+
+
+async def test_worker_calls_are_allowed_from_the_detection_until_the_engine_is_lost(detection, engine):
+    assert not engine.rpc_allowed
+    await detection.detect()
+    assert engine.rpc_allowed
+    detection.detect_again()
+    assert not engine.rpc_allowed
+    assert detection.is_due(is_recorded=True)
+
+
+async def test_an_engine_without_the_extension_is_detected_again_after_a_while(detection, fake, clock):
+    """Unless its recorders show every rank: then no worker need be called."""
+    fake.extension = None
+    await detection.detect()
+    assert not detection.is_due(is_recorded=False)
+    clock.advance(REDETECT_SECONDS)
+    assert (detection.is_due(is_recorded=False), detection.is_due(is_recorded=True)) == (True, False)
+
+
+async def test_recorders_allow_calls_until_one_fails(detection, engine, fake):
+    fake.extension = None
+    await detection.detect()
+    detection.trust_recorders(offers_calls=True, are_read=True)
+    assert (engine.rpc_allowed, detection.has_extension) == (True, False)
+    fake.failing["/collective_rpc"] = 500
+    with pytest.raises(EngineRefused):
+        await engine.rpc("memory")
+    detection.trust_recorders(offers_calls=True, are_read=True)
+    assert not engine.rpc_allowed
+
+
+async def test_where_the_workers_are_ready_to_be_called_only_the_development_mode_is_missing(detection, fake):
+    """A watched engine has the worker package already: who follows the advice must not add it a second time."""
+    fake.extension, fake.dev_mode = None, False
+    await detection.detect()
+    assert "--worker-extension-cls" in (no_extension(detection.capabilities) or "")
+    detection.trust_recorders(offers_calls=True, are_read=True)
+    assert no_extension(detection.capabilities) == (
+        "workers can be called in vLLM's development mode only: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+    )
+    assert "has_operations" not in detection.public_capabilities
+    detection.trust_recorders(offers_calls=False, are_read=True)
+    assert "--worker-extension-cls" in (no_extension(detection.capabilities) or "")
+
+
+async def test_another_engine_is_trusted_anew(detection, engine, fake):
+    fake.failing["/collective_rpc"] = 500
+    await detection.detect()
+    with pytest.raises(EngineRefused):
+        await engine.rpc("memory")
+    detection.forget_engine()
+    assert (engine.has_rpc_failed, engine.rpc_allowed, detection.is_current) == (False, False, False)

@@ -40,13 +40,11 @@ async def until(true) -> None:
 
 
 async def test_a_worker_call_answers_for_each_rank(engine):
-    """In rank order, as objects."""
     answers = await engine.rpc("memory")
     assert [(answer["op"], answer["rank"]) for answer in answers] == [("memory", 0), ("memory", 1)]
 
 
 async def test_how_long_a_worker_call_has_waited_is_told(engine, fake):
-    """And since when the workers have answered nothing; an answer that came too late is none."""
     assert (engine.rpc_outstanding_seconds, engine.rpc_answer_age_seconds) == (None, None)
     fake.hang = asyncio.Event()
     with pytest.raises(EngineUnresponsive):
@@ -79,7 +77,6 @@ async def test_a_worker_call_carries_no_timeout(engine, fake):
 
 
 async def test_one_worker_call_in_flight_at_most(engine, fake):
-    """However many ask, they go one after the other."""
     answers = await asyncio.gather(*(engine.rpc("memory") for _ in range(10)))
     assert len(answers) == len(fake.ops()) == 10
     assert fake.most_rpcs_in_flight == 1
@@ -97,7 +94,6 @@ async def test_a_late_call_is_unresponsive_and_never_repeated(engine, fake):
 
 
 async def test_it_recovers_when_the_late_call_comes_back(engine, fake):
-    """The late answer is dropped, and the next call is its own."""
     fake.hang = asyncio.Event()
     with pytest.raises(EngineUnresponsive):
         await engine.rpc("memory")
@@ -110,7 +106,6 @@ async def test_it_recovers_when_the_late_call_comes_back(engine, fake):
 
 
 async def test_those_who_wait_behind_a_late_call_are_told_too(engine, fake):
-    """Nobody hangs with it."""
     fake.hang = asyncio.Event()
     ends = await asyncio.gather(*(engine.rpc("memory") for _ in range(4)), return_exceptions=True)
     assert [type(end) for end in ends] == [EngineUnresponsive] * 4
@@ -187,14 +182,12 @@ async def test_an_answer_outside_the_contract_is_garbled(engine, fake, garble):
 
 
 async def test_queues_out_of_step_are_called_that(engine, fake):
-    """The answer to an earlier call shows that the ranks lag by one forever."""
     fake.garble = GARBLED["another op of one rank"]
     with pytest.raises(EngineGarbled, match=r"answered with \['hello'\]: its worker queues are out of step"):
         await engine.rpc("memory")
 
 
 async def test_a_worker_call_that_the_engine_refuses(engine, fake):
-    """An HTTP error keeps its status."""
     fake.failing["/collective_rpc"] = 500
     with pytest.raises(EngineRefused, match="answered 500") as caught:
         await engine.rpc("memory")
@@ -202,7 +195,6 @@ async def test_a_worker_call_that_the_engine_refuses(engine, fake):
 
 
 async def test_no_connection_is_unreachable(engine, fake):
-    """For worker calls and for plain ones alike; the next call works again."""
     fake.down = True
     for ask in (engine.rpc("memory"), engine.get_text("/metrics"), engine.post("/reset_mm_cache")):
         with pytest.raises(EngineUnreachable, match="All connection attempts failed"):
@@ -269,7 +261,6 @@ class _Body(httpx.AsyncByteStream):
     ids=["large", "compressed", "endless"],
 )
 async def test_no_answer_is_read_without_end(body, headers, error, match):
-    """Neither of memory nor of time."""
     transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, stream=body))
     engine = Engine("http://engine:8000", transport=transport, request_seconds=0.2)
     with pytest.raises(error, match=match):
@@ -278,7 +269,6 @@ async def test_no_answer_is_read_without_end(body, headers, error, match):
 
 
 async def test_no_answer_in_time_is_unresponsive(engine, fake):
-    """Connected, but nothing comes."""
     fake.late = {"/metrics", "/reset_mm_cache"}
     for ask in (engine.get_text("/metrics"), engine.post("/reset_mm_cache")):
         with pytest.raises(EngineUnresponsive, match="no answer in time"):
@@ -316,7 +306,6 @@ async def test_json_that_is_none_is_none(engine, fake):
 
 
 async def test_text_with_an_error_status_is_refused(engine):
-    """A page of errors is no exposition."""
     with pytest.raises(EngineRefused) as caught:
         await engine.get_text("/nothing")
     assert caught.value.status == 404
@@ -333,7 +322,6 @@ async def test_a_post_only_route_is_found_without_acting(engine, fake):
 
 
 async def test_a_post_keeps_its_query_string_and_has_no_body(engine, fake):
-    """As the client of a drop-in path wrote it."""
     answer = await engine.post("/reset_prefix_cache", "device=%5B0%5D&x=a+b")
     assert (answer.status, answer.json_object()) == (200, {"success": True})
     assert (fake.calls[0].query, fake.calls[0].body) == ("device=%5B0%5D&x=a+b", b"")
@@ -346,7 +334,6 @@ def test_an_answer_that_is_no_object_is_an_empty_one(body):
 
 
 async def test_a_proxy_variable_does_not_catch_calls_to_the_neighbour(monkeypatch):
-    """HTTP_PROXY is for the internet."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     async with Engine("http://127.0.0.1:8000") as engine:

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.growth.floors import Bound
-from highwater.growth.host_series import host_series
-from highwater.growth.series import Measured
+from highwater.growth.series import Measured, host_series
 from highwater.host.reading import HostReading, MachineMemory
 from highwater.readings.rank import Device, EncoderCache, RankReading, WorkerMemory
 from highwater.units import MIB
@@ -46,7 +45,6 @@ def with_files(opened: int | None, limit: int | None) -> HostReading:
 
 
 def test_each_process_is_measured_against_the_containers_room() -> None:
-    """Twelve thousand MiB are left to its limit; /dev/shm has a room of its own."""
     found = series(reading())
     assert {name: one.value / MIB for name, one in found.items()} == {
         "API server anonymous_bytes": 2_000,
@@ -60,7 +58,6 @@ def test_each_process_is_measured_against_the_containers_room() -> None:
 
 
 def test_open_files_are_measured_against_the_processes_own_limit() -> None:
-    """Where it is known; a limit that was lowered below what is open leaves no room."""
     name = "API server descriptors"
     known, unlimited, lowered = (series(with_files(60, limit))[name] for limit in (1024, None, 50))
     assert (known.value, known.room, known.limit_by) == (60, 964, "the process's limit of open files")
@@ -107,7 +104,6 @@ def test_a_worker_on_a_cpu_counts_without_its_encoder_cache(rank: RankReading, o
 
 
 def test_spilled_encoder_outputs_are_growth_of_their_worker_by_design() -> None:
-    """To the cache's budget above the start, with images alone, in anonymous memory alone."""
     budget = Bound(
         limit=100 * MIB,
         what="the encoder cache's budget",

@@ -168,7 +168,6 @@ def test_verdicts_do_not_depend_on_origin(
 @settings(max_examples=30, deadline=None)
 @given(rate=st.floats(0.3, 5), factor=st.floats(1, 1000), seed=st.integers(0, 99))
 def test_a_leak_of_more_bytes_is_the_same_leak(rate: float, factor: float, seed: int) -> None:
-    """Values that are all so many times as large give that rate, and no other verdict."""
     floors = line(40, rate * MIB, seed=seed)
     larger = judge([f._replace(value=f.value * factor) for f in floors])
     assert judge(floors).kind == larger.kind == "leak"
@@ -179,7 +178,6 @@ def test_a_leak_of_more_bytes_is_the_same_leak(rate: float, factor: float, seed:
 @settings(max_examples=30, deadline=None)
 @given(rate=st.floats(0.3, 50), noise=st.floats(0, 2), count=st.integers(16, 80), seed=st.integers(0, 99))
 def test_a_leak_run_backwards_is_none(rate: float, noise: float, count: int, seed: int) -> None:
-    """A falling series does not leak, however straight it falls."""
     floors = line(count, rate * MIB, noise=noise * MIB, seed=seed)
     backwards = [f._replace(value=g.value) for f, g in zip(floors, reversed(floors), strict=True)]
     assert judge(backwards).kind == "flat"
@@ -188,7 +186,6 @@ def test_a_leak_run_backwards_is_none(rate: float, noise: float, count: int, see
 @settings(max_examples=20, deadline=None)
 @given(gaps=st.lists(st.integers(8, 30), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_gaps_do_not_hide_a_leak(gaps: list[int], seed: int) -> None:
-    """Hours without a floor, while requests went on."""
     floors = line(60, 2.0 * MIB, noise=0.2 * MIB, seed=seed, requests=(5,))
     pause, kept = 0.0, []
     for number, floor in enumerate(floors):
@@ -206,7 +203,6 @@ def test_few_floors_are_no_evidence() -> None:
 
 
 def test_a_short_time_is_no_evidence() -> None:
-    """Forty floors in two minutes are those of a start."""
     floors = [f._replace(at=f.at / 10) for f in line(40, 4.0 * MIB)]
     assert judge(floors).kind == "not_known"
     assert "240 s" in judge(floors).why
@@ -220,7 +216,6 @@ def test_growth_under_a_mebibyte_is_none() -> None:
 
 
 def test_the_first_floors_do_not_count() -> None:
-    """Three floors far below the others are the warm-up, and no step."""
     assert judge(steady([0.0] * 3 + [GIB] * 20)).kind == "flat"
     assert judge(steady([0.0] * 12 + [GIB] * 20)).kind == "step"
 
@@ -246,7 +241,6 @@ def test_a_step_by_the_largest_requests_says_so() -> None:
 
 
 def test_spikes_are_neither_leak_nor_step() -> None:
-    """Every fifth floor shows memory that is given back later."""
     assert judge(steady([GIB + (200 * MIB if n % 5 == 4 else 0) for n in range(40)])).kind == "flat"
 
 
@@ -326,7 +320,6 @@ def test_a_rise_with_the_load_is_not_known() -> None:
 
 
 def test_what_was_there_before_is_no_growth() -> None:
-    """A tooth of a saw rises to where the last one stood; after a reset that counts no more."""
     tooth = [GIB + n * 10 * MIB for n in range(30)]
     floors = steady([*tooth, *tooth[:28]])
     assert judge(floors).kind != "leak"
@@ -356,13 +349,11 @@ def test_a_driver_is_named_by_a_clear_margin_only() -> None:
 
 
 def test_steps_in_a_row_are_no_line() -> None:
-    """Four equal steps, far apart, lie near a line; but it rises at four floors of forty."""
     values = [GIB + 100 * MIB * (number // 10) for number in range(50)]
     assert judge(steady(values, requests=(5,))).kind != "leak"
 
 
 def test_what_slows_down_is_no_leak() -> None:
-    """The second half rises by half as much as the first, and still does."""
     values = [GIB + 10 * MIB * (number if number < 30 else 30 + (number - 30) / 2) for number in range(60)]
     assert judge(steady(values, requests=(5,))).kind != "leak"
 
@@ -374,7 +365,6 @@ def test_the_tail_of_a_curve_is_no_leak() -> None:
 
 
 def test_a_leak_after_a_short_warm_up_is_found() -> None:
-    """Ten floors that rise four times as fast do not hide the fifty that follow."""
     values = [
         GIB + 8 * MIB * number if number < 10 else GIB + 80 * MIB + 2 * MIB * (number - 10) for number in range(60)
     ]
@@ -391,7 +381,6 @@ def test_a_step_holds_nearly_all_growth() -> None:
 
 
 def test_an_event_long_before_a_step_did_not_make_it() -> None:
-    """It must lie between the floors on both sides, or a minute before them."""
     floors = steady([GIB] * 12 + [GIB + 256 * MIB] * 12)
     early = judge(floors, happenings=[Happening(floors[11].at - 200, "too early")]).step
     late = judge(floors, happenings=[Happening(floors[11].at - 50, "just before")]).step
@@ -439,7 +428,6 @@ def test_what_was_given_back_at_rest_ends_a_leak(share: float, kind: str) -> Non
 
 
 def test_a_step_takes_five_floors_on_each_side() -> None:
-    """Three high floors at the end may be given back yet; six are a step."""
     assert judge(steady([GIB] * 30 + [GIB + 256 * MIB] * 3)).kind != "step"
     assert judge(steady([GIB] * 12 + [GIB + 256 * MIB] * 6)).kind == "step"
 

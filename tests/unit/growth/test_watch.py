@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.errors import UnknownName
-from highwater.growth.book import FloorBook
+from highwater.growth.book import MAX_FILE_BYTES, FloorBook, FloorFile
 from highwater.growth.floors import MAX_FLOORS, Bound, IdlePeriod, follow, is_due, superfluous
 from highwater.growth.series import Measured, SeriesKey, device_series
-from highwater.growth.store import MAX_FILE_BYTES, FloorFile
 from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch
 from highwater.memory.history import History
+from highwater.process.clocks import Clocks
 from highwater.readings.engine import EngineStatus, Progress, WorkCounts
 from highwater.readings.rank import Components, Device, EncoderCache, Launch, RankReading, WorkerMemory
 from highwater.readings.report import Report
@@ -65,8 +65,7 @@ class Watched:
             self.history,
             FloorFile(path, boot=boot),
             host_series=no_series,
-            clock=self.clock,
-            wall_clock=lambda: 1.7e9 + self.clock.now,
+            clocks=Clocks(self.clock, lambda: 1.7e9 + self.clock.now),
         )
         self.requests = 0
 
@@ -93,7 +92,6 @@ async def leaking(watched: Watched, bursts: int = 30) -> None:
 
 
 async def test_a_leak_is_found_named_and_recorded():
-    """The component that leaks, with rate, driver and date; the other components are flat."""
     watched = Watched()
     await leaking(watched)
     found = watched.watch.verdicts()[0]
@@ -107,7 +105,6 @@ async def test_a_leak_is_found_named_and_recorded():
 
 
 async def test_a_series_is_found_by_its_name_and_by_its_title():
-    """The name is for programs, the title for people; of any other the error lists the names."""
     watched = Watched()
     with pytest.raises(UnknownName, match=r"series: 'nothing' is not known; allowed: none yet"):
         watched.watch.find("nothing")
@@ -132,7 +129,6 @@ async def test_nothing_is_measured_under_load():
 
 
 async def test_the_verdict_on_an_engine_that_is_gone_is_about_the_past():
-    """It leaked, and no date of exhaustion is given."""
     watched = Watched()
     await leaking(watched)
     gone = report()
@@ -183,7 +179,6 @@ async def test_a_restarted_sidecar_goes_on(tmp_path: Path):
 
 
 async def test_a_broken_file_costs_its_broken_lines(tmp_path: Path):
-    """A line that a crash cut off, or that somebody wrote into it."""
     path = tmp_path / "state.growth"
     before = Watched(path)
     await leaking(before, bursts=5)
@@ -194,7 +189,6 @@ async def test_a_broken_file_costs_its_broken_lines(tmp_path: Path):
 
 
 async def test_a_folder_in_the_files_place_is_reported(tmp_path: Path):
-    """And verdicts go on without it."""
     watched = Watched(tmp_path)
     await leaking(watched)
     assert watched.verdict() == "leak"
@@ -209,7 +203,6 @@ def test_releasable_bytes_are_no_growth():
 
 
 def test_the_encoder_caches_budget_is_its_bound():
-    """In bytes, by what it holds for each embedding now."""
     cache = EncoderCache(entries=2, device_bytes=10 * MIB, embeds=100, capacity_embeds=1000)
     full = rank(components=Components(encoder_cache_bytes=10 * MIB), encoder_cache=cache)
     (one,) = device_series(full)
@@ -229,14 +222,12 @@ def test_the_encoder_caches_budget_is_its_bound():
     ],
 )
 def test_a_rest_ends_with_any_sign_of_work(change: dict[str, object]):
-    """Requests, steps, counts; an engine that sleeps or does not report is not idle either."""
     idle = follow(follow(IdlePeriod(), report(), 10.0), report(), 20.0)
     assert idle.seconds(20.0) == 10.0
     assert follow(idle, report(**change), 21.0).seconds(21.0) == 0.0
 
 
 def test_a_floor_is_taken_once_a_rest_and_once_a_minute():
-    """Not before the idle period is long enough; a long one shows what grows without requests."""
     idle = IdlePeriod(since=100.0)
     assert not is_due(idle, None, 102.9, idle_seconds=3.0)
     assert is_due(idle, None, 103.0, idle_seconds=3.0)
@@ -283,8 +274,7 @@ async def test_eight_ranks_of_thirty_series_over_a_day_cost_little(tmp_path: Pat
         watched.history,
         FloorFile(path, boot=BOOT),
         host_series=series,
-        clock=watched.clock,
-        wall_clock=watched.clock,
+        clocks=Clocks(watched.clock, watched.clock),
     )
     book = watch._books["host"]
     for number in range(600):
@@ -312,7 +302,7 @@ async def test_eight_ranks_of_thirty_series_over_a_day_cost_little(tmp_path: Pat
 
 async def test_the_file_is_written_anew_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It never grows beyond its limit, and holds the newest floors all the same."""
-    monkeypatch.setattr("highwater.growth.store.MAX_FILE_BYTES", 60_000)
+    monkeypatch.setattr("highwater.growth.book.MAX_FILE_BYTES", 60_000)
     watched = Watched(tmp_path / "growth")
     sizes = []
     for number in range(120):
@@ -324,7 +314,6 @@ async def test_the_file_is_written_anew_when_it_is_full(tmp_path: Path, monkeypa
 
 
 def test_counts_that_begin_again_are_another_engines():
-    """Even if the pids are the same."""
     book, key = FloorBook(), SeriesKey("rank 0", "weights_bytes", "device", "bytes", "a")
     assert book.add(1.0, 1.0, WorkCounts(requests=50), {key: 1.0})
     assert book.add(2.0, 2.0, WorkCounts(requests=3), {key: 1.0})
@@ -360,7 +349,6 @@ async def test_what_each_sleep_leaves_behind_is_a_series_with_one_floor_a_sleep(
 
 
 async def test_a_few_sleeps_that_leave_more_each_time_are_said_with_the_remedy():
-    """Long before a leak is sure."""
     watched = Watched()
     for cycle in range(8):
         await slept(watched, 1.26 + 0.2365 * cycle)
@@ -370,7 +358,6 @@ async def test_a_few_sleeps_that_leave_more_each_time_are_said_with_the_remedy()
 
 
 async def test_sleeps_that_leave_the_same_behind_are_flat():
-    """And nothing is advised."""
     watched = Watched()
     for cycle in range(12):
         await slept(watched, 1.26 + 0.0001 * (cycle % 2))
@@ -392,7 +379,6 @@ async def test_a_sleep_that_was_not_seen_has_no_floor(changes):
 
 
 async def test_sleeps_are_counted_on_over_a_restart_of_the_sidecar(tmp_path):
-    """The file has how many there were."""
     watched = Watched(tmp_path / "floors")
     for cycle in range(4):
         await slept(watched, 1.26 + 0.24 * cycle)
@@ -406,7 +392,6 @@ async def test_sleeps_are_counted_on_over_a_restart_of_the_sidecar(tmp_path):
     ("segments", "has_encoder", "is_said"), [(False, True, True), (False, False, False), (True, True, False)]
 )
 async def test_non_torch_growth_on_an_npu_names_its_known_cause(segments, has_encoder, is_said):
-    """Where the worker has no expandable segments, and serves images."""
     watched = Watched()
     cache = EncoderCache(entries=1, device_bytes=1) if has_encoder else None
     launch = Launch(expandable_segments=segments)
@@ -479,7 +464,6 @@ async def test_memory_that_rises_with_the_load_is_no_leak():
 
 
 async def test_idle_floors_of_late_decide_and_old_ones_do_not():
-    """A morning's flat series is no word on what grows since, twenty minutes into the load."""
     watched = Watched()
     for _ in range(12):
         await watched.burst(3, rank())
@@ -497,7 +481,6 @@ async def test_idle_floors_of_late_decide_and_old_ones_do_not():
 
 
 async def test_a_process_that_began_under_load_is_not_over():
-    """No idle floor has seen it; it takes part in the windows."""
     watched = Watched()
     await watched.burst(1, rank())
     for _ in range(40):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.api.text.host import host_text
 from highwater.host import reader as reader_module
 from highwater.host.reader import HostReader

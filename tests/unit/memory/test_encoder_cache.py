@@ -9,14 +9,14 @@ import pytest
 
 from highwater.errors import EngineError, EngineGarbled
 from highwater.memory.encoder_cache import KEPT_SECONDS, EncoderCacheEntries, RankEntries
+from highwater.process.clocks import Clocks
 from tests.fakes.engine import IMAGES, FakeClock, changed
 
 
 async def test_entries_are_asked_for_once_a_second_at_most(engine, fake):
-    """Every worker call holds the engine's step up, however many operators look."""
     fake.serve_images()
     clock = FakeClock()
-    entries = EncoderCacheEntries(engine, clock=clock)
+    entries = EncoderCacheEntries(engine, clocks=Clocks(clock))
     first = await entries.of_workers()
     assert [len(rank.rows) for rank in first.ranks] == [IMAGES, IMAGES]
     assert await entries.of_workers() is first
@@ -27,9 +27,8 @@ async def test_entries_are_asked_for_once_a_second_at_most(engine, fake):
 
 
 async def test_thousands_of_entries_are_all_there(engine, fake):
-    """An answer so large is read in a thread, and is the same."""
     fake.serve_images(3000, size=10)
-    reading = await EncoderCacheEntries(engine, clock=FakeClock()).of_workers()
+    reading = await EncoderCacheEntries(engine, clocks=Clocks(FakeClock())).of_workers()
     assert [len({row["mm_hash"] for row in rank.rows}) for rank in reading.ranks] == [3000, 3000]
 
 
@@ -37,8 +36,7 @@ async def test_thousands_of_entries_are_all_there(engine, fake):
     "changes", [{"ok": False, "error": {"code": "failed", "message": "x"}}, {"entries": None}, {"entries": 5}]
 )
 async def test_a_listing_that_failed_is_garbled_and_not_kept(engine, fake, changes):
-    """The next asker asks again."""
-    entries = EncoderCacheEntries(engine, clock=FakeClock())
+    entries = EncoderCacheEntries(engine, clocks=Clocks(FakeClock()))
     fake.garble = changed(**changes)
     with pytest.raises(EngineGarbled, match="rank 1 could not list"):
         await entries.of_workers()
@@ -84,7 +82,6 @@ async def test_the_loop_turns_while_thousands_of_entries_are_written():
 
 
 async def test_entries_of_an_engine_that_is_gone(engine, fake):
-    """An engine error, not an empty list."""
     fake.down = True
     with pytest.raises(EngineError):
-        await EncoderCacheEntries(engine, clock=FakeClock()).of_workers()
+        await EncoderCacheEntries(engine, clocks=Clocks(FakeClock())).of_workers()

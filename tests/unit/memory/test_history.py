@@ -19,6 +19,7 @@ from highwater.memory.history import (
     WATCHER_BACKLOG,
     History,
 )
+from highwater.process.clocks import Clocks
 from highwater.readings.engine import EngineStatus, WorkCounts
 from highwater.readings.event import Event
 from highwater.readings.remedy import RemedyResult
@@ -40,7 +41,7 @@ def fake(clock) -> FakeEngine:
 
 @pytest.fixture
 def history(clock) -> History:
-    return History(5, clock=clock, monotonic=clock)
+    return History(5, clocks=Clocks(clock, clock))
 
 
 def report(fake: FakeEngine, *, stale: bool = False) -> Report:
@@ -64,9 +65,8 @@ def shown(history: History, *, since: float = 0.0, step: float = 0.0) -> list[di
 
 
 def test_a_reading_comes_back_as_it_was(fake, clock):
-    """Bytes are integers again, what was not known is None again."""
     fake.serve_images()
-    history = History(5, clock=clock, monotonic=clock, host_kept_bytes=lambda: 5 * MIB)
+    history = History(5, clocks=Clocks(clock, clock), host_kept_bytes=lambda: 5 * MIB)
     history.add(report(fake))
     (reading,) = shown(history)
     assert (reading["at"], reading["host_kept_bytes"]) == (1000.0, 5 * MIB)
@@ -81,9 +81,8 @@ def test_a_reading_comes_back_as_it_was(fake, clock):
 
 
 def test_a_reading_has_the_counts_of_requests_at_its_time(fake, clock):
-    """The engine's and the proxy's; without a data plane there is none of the latter."""
     proxied: list[int | None] = [None, 3]
-    history = History(5, clock=clock, monotonic=clock, proxied=lambda: proxied.pop(0))
+    history = History(5, clocks=Clocks(clock, clock), proxied=lambda: proxied.pop(0))
     history.add(replace(report(fake), engine=replace(READY, work=WorkCounts(requests=7.0))))
     clock.advance(1.0)
     history.add(report(fake))
@@ -92,7 +91,6 @@ def test_a_reading_has_the_counts_of_requests_at_its_time(fake, clock):
 
 
 def test_the_ring_forgets_the_oldest(history, fake, clock):
-    """Bounded, whatever the uptime."""
     add(history, fake, clock, 8)
     assert [reading["at"] for reading in shown(history)] == [1003.0, 1004.0, 1005.0, 1006.0, 1007.0]
 
@@ -105,20 +103,18 @@ def test_a_stale_report_is_no_reading(history, fake):
 
 
 def test_since_counts_its_moment_in(history, fake, clock):
-    """At or after."""
     add(history, fake, clock, 4)
     assert [reading["at"] for reading in shown(history, since=1002.0)] == [1002.0, 1003.0]
 
 
 def test_of_each_step_the_last_reading_is_shown(history, fake, clock):
-    """Oldest first, one in so many seconds; the newest is always there."""
     add(history, fake, clock, 5)
     assert [reading["at"] for reading in shown(history, step=2.0)] == [1001.0, 1003.0, 1004.0]
 
 
 def test_more_readings_than_one_answer_holds_are_thinned(fake, clock):
     """Megabytes of JSON would hold up every stream of the proxy; the step that was used is told."""
-    history = History(2 * MAX_READINGS, clock=clock)
+    history = History(2 * MAX_READINGS, clocks=Clocks(wall=clock))
     add(history, fake, clock, 2 * MAX_READINGS)
     step, readings = history.readings(0.0, 0.0)
     assert step > 2.0
@@ -128,7 +124,6 @@ def test_more_readings_than_one_answer_holds_are_thinned(fake, clock):
 
 
 def test_a_track_is_of_each_rank_up_to_its_reading_here(history, fake, clock):
-    """Of the last seconds, oldest first; the reading that is given may be kept already."""
     add(history, fake, clock, 3)
     tracks = history.tracks(fake.readings(), 2.0)
     assert {key: (track.at, track.used) for key, track in tracks.items()} == {
@@ -148,7 +143,6 @@ def test_a_track_begins_with_the_process(history, fake, clock):
 
 
 def test_a_track_skips_what_is_not_known(history, fake, clock):
-    """No zero stands for a missing number."""
     ranks = tuple(replace(rank, used_bytes=None) for rank in fake.readings())
     history.add(replace(report(fake), ranks=ranks))
     assert history.tracks(ranks, 60.0) == {}
@@ -161,7 +155,6 @@ def given_back(credited: int | None, outcome: str = "done") -> RemedyResult:
 
 
 def test_resets_states_and_marks_cut_a_track(history, fake, clock):
-    """What was only observed changed nothing, and other events say nothing of memory."""
     for kind, result, cut in [
         ("reset", given_back(None, "observed"), -math.inf),
         ("policy", None, -math.inf),
@@ -175,7 +168,6 @@ def test_resets_states_and_marks_cut_a_track(history, fake, clock):
 
 
 def test_what_lies_before_a_relief_by_hand_is_left_out_unless_it_comes_again(history, fake, clock):
-    """A policy's comes again; a release within seconds of a trim is the same relief."""
     add(history, fake, clock, 2)
     history.record("reset", "", trigger="reclaim", result=given_back(7))
     clock.advance(1.0)
@@ -192,7 +184,6 @@ def test_what_lies_before_a_relief_by_hand_is_left_out_unless_it_comes_again(his
 
 
 def test_events_are_numbered_and_shown_newest_first(history, clock):
-    """With the time of the clock."""
     for number in range(3):
         history.record("state", f"event {number}")
         clock.advance(1.0)
@@ -202,7 +193,6 @@ def test_events_are_numbered_and_shown_newest_first(history, clock):
 
 
 def test_an_event_carries_what_was_done(history):
-    """The result of a remedy, whose it was, and for which rule."""
     result = RemedyResult(remedy="release", outcome="done", freed_bytes=5)
     event = history.record("reset", "release done", trigger="policy", rule="device", result=result)
     assert history.events() == [event]
@@ -210,7 +200,6 @@ def test_an_event_carries_what_was_done(history):
 
 
 def test_too_many_events_forget_the_oldest(history):
-    """Bounded, and the numbers go on."""
     for number in range(EVENTS_KEPT + 3):
         history.record("state", str(number))
     events = history.events()
@@ -221,7 +210,6 @@ def test_too_many_events_forget_the_oldest(history):
 
 
 def test_a_mark_keeps_the_readings_of_its_moment(history, fake, clock):
-    """And leaves an event that tells the use."""
     mark = history.mark("before", fake.readings())
     clock.advance(5.0)
     fake.serve_images()
@@ -231,7 +219,6 @@ def test_a_mark_keeps_the_readings_of_its_moment(history, fake, clock):
 
 
 def test_a_name_used_again_moves_to_now(history, clock):
-    """And to the end of the list."""
     for name in ("a", "b", "a"):
         history.mark(name, ())
         clock.advance(1.0)
@@ -240,7 +227,6 @@ def test_a_name_used_again_moves_to_now(history, clock):
 
 
 def test_too_many_marks_forget_the_oldest(history):
-    """Bounded."""
     for number in range(MARKS_KEPT + 2):
         history.mark(str(number), ())
     assert (len(history.marks), next(iter(history.marks))) == (MARKS_KEPT, "2")
@@ -250,7 +236,6 @@ def test_too_many_marks_forget_the_oldest(history):
 
 
 async def test_a_watcher_is_told_of_reports_and_events(history, fake):
-    """In the order in which they came, from when it began to watch."""
     history.record("state", "before")
     with history.watch() as queue:
         history.record("state", "now")
@@ -260,7 +245,6 @@ async def test_a_watcher_is_told_of_reports_and_events(history, fake):
 
 
 async def test_one_that_left_is_told_nothing(history):
-    """No queue fills for nobody."""
     with history.watch() as queue:
         pass
     history.record("state", "later")
@@ -280,7 +264,6 @@ async def test_a_watcher_that_is_too_slow_is_ended(history):
 
 
 async def test_there_is_room_for_so_many_watchers(history):
-    """Every one costs a copy of every report; one that leaves makes room."""
     peers = [f"10.0.0.{number}" for number in range(MAX_WATCHERS)]
     with ExitStack() as stack:
         for peer in peers:
@@ -291,7 +274,6 @@ async def test_there_is_room_for_so_many_watchers(history):
 
 
 async def test_one_address_does_not_take_every_place(history):
-    """Another one still finds room."""
     with ExitStack() as stack:
         for _ in range(MAX_WATCHERS_PER_PEER):
             assert history.can_watch("10.0.0.1")
@@ -301,7 +283,6 @@ async def test_one_address_does_not_take_every_place(history):
 
 
 async def test_a_caller_with_the_token_always_finds_a_place(history):
-    """Places are kept for operators, however many strangers watch; and these are bounded too."""
     with ExitStack() as stack:
         for number in range(MAX_WATCHERS):
             stack.enter_context(history.watch(f"10.0.0.{number}"))
@@ -312,7 +293,6 @@ async def test_a_caller_with_the_token_always_finds_a_place(history):
 
 
 async def test_closing_ends_every_watcher(history):
-    """The server waits for open streams."""
     with history.watch() as first, history.watch() as second:
         history.close()
         assert (first.get_nowait(), second.get_nowait()) == (None, None)

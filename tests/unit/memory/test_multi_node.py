@@ -42,7 +42,6 @@ async def test_ranks_of_other_nodes_answer_the_call(core, tmp_path):
 
 
 async def test_they_are_asked_at_every_poll_while_the_engine_works(core, tmp_path):
-    """What one rank's recorder says does not stand for the other's memory."""
     await working(core, tmp_path)
     core.fake.calls.clear()
     for _ in range(4):
@@ -51,7 +50,6 @@ async def test_they_are_asked_at_every_poll_while_the_engine_works(core, tmp_pat
 
 
 async def test_whether_it_moves_is_told_by_the_ranks_here(core, tmp_path):
-    """One verdict, of those whose recorders are read."""
     for _ in range(3):
         report = await working(core, tmp_path)
     assert report.progress is not None
@@ -59,7 +57,6 @@ async def test_whether_it_moves_is_told_by_the_ranks_here(core, tmp_path):
 
 
 async def test_their_recorders_are_told_to_start_now_and_then(core, tmp_path):
-    """Under the same name, so that one that runs goes on."""
     for _ in range(int(2 * RETRY_SECONDS)):
         await working(core, tmp_path)
     assert core.fake.ops().count("recorder_start") == 2

@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from highwater.engine.capabilities import EXTENSION
-from highwater.engine.detection import REDETECT_SECONDS
+from highwater.engine.capabilities import EXTENSION, REDETECT_SECONDS
 from highwater.errors import EngineGarbled
 from highwater.memory.sources import all_sources
 from highwater.recorder.progress import SilentCore
@@ -38,7 +37,6 @@ async def test_before_the_first_poll_nothing_is_known(core):
 
 
 async def test_the_first_good_poll_is_the_baseline(core):
-    """Ready, two ranks of two, no growth yet, and an event that says so."""
     report = await core.tick()
     assert (report.engine.state, report.engine.hint, report.stale) == ("ready", None, False)
     assert (report.ranks_expected, report.ranks_reported, len(report.ranks)) == (2, 2, 2)
@@ -65,7 +63,6 @@ async def test_growth_is_told_from_the_baseline_on(core):
 
 
 async def test_a_late_engine_is_starting_not_down(core):
-    """The sidecar may come first; it says where it looks."""
     core.fake.down = True
     await core.tick(0.0)
     report = await core.tick()
@@ -79,10 +76,10 @@ async def test_a_late_engine_is_starting_not_down(core):
 async def test_an_engine_whose_core_is_stopped_is_stuck_though_its_api_server_answers(core):
     """An idle engine's own counts stand still then, and /health says 200: nothing else shows it."""
     await core.tick()
-    core.poller.stopped_engine = lambda: "EngineCore (pid 11) has been stopped for 6 s"
+    core.processes.stopped = lambda: "EngineCore (pid 11) has been stopped for 6 s"
     report = await core.tick()
     assert (report.engine.state, report.engine.hint) == ("stuck", "EngineCore (pid 11) has been stopped for 6 s")
-    core.poller.stopped_engine = lambda: None
+    core.processes.stopped = lambda: None
     assert (await core.tick()).engine.state == "ready"
 
 
@@ -90,7 +87,7 @@ async def test_a_silent_core_is_busy_and_stuck_once_requests_wait(core):
     """In a pod vLLM's counts stand at zero: its readiness stays, and the probe restarts it when somebody waits."""
     await core.tick()
     seconds = 20.0
-    core.poller.silent_core = lambda: SilentCore("EngineCore (pid 60)", seconds, has_workers=True)
+    core.processes.silent_core = lambda: SilentCore("EngineCore (pid 60)", seconds, has_workers=True)
     assert (await core.tick()).engine.state == "ready"
     seconds = 40.0
     report = await core.tick()
@@ -100,25 +97,25 @@ async def test_a_silent_core_is_busy_and_stuck_once_requests_wait(core):
     states = [(await core.tick(6.0)).engine.state for _ in range(3)]
     core.poller._rounds._requests_under_way = lambda: 0  # the clients have given up
     assert [*states, (await core.tick()).engine.state] == ["busy", "busy", "stuck", "stuck"]
-    core.poller.silent_core = lambda: None
+    core.processes.silent_core = lambda: None
     assert (await core.tick()).engine.state == "ready"
 
 
 async def test_a_silent_core_says_nothing_of_an_engine_that_is_held_or_starts(core):
-    core.poller.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
+    core.processes.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
     core.fake.down = True
     assert (await core.tick()).engine.state == "starting"
-    core.poller.silent_core = lambda: None
+    core.processes.silent_core = lambda: None
     core.fake.down, core.fake.asleep = False, True
     await core.tick()
-    core.poller.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
+    core.processes.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
     assert (await core.tick()).engine.state == "sleeping"
 
 
 async def test_an_engine_whose_process_runs_seems_to_be_loading(core):
     """A user who waits for a 100 GB model should not have to check the URL. An old process is not mentioned."""
     core.fake.down = True
-    core.poller.engine_process = lambda: "EngineCore, pid 4711"
+    core.processes.one = lambda: "EngineCore, pid 4711"
     report = await core.tick()
     assert report.engine.state == "starting"
     assert report.engine.hint == (
@@ -250,7 +247,6 @@ async def test_a_sidecar_that_starts_late_knows_what_the_state_file_holds(tmp_pa
 
 
 async def test_a_sidecar_that_sees_the_engine_come_up_knows_its_baseline(core):
-    """Also where its first request was faster than the first poll."""
     core.fake.down = True
     await core.tick()
     core.fake.down, core.fake.tokens = False, 5
@@ -258,7 +254,6 @@ async def test_a_sidecar_that_sees_the_engine_come_up_knows_its_baseline(core):
 
 
 async def test_no_worker_call_to_an_engine_that_came_back_without_the_extension(core):
-    """What was allowed before it went is not allowed after."""
     await core.tick()
     core.fake.down = True
     await core.tick(0.0)
@@ -271,7 +266,6 @@ async def test_no_worker_call_to_an_engine_that_came_back_without_the_extension(
 
 
 async def test_a_restart_between_two_polls_begins_a_new_baseline(core):
-    """Nobody saw it go; its new pids tell."""
     await core.tick()
     core.fake.serve_images()
     await core.tick()
@@ -284,7 +278,6 @@ async def test_a_restart_between_two_polls_begins_a_new_baseline(core):
 
 
 async def test_a_restart_with_another_version_is_detected_again():
-    """The next poll asks what it can do."""
     core = core_on("0.28.0")
     await core.tick()
     core.fake.reload("0.33.0")
@@ -294,7 +287,6 @@ async def test_a_restart_with_another_version_is_detected_again():
 
 
 async def test_one_new_worker_is_not_another_engine(core):
-    """Growth goes on for the rest."""
     await core.tick()
     core.fake.workers[1].pid += 1
     core.fake.serve_images(1)
@@ -309,7 +301,6 @@ async def test_detection_is_asked_once(core):
 
 
 async def test_an_engine_without_the_extension_is_asked_again_now_and_then():
-    """It may be restarted with it without a poll in between."""
     core = core_on(extension=None)
     await core.tick()
     await core.tick(REDETECT_SECONDS - 1)
@@ -321,7 +312,6 @@ async def test_an_engine_without_the_extension_is_asked_again_now_and_then():
 
 @pytest.mark.parametrize(("knob", "state"), [("paused", "paused"), ("asleep", "sleeping")])
 async def test_paused_and_sleeping_are_told(core, knob, state):
-    """Neither is the baseline of a working engine."""
     setattr(core.fake, knob, True)
     assert (await core.tick()).engine.state == state
     assert core.poller.life.baseline == ()
@@ -366,7 +356,6 @@ async def test_it_is_ready_again_when_the_call_has_come_back(core):
 
 
 async def test_a_report_grows_old(core):
-    """Between polls its age is that of now, and from stale_seconds on it is stale."""
     await core.tick()
     core.clock.advance(11.0)
     assert (core.poller.current().age_seconds, core.poller.current().stale) == (11.0, False)
@@ -376,7 +365,6 @@ async def test_a_report_grows_old(core):
 
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_a_wall_clock_that_is_set_changes_no_age(core, hours):
-    """Workers are asked as before, and readings are as old as they are."""
     await core.tick(1.0, spare_idle=True)
     core.wall.set_by += hours * 3600.0
     for worker in core.fake.workers:
@@ -390,7 +378,6 @@ async def test_a_wall_clock_that_is_set_changes_no_age(core, hours):
 
 @pytest.mark.parametrize("skew", [-3600.0, -11.0, 11.0, 3600.0])
 async def test_a_node_whose_clock_is_wrong_is_as_fresh_as_the_others(core, skew):
-    """Its readings are dated by when they came; they grow old as others do."""
     core.fake.workers[1].skew = skew
     report = await core.tick()
     assert (report.age_seconds, report.stale, report.taken_at) == (0.0, False, core.clock.now)
@@ -414,7 +401,6 @@ async def test_what_was_last_known_stays_when_the_engine_is_gone(core):
     ("path", "source", "reason"), [("/metrics", "engine_metrics", "refused"), ("/is_paused", "pause_state", "garbled")]
 )
 async def test_a_failing_source_costs_only_itself(core, path, source, reason):
-    """The others are asked, the engine counts as ready, and the hint names the source."""
     core.fake.failing[path] = 500
     report = await core.tick()
     assert (report.engine.state, report.ranks_reported, report.stale) == ("ready", 2, False)
@@ -423,7 +409,6 @@ async def test_a_failing_source_costs_only_itself(core, path, source, reason):
 
 
 async def test_an_engine_that_answers_errors_alone_is_not_ready_for_ever(core):
-    """An API server may outlive its engine, and say so to whoever asks it for anything."""
     await core.tick()
     core.fake.failing |= dict.fromkeys(("/metrics", "/is_paused", "/collective_rpc"), 503)
     assert (await core.tick()).engine.state == "slow"
@@ -474,7 +459,6 @@ async def test_an_api_server_that_serves_nothing_is_out_of_service_soon(core, mo
 
 
 async def test_a_call_to_an_engine_that_is_no_more_is_forgotten(core):
-    """Its answer will not come; the next engine is asked at once."""
     await core.tick()
     core.fake.hang = asyncio.Event()
     await core.tick()
@@ -490,7 +474,6 @@ async def test_a_call_to_an_engine_that_is_no_more_is_forgotten(core):
 
 
 async def test_workers_that_answer_garbage_cost_only_their_numbers(core):
-    """The load is read, the last ranks stay until they are stale, and nothing is believed."""
     await core.tick()
     core.fake.garble, core.fake.running = only({"results": ["?"]}), 3
     report = await core.tick()
@@ -500,7 +483,6 @@ async def test_workers_that_answer_garbage_cost_only_their_numbers(core):
 
 
 async def test_an_extension_of_another_schema_is_called_that(core):
-    """The hint says which side is newer."""
     core.fake.garble = lambda answers: {"results": [json.dumps(answer | {"schema": 2}) for answer in answers]}
     report = await core.tick()
     assert report.engine.hint == "workers: the worker extension speaks schema 2, the sidecar 1"
@@ -508,7 +490,6 @@ async def test_an_extension_of_another_schema_is_called_that(core):
 
 
 async def test_an_odd_source_does_not_end_the_loop(core, monkeypatch):
-    """Whatever one round meets, the next comes; it is counted."""
     seen: list[int] = []
 
     async def poll(**_):
@@ -517,7 +498,6 @@ async def test_an_odd_source_does_not_end_the_loop(core, monkeypatch):
             raise asyncio.CancelledError
         raise ZeroDivisionError
 
-    core.poller._poll_seconds = 0.001
     monkeypatch.setattr(core.poller, "poll", poll)
     with pytest.raises(asyncio.CancelledError):
         await core.poller.run()
@@ -525,15 +505,13 @@ async def test_an_odd_source_does_not_end_the_loop(core, monkeypatch):
 
 
 async def test_polls_never_overlap(core):
-    """Asked for at the same time, they run one after the other."""
     await asyncio.gather(*(core.poller.poll() for _ in range(5)))
     assert (core.counted.polls, core.fake.most_rpcs_in_flight) == (5, 1)
 
 
 async def test_listeners_are_told_of_every_poll(core):
-    """Of good ones and of bad ones."""
     told = []
-    core.poller.listeners.append(told.append)
+    core.poller.reports.subscribe(told.append)
     await core.tick()
     core.fake.down = True
     await core.tick()
@@ -555,7 +533,6 @@ async def test_an_idle_engines_workers_are_left_alone(core):
 
 @pytest.mark.parametrize("change", [{"running": 1}, {"waiting": 1}, {"tokens": 5}])
 async def test_an_engine_that_did_anything_is_read_at_once(core, change):
-    """Also where it is idle again by now."""
     await core.tick(1.0, spare_idle=True)
     vars(core.fake).update(change)
     await core.tick(1.0, spare_idle=True)
@@ -563,14 +540,12 @@ async def test_an_engine_that_did_anything_is_read_at_once(core, change):
 
 
 async def test_who_asks_for_a_reading_gets_one(core):
-    """Around a reset and at a mark the workers are asked, idle or not."""
     await core.tick()
     await core.tick()
     assert core.fake.polled() == ["memory"] * 2
 
 
 async def test_the_history_keeps_a_reading_once(core):
-    """A poll that left the workers alone adds none."""
     for _ in range(4):
         await core.tick(1.0, spare_idle=True)
     assert len(core.history.readings(0.0, 0.0)[1]) == 1
@@ -589,7 +564,6 @@ async def test_the_history_keeps_a_reading_once(core):
     ],
 )
 async def test_the_hint_says_exactly_what_to_do(knobs, words):
-    """Without workers' numbers the first question is how to get them."""
     hint = (await core_on(**knobs).tick()).engine.hint or ""
     assert all(word in hint for word in words), hint
 
@@ -601,14 +575,12 @@ async def test_an_engine_that_does_not_tell_its_extension_has_a_hint_too(core):
 
 
 async def test_a_subclass_works_on_the_operators_word():
-    """engine_has_extension."""
     core = core_on(extension="mine.Both", engine_has_extension=True)
     report = await core.tick()
     assert (report.ranks_reported, report.engine.hint) == (2, None)
 
 
 async def test_without_development_mode_the_load_is_known():
-    """Requests and KV usage need no extension; the report has no numbers to be fresh about."""
     core = core_on(dev_mode=False)
     core.fake.running = 3
     report = await core.tick()
@@ -617,8 +589,6 @@ async def test_without_development_mode_the_load_is_known():
 
 
 async def test_a_new_source_is_asked_with_the_others():
-    """Adding one is one line in a tuple."""
-
     class Odd:
         name = "odd"
         reach = "api_server"

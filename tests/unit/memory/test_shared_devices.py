@@ -10,6 +10,7 @@ import pytest
 
 from highwater.memory.history import History
 from highwater.memory.shared_devices import MIN_OTHER_BYTES, SharedDevices, find_nvml
+from highwater.process.clocks import Clocks
 from highwater.readings.rank import Device, RankReading
 from highwater.recorder.folder import RecorderFolder
 from tests.fakes.ranks import reading, report
@@ -71,7 +72,6 @@ async def test_nvml_names_another_process(history, processes, is_shared):
 
 
 async def test_two_ranks_on_one_device_are_both_ours(history):
-    """A device that an engine shares with itself is not shared."""
     second = replace(reading(1), device=reading(0).device)
     shared = watch(history, reading(0), second, nvml=FakeNvml({4242: 10**10, 4243: 10**10}))
     await shared.look()
@@ -79,7 +79,6 @@ async def test_two_ranks_on_one_device_are_both_ours(history):
 
 
 async def test_what_is_shared_is_noted_once_and_forgotten_when_the_other_goes(history):
-    """A list of events is no place for repetitions."""
     nvml = FakeNvml({4242: 10**10, 99: 10**9})
     shared = watch(history, reading(), nvml=nvml)
     await shared.look()
@@ -91,7 +90,6 @@ async def test_what_is_shared_is_noted_once_and_forgotten_when_the_other_goes(hi
 
 
 async def test_a_device_that_the_driver_does_not_know_is_the_engines_own(history):
-    """It is another machine's, or hidden from this container."""
     shared = watch(history, reading(1), nvml=FakeNvml({4243: 10**10, 99: 10**10}))
     await shared.look()
     assert shared.cards == frozenset()
@@ -113,13 +111,12 @@ async def test_a_device_without_identity_is_not_looked_for(history, device):
     ids=["another engine", "our own file", "another device"],
 )
 async def test_another_engines_recorder_on_the_same_device(history, tmp_path, uuid, instance, is_shared):
-    """It writes into the same folder, under another name."""
     with ExitStack() as stack:
         ours, device = "a" * 16, {"type": "cuda", "index": 0, "uuid": uuid}
         writer = FakeWriter(tmp_path, instance=instance or ours, pid=77, device=device)
         stack.callback(writer.close)
         writer.sample(0.0)
-        recorder = RecorderFolder(tmp_path, ours, clock=lambda: WALL, monotonic=lambda: MONO)
+        recorder = RecorderFolder(tmp_path, ours, clocks=Clocks(lambda: MONO, lambda: WALL))
         stack.callback(recorder.close)
         shared = watch(history, reading(), recorders=recorder)
         await shared.look()
@@ -127,6 +124,5 @@ async def test_another_engines_recorder_on_the_same_device(history, tmp_path, uu
 
 
 def test_without_the_bindings_there_is_no_witness(history):
-    """Nothing is looked for then."""
     assert find_nvml() is None
     assert not watch(history, reading()).has_witness

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from highwater.errors import NoRoom, NotAvailable, NotOffered, Refused, RequestError
-from highwater.memory.snapshot_folder import KEPT, UNFINISHED_SECONDS, pieces
-from highwater.memory.snapshots import Snapshots
+from highwater.memory.snapshots import KEPT, UNFINISHED_SECONDS, Snapshots, pieces
+from highwater.process.clocks import Clocks
 from tests.fakes.engine import NO_SNAPSHOT, Core, FakeWorker, core_on
 
 OTHERS = "highwater-snapshot-20200101T000000000Z-0-0-1.pickle"
@@ -70,7 +70,7 @@ class Scene:
 def scene_on(folder: Path | None, **knobs: Any) -> Scene:
     core, writers = core_on(**knobs), Writers()
     core.fake.snapshot = writers
-    snapshots = Snapshots(core.engine, core.poller, core.history, folder, clock=core.clock)
+    snapshots = Snapshots(core.engine, core.poller, core.history, folder, clocks=Clocks(wall=core.clock))
     return Scene(core, writers, snapshots, folder or Path("/nowhere"))
 
 
@@ -92,7 +92,6 @@ async def refused(scene: Scene, kind: type[RequestError], *, dry_run: bool = Fal
 
 
 async def test_every_rank_writes_one_of_the_same_name(scene):
-    """After a dry run of all; what they said is the answer."""
     taken = await scene.take()
     assert taken.snapshot == "20251120T173322000Z"
     names = [f"highwater-snapshot-{taken.snapshot}-0-{rank}-{4242 + rank}.pickle" for rank in (0, 1)]
@@ -107,7 +106,6 @@ async def test_every_rank_writes_one_of_the_same_name(scene):
 
 
 async def test_a_snapshot_is_an_event(scene):
-    """With its size, and how long the engine stood still."""
     await scene.take()
     assert scene.core.summaries("snapshot") == [
         "memory snapshot 20251120T173322000Z: 2 ranks, 0.0 MiB; the engine stood still for 0.01 s"
@@ -115,14 +113,12 @@ async def test_a_snapshot_is_an_event(scene):
 
 
 async def test_a_dry_run_writes_nothing_and_is_no_event(scene):
-    """It tells the size only."""
     taken = await scene.take(dry_run=True)
     assert (taken.snapshot, [rank.bytes for rank in taken.ranks], taken.here) == (None, [100, 100], frozenset())
     assert (scene.names(), scene.core.summaries("snapshot")) == ([], [])
 
 
 async def test_without_a_folder_only_the_size_is_told():
-    """The refusal names the setting."""
     scene = scene_on(None)
     await scene.core.tick()
     assert "recorder_dir is not set (HIGHWATER_RECORDER_DIR)" in await refused(scene, Refused)
@@ -132,7 +128,6 @@ async def test_without_a_folder_only_the_size_is_told():
 
 
 async def test_one_at_a_time(scene):
-    """The second is refused, and the first goes on."""
     scene.core.fake.hang = asyncio.Event()
     first = asyncio.create_task(scene.take())
     while not scene.core.fake.rpcs_in_flight:  # noqa: ASYNC110 - the fake has no event for it
@@ -157,7 +152,6 @@ async def test_all_ranks_together_leave_the_disk_room(scene):
     [("unavailable", NotOffered), ("no_space", NoRoom), ("refused", Refused), ("failed", NotAvailable)],
 )
 async def test_a_workers_error_is_ours(scene, code, kind):
-    """By its code, with its reason, and as an event; what another rank wrote stays."""
     scene.writers.errors[1] = {"code": code, "message": "so it is"}
     message = "1 of 2 ranks failed; the first error: so it is"
     assert await refused(scene, kind) == message
@@ -166,7 +160,6 @@ async def test_a_workers_error_is_ours(scene, code, kind):
 
 
 async def test_on_cpu_there_is_none(scene):
-    """In the worker's words."""
     scene.core.fake.snapshot = None
     for dry_run in (True, False):
         assert await refused(scene, NotOffered, dry_run=dry_run) == NO_SNAPSHOT
@@ -174,7 +167,6 @@ async def test_on_cpu_there_is_none(scene):
 
 
 async def test_an_engine_that_is_not_there_is_not_asked(scene):
-    """Nor one without our extension."""
     scene.core.fake.down = True
     await scene.core.tick()
     await scene.core.tick()
@@ -186,7 +178,6 @@ async def test_an_engine_that_is_not_there_is_not_asked(scene):
 
 
 async def test_a_late_one_is_told_as_late(scene):
-    """Its files come all the same."""
     scene.core.fake.hang = asyncio.Event()
     message = await refused(scene, NotAvailable)
     assert message.endswith("written all the same, and GET /memory/snapshots lists it then")
@@ -204,7 +195,6 @@ async def test_an_answer_that_is_none_is_the_engines_fault(scene):
 
 
 async def test_only_the_newest_are_kept(scene):
-    """Also those of ranks that do not answer us, and of other lives."""
     (scene.folder / OTHERS).write_bytes(b"")
     taken = [(await scene.take()).snapshot for _ in range(KEPT + 1)]
     files, problem = await scene.snapshots.files.listed()
@@ -223,7 +213,6 @@ async def test_the_new_one_is_kept_whatever_the_clock_says(scene):
 
 
 async def test_nothing_else_is_touched(scene):
-    """Names of others, folders and links stay, and are not listed."""
     (scene.folder / "highwater-0123456789abcdef-1.ring").write_bytes(b"")
     (scene.folder / OTHERS.replace("-1.pickle", "-1.pickle.old")).write_bytes(b"")
     (scene.folder / OTHERS.replace("-1.", "-2.")).mkdir()
@@ -236,7 +225,6 @@ async def test_nothing_else_is_touched(scene):
 
 
 async def test_what_was_never_finished_goes_in_an_hour(scene):
-    """A worker died while it wrote."""
     for pid, age in ((1, UNFINISHED_SECONDS + 5), (2, UNFINISHED_SECONDS - 5)):
         path = scene.folder / f".{OTHERS.replace('-1.', f'-{pid}.')}.tmp"
         path.write_bytes(b"")
@@ -246,7 +234,6 @@ async def test_what_was_never_finished_goes_in_an_hour(scene):
 
 
 async def test_a_rank_that_nobody_knew_is_listed_as_unknown(scene):
-    """And the file of another data-parallel engine beside it."""
     (scene.folder / OTHERS.replace("-0-0-1", "-x-x-7")).write_bytes(b"abc")
     (scene.folder / OTHERS.replace("-0-0-1", "-3-1-8")).write_bytes(b"abcd")
     files, _ = await scene.snapshots.files.listed()
@@ -254,7 +241,6 @@ async def test_a_rank_that_nobody_knew_is_listed_as_unknown(scene):
 
 
 async def test_other_data_parallel_engines_files_are_listed(tmp_path):
-    """Their workers write too, though they do not answer us."""
     scene = scene_on(tmp_path, data_parallel=2)
     await scene.core.tick()
     taken = await scene.take()
@@ -264,7 +250,6 @@ async def test_other_data_parallel_engines_files_are_listed(tmp_path):
 
 
 async def test_a_folder_that_is_not_there_is_empty(scene, tmp_path):
-    """One that is no folder is a problem."""
     scene.snapshots.files.folder = tmp_path / "later"
     assert await scene.snapshots.files.listed() == ([], None)
     scene.snapshots.files.folder.write_text("")
@@ -272,7 +257,6 @@ async def test_a_folder_that_is_not_there_is_empty(scene, tmp_path):
 
 
 async def test_a_file_is_read_to_the_size_that_was_told(scene):
-    """And closed then."""
     (scene.folder / OTHERS).write_bytes(b"0123456789")
     file, size = await scene.snapshots.files.open(OTHERS)
     with (scene.folder / OTHERS).open("ab") as longer:
@@ -283,7 +267,6 @@ async def test_a_file_is_read_to_the_size_that_was_told(scene):
 
 @pytest.mark.parametrize("name", ["", "..", f"../{OTHERS}", f"{OTHERS}\n", f".{OTHERS}.tmp", OTHERS.replace("2", "²")])
 async def test_no_other_name_is_opened(scene, name):
-    """Exactly the pattern."""
     assert await scene.snapshots.files.open(name) is None
 
 
@@ -301,7 +284,6 @@ async def test_a_file_that_our_user_may_not_read_is_no_missing_one(scene, monkey
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe", "nothing"])
 async def test_only_a_regular_file_is_opened(scene, kind, tmp_path):
-    """A pipe does not hold us either."""
     path = scene.folder / OTHERS
     if kind == "link":
         (tmp_path / "secret").write_text("secret")

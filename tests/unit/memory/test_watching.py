@@ -9,8 +9,8 @@ import pytest
 
 from highwater.commands.status import judged
 from highwater.errors import EngineRefused
-from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
-from highwater.readings.life import EndedLife, Process, ProcessLife
+from highwater.memory.round import IDLE_SECONDS, SETTLE_SECONDS
+from highwater.readings.engine import EndedLife, Process, ProcessLife
 from highwater.readings.report import Report
 from highwater.text.report import report_text
 from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
@@ -76,13 +76,11 @@ async def test_in_an_hour_of_watching_no_worker_is_called(watch, knobs):
 
 
 async def test_the_model_has_a_name_where_the_engine_shows_no_configuration(watch):
-    """Outside of development mode there is no /server_info; the workers know it."""
     (report,) = await rounds(watch(dev_mode=False), 1)
     assert report.engine.model == "Qwen/Qwen3-VL-32B-Instruct"
 
 
 async def test_the_counts_of_an_idle_engine_are_read_every_15_seconds(watch):
-    """And each second as soon as a worker was called again, by whomever."""
     core = watch()
     await at_work(core, 2)
     await rounds(core, int(SETTLE_SECONDS))
@@ -99,7 +97,6 @@ async def test_the_counts_of_an_idle_engine_are_read_every_15_seconds(watch):
 
 
 async def test_a_request_at_the_gate_has_the_counts_read_each_second(watch):
-    """It may wait in the API server, where no recorder sees it."""
     core = watch()
     await rounds(core, 10)
     core.fake.calls.clear()
@@ -109,7 +106,6 @@ async def test_a_request_at_the_gate_has_the_counts_read_each_second(watch):
 
 
 async def test_who_asks_for_a_reading_has_the_workers_called(watch):
-    """An operator acts, and wants to know what came of it."""
     core = watch()
     await rounds(core, 2)
     report = await core.tick()
@@ -118,7 +114,6 @@ async def test_who_asks_for_a_reading_has_the_workers_called(watch):
 
 
 async def test_a_rank_that_falls_silent_has_the_workers_called(watch):
-    """Its file says no more; the call tells what has become of it."""
     core = watch()
     await rounds(core, 2)
     core.fake.workers[1].recorder.works = False
@@ -239,7 +234,6 @@ async def test_counts_that_stay_after_an_abort_are_no_hang(watch):
 
 
 async def test_a_pause_is_seen_though_it_is_not_asked_for_while_steps_progress(watch):
-    """Before anybody takes the steps that do not come for a hang; and its end as well."""
     core = watch()
     await at_work(core, 5)
     core.fake.running, core.fake.paused = 1, True
@@ -300,7 +294,6 @@ async def test_what_the_former_engine_was_asked_is_not_what_the_next_one_owes(wa
 
 
 async def test_workers_are_called_where_every_recorder_says_that_they_may_be(watch):
-    """The plugin has bound our operations, whatever class the engine was started with."""
     core = watch(extension=None)
     await rounds(core, 2)
     assert core.poller.capabilities.collective_rpc
@@ -334,7 +327,6 @@ async def test_one_replicas_word_is_not_that_of_all(watch, tmp_path):
 
 
 async def test_a_word_is_good_for_as_long_as_its_worker_lives(watch):
-    """Another engine may answer in its place before a round has missed it."""
     core = watch(extension=None)
     await rounds(core, 2)
     assert core.engine.rpc_allowed
@@ -359,7 +351,6 @@ async def test_a_call_that_fails_ends_what_files_allow(watch):
 
 
 async def test_another_engine_is_not_called_on_the_former_ones_word(watch, tmp_path):
-    """What comes up in its place may be without the plugin."""
     core = watch(extension=None)
     await rounds(core, 2)
     core.fake.down = True
@@ -411,7 +402,6 @@ async def test_an_engine_that_loads_is_shown(watch, tmp_path):
 
 
 async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, tmp_path):
-    """In the place of one that has ended; the minute of its end need not pass."""
     core = watch()
     await rounds(core, 2)
     core.fake.down = True
@@ -429,7 +419,7 @@ async def test_what_a_killed_api_server_leaves_is_not_loading(watch, tmp_path):
     core = watch(is_up=False, dev_mode=False)
     load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now), phase("warm_up", core.clock.now))
     orphans = (life_of(core, is_running=False),)
-    core.poller.engine_lives = lambda: (core.clock.now, orphans)
+    core.processes.lives = lambda: (core.clock.now, orphans)
     report = (await rounds(core, 3))[-1]
     assert (report.engine.state, report.engine.is_loading) == ("gone", False)
     assert (report.engine.hint or "").startswith(
@@ -451,9 +441,9 @@ async def test_a_start_that_its_processes_show_ends_the_end_until_it_has_failed(
         at = max(core.clock.now, begun)
         return at, (ProcessLife(**known, last_at=at, is_running=runs, has_server=True, is_serving=runs),)
 
-    core.poller.engine_lives = lambda: start(runs=True)
+    core.processes.lives = lambda: start(runs=True)
     assert {report.engine.state for report in await rounds(core, 90)} == {"starting"}
-    core.poller.engine_lives = lambda: start(runs=False)
+    core.processes.lives = lambda: start(runs=False)
     report = (await rounds(core, 2))[-1]
     assert (report.engine.state, report.engine.restarts) == ("gone", 2)
     assert report.engine.hint.startswith("the engine's last start ended without a word")
@@ -471,7 +461,6 @@ async def test_a_loaded_engine_whose_api_server_hangs_is_not_one_that_loads(watc
 
 @pytest.mark.parametrize("knobs", [{"dev_mode": False}, {"extension": None}], ids=["plain", "dev mode"])
 async def test_where_recorders_were_read_nobody_is_told_to_install_them(watch, knobs):
-    """Also while all of them are silent; only the next engine, without any, gets that advice."""
     core = watch(**knobs)
     await rounds(core, 2)
     for worker in core.fake.workers:
@@ -487,7 +476,6 @@ async def test_where_recorders_were_read_nobody_is_told_to_install_them(watch, k
 
 
 async def test_several_engines_are_named_only_as_long_as_they_write(watch, tmp_path):
-    """Which of them this sidecar's is, nobody can say; once one is left it is followed."""
     core = watch(is_up=False, dev_mode=False)
     for worker, instance in zip(core.fake.workers, ("a" * 16, "b" * 16), strict=True):
         payload = {"directory": str(tmp_path / "recorder"), "instance": instance}
@@ -531,7 +519,6 @@ async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that
 
 
 async def test_a_start_that_failed_stays_visible_until_the_engine_is_up(watch, tmp_path):
-    """In the report with each rank's phases, and as an event; also while the next one loads."""
     core = watch(is_up=False, dev_mode=False)
     failing = (phase("init", core.clock.now), phase("profile", core.clock.now, "OutOfMemoryError: no room"))
     load(core, tmp_path / "recorder", "b" * 16, *failing)
@@ -621,7 +608,7 @@ async def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(watch, tmp_pat
     at = left(core, tmp_path / "recorder", 90.0 if is_minutes else 5.0)
     if not is_minutes:
         lives = (life_of(core, is_running=False),)
-        core.poller.engine_lives = lambda: (core.clock.now, lives)
+        core.processes.lives = lambda: (core.clock.now, lives)
     reports = await rounds(core, 40)
     assert {(report.engine.state, report.engine.since, report.ranks) for report in reports} == {("gone", at, ())}
     hints = [report.engine.hint for report in (reports[0], reports[-1])]
@@ -649,10 +636,10 @@ async def test_files_of_an_earlier_engine_say_nothing_while_another_one_may_load
     """A pod's sidecar begins before its engine, and the folder may have files of the engine before."""
     core = watch(is_up=False, dev_mode=False)
     left(core, tmp_path / "recorder", 90.0)
-    core.poller.engine_lives = lambda: None
+    core.processes.lives = lambda: None
     assert (await rounds(core, 3))[-1].engine.state == "starting", "the processes' files are still to be read"
     lives = [life_of(core, is_running=False), life_of(core, is_running=True, pids=100)]
-    core.poller.engine_lives = lambda: (core.clock.now, lives)
+    core.processes.lives = lambda: (core.clock.now, lives)
     assert {report.engine.state for report in await rounds(core, 3)} == {"starting"}
     del lives[1]
     assert (await rounds(core, 3))[-1].engine.state == "gone"
@@ -707,7 +694,6 @@ async def test_a_file_that_cannot_be_read_may_be_of_an_engine_that_loads(watch, 
 
 
 async def test_in_a_pod_files_of_other_hosts_are_another_engines(watch, tmp_path):
-    """The folder may be a node's."""
     core = watch(is_up=False, dev_mode=False)
     at = left(core, tmp_path / "recorder", 60.0)
     core.fake.start_again()
@@ -766,7 +752,7 @@ async def test_the_readings_of_an_engine_that_ended_are_not_those_of_the_next_on
     assert (report.engine.state, len(report.ranks)) == ("gone", 2)
     assert "2 of 2 ranks, as the engine that ended had them, read" in report_text(report)
     lives = (life_of(core, is_running=True, pids=100),)
-    core.poller.engine_lives = lambda: (core.clock.now, lives)
+    core.processes.lives = lambda: (core.clock.now, lives)
     report = (await rounds(core, 2))[-1]
     assert (report.engine.state, report.ranks, report.taken_at, report.stale) == ("starting", (), None, True)
     assert (report.encoder_cache, report.growth.since_ready_bytes, report.ranks_reported) == (None, None, 0)
@@ -774,7 +760,6 @@ async def test_the_readings_of_an_engine_that_ended_are_not_those_of_the_next_on
 
 @pytest.mark.parametrize("layout", [{"data_parallel": 2, "tensor_parallel": 1}, {"pipeline_parallel": 2}])
 async def test_missing_ranks_are_named_by_what_the_recorders_expect(watch, layout):
-    """The engine's configuration is not to be seen without development mode."""
     core = watch(dev_mode=False, **layout)
     last = core.fake.workers[-1]
     last.recorder.close()

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,14 +129,13 @@ async def poller(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 async def listener(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     """The round is the caller's all the same, and the other listeners'."""
     others: list[Report] = []
-    monkeypatch.setattr(sidecar.services.poller, "listeners", [broken, others.append])
+    monkeypatch.setattr(sidecar.services.poller.reports, "listeners", [broken, others.append])
     assert [await sidecar.services.poller.poll()] == others
 
 
 async def pace(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar.services.poller, "poll", in_order)
-    monkeypatch.setattr(sidecar.services.poller, "pace", broken)
-    await run_for_a_moment(sidecar.services.poller.run)
+    await run_for_a_moment(partial(sidecar.services.poller.run, broken))
 
 
 async def policy(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ async def host(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def incident_watcher(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.listeners)
+    owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.reports.listeners)
     box: Any = next(owner for owner in owners if type(owner).__name__ == "IncidentWatcher")
     monkeypatch.setattr(box._incidents, "engine_ready", broken_later)
     box._put(box._end_all)
@@ -172,7 +172,7 @@ async def incident_watcher(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def host_of_incident(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.listeners)
+    owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.reports.listeners)
     box: Any = next(owner for owner in owners if type(owner).__name__ == "IncidentWatcher")
     monkeypatch.setattr(box, "_read_host", broken_later)
     assert (await box._with_host(evidence("died"))).host is None
@@ -194,7 +194,7 @@ async def host_listener(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def last_minutes(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.listeners)
+    owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.reports.listeners)
     box: Any = next(owner for owner in owners if type(owner).__name__ == "IncidentWatcher")
     monkeypatch.setattr(box, "_recorders", SimpleNamespace(last_minutes=broken))
     await box._write(evidence("died"), "instance")
@@ -225,7 +225,7 @@ async def http(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch], Awaitable[None]]]] = {
     ("memory/poller.py", "_guarded"): ("poller", poller),
     ("memory/poller.py", "_next_read"): ("poller", pace),
-    ("memory/poller.py", "_notify"): ("poller", listener),
+    ("memory/reports.py", "publish"): ("poller", listener),
     ("policy/governor.py", "run"): ("policy", policy),
     ("memory/shared_devices.py", "run"): ("shared_devices", shared_devices),
     ("growth/watch.py", "run"): ("growth", growth),

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.accounting.points import MemoryPoint
 from highwater.memory.history import _pack
+from highwater.process.clocks import Clocks
 from highwater.readings.engine import EngineStatus
 from highwater.readings.rank import Note
 from highwater.readings.report import Report
 from highwater.recorder import folder as module
-from highwater.recorder.entry_table import largest_first
+from highwater.recorder.contents import RingUnusable, largest_first
 from highwater.recorder.folder import MAX_FILES, RecorderFolder
-from highwater.recorder.untrusted import RingUnusable
 from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving, slot
 
 OTHER = "f" * 16
@@ -82,7 +82,7 @@ def writers(folder):
 
 @pytest.fixture
 def recorder(folder, machine):
-    one = RecorderFolder(folder, INSTANCE, clock=machine.clock, monotonic=machine.monotonic, proc=machine.proc)
+    one = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc)
     yield one
     one.close()
 
@@ -96,7 +96,6 @@ def only(recorder: RecorderFolder):
 
 
 def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
-    """With the identity's words, and the components that come of it."""
     writer = writers(rank=1, tp_rank=1)
     writer.sample(-0.1, memory=memory(used_bytes=1))
     writer.sample(0.0, memory=memory(releasable_bytes=5, trimmable_bytes=7))
@@ -113,11 +112,10 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
         5,
         7,
     )
-    assert (record.status, record.age_seconds, record.name) == ("alive", 0.0, "rank 1 (pid 4242 on node-a)")
+    assert (record.status, record.age_seconds, record.title) == ("alive", 0.0, "rank 1 (pid 4242 on node-a)")
 
 
 def test_the_newest_of_several_samples_counts(recorder, writers, machine):
-    """Until there is another one."""
     writer = writers()
     for tenth in range(3):
         writer.sample(tenth / 10, memory=memory(used_bytes=tenth))
@@ -130,7 +128,6 @@ def test_the_newest_of_several_samples_counts(recorder, writers, machine):
 
 
 def test_steps_calls_and_stacks_are_told_as_of_the_last_word(recorder, writers):
-    """Times of the worker's clock as ages."""
     long = moving(
         steps_begun=13, step_seconds=1.5, last_step_mono=MONO - 1.5, output_seconds=0.9, rpc="trim", rpc_seconds=0.5
     )
@@ -144,13 +141,11 @@ def test_steps_calls_and_stacks_are_told_as_of_the_last_word(recorder, writers):
 
 
 def test_a_step_that_began_while_the_sample_was_taken_is_of_now(recorder, writers):
-    """No age is negative."""
     writers().sample(moving=moving(last_step_mono=MONO + 0.001))
     assert only(recorder).progress.last_step_age_seconds == 0.0
 
 
 def test_a_sample_that_is_newer_than_the_heartbeat_tells(recorder, writers):
-    """Both are read at once, and either may have come last."""
     writer = writers()
     writer.heartbeat(0.0, moving=moving(step_seconds=0.1))
     writer.sample(0.05)
@@ -169,7 +164,6 @@ def test_the_phases_of_a_workers_start_come_with_its_reading(recorder, writers):
 
 
 def test_what_could_not_be_read_comes_with_its_reading(recorder, writers):
-    """As in the worker's own answer; without what no terminal should see."""
     writer = writers()
     writer.sample()
     writer.table(notes=[{"name": "releasable_bytes", "reason": "torch \x1b[31mkeeps no segments"}])
@@ -189,7 +183,6 @@ def test_while_a_model_loads_nothing_is_wrong_with_its_weights(recorder, writers
 
 
 def test_all_entries_are_told_until_the_next_table(recorder, writers):
-    """Largest first, with their ages as of the worker's last word."""
     writer = writers()
     writer.table(0.0, [("a", 100, -5.0, False), ("b", 300, -4.0, True), ("c", 300, -3.0, False)], total=3)
     writer.sample(0.1)
@@ -208,7 +201,6 @@ def test_all_entries_are_told_until_the_next_table(recorder, writers):
 
 
 def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, machine):
-    """Nothing has begun since; others on the card may have."""
     writer = writers()
     writer.sample(0.0, memory=memory(host_memory={"rss_bytes": 5_000, "pinned_bytes": 4_096}))
     for second in range(1, 100, 9):
@@ -259,7 +251,6 @@ def test_a_worker_that_outlives_another_tells_of_the_kernels_kill(recorder, writ
     ],
 )
 def test_a_worker_that_is_not_idle_makes_its_sample_no_younger(recorder, writers, machine, what, change):
-    """Whatever it is that happens."""
     writer = writers()
     writer.sample(0.0)
     machine.seconds = 1
@@ -269,7 +260,6 @@ def test_a_worker_that_is_not_idle_makes_its_sample_no_younger(recorder, writers
 
 
 def test_an_idle_worker_that_is_frozen_grows_old(recorder, writers, machine):
-    """The last heartbeat's time is as far as it goes."""
     writer = writers()
     writer.sample(0.0)
     writer.heartbeat(1.0)
@@ -279,7 +269,6 @@ def test_an_idle_worker_that_is_frozen_grows_old(recorder, writers, machine):
 
 
 def test_a_cpu_workers_memory_is_its_own(recorder, writers):
-    """There is no card that others could use beside it."""
     writer = writers(device={"type": "cpu", "index": None, "name": "Xeon"})
     writer.sample(0.0)
     writer.heartbeat(1.0)
@@ -303,7 +292,6 @@ def test_a_hang_that_holds_pythons_lock_shows_where_it_is(recorder, writers, mac
 
 
 def test_stacks_of_a_hang_that_is_over_are_not_told(recorder, writers, machine):
-    """A heartbeat has come since they were written."""
     writer = writers()
     writer.sample(0.0)
     writer.watchdog(1.0, dump("hang.py:7 hold"))
@@ -313,7 +301,6 @@ def test_stacks_of_a_hang_that_is_over_are_not_told(recorder, writers, machine):
 
 
 def test_a_dead_workers_stacks_can_still_be_read(recorder, writers, machine):
-    """Killed in the middle of a hang, before its first heartbeat."""
     writer = writers()
     writer.watchdog(0.0, dump("hang.py:7 hold", thread=MAIN_THREAD))
     machine.seconds = 60
@@ -321,12 +308,11 @@ def test_a_dead_workers_stacks_can_still_be_read(recorder, writers, machine):
 
 
 def test_ranks_come_in_their_order(recorder, writers):
-    """By replica, then by rank; a file of another life is none of them."""
     for pid, dp_rank, rank in ((1, 1, 1), (2, 0, 1), (3, 1, 0), (4, 0, 0)):
         writers(pid=pid, dp_rank=dp_rank, rank=rank).sample()
     writers(instance=OTHER, pid=5).sample()
     assert [record.identity.pid for record in recorder.read()] == [4, 2, 3, 1]
-    assert [record.name.partition(" (")[0] for record in recorder.read()] == [
+    assert [record.title.partition(" (")[0] for record in recorder.read()] == [
         "rank 0",
         "rank 1",
         "rank 1.0",
@@ -335,7 +321,6 @@ def test_ranks_come_in_their_order(recorder, writers):
 
 
 def test_before_its_first_record_a_rank_is_there_and_says_nothing(recorder, writers, machine):
-    """Its age is that of its file, as far as we have seen it."""
     writers(started_at=WALL)
     record = only(recorder)
     assert (record.newest, record.progress, record.status, record.age_seconds) == (None, None, "alive", 0.0)
@@ -344,7 +329,6 @@ def test_before_its_first_record_a_rank_is_there_and_says_nothing(recorder, writ
 
 
 def test_a_sample_that_no_worker_would_answer_leaves_the_last_good_one(recorder, writers):
-    """Its history is what of it is known."""
     writer = writers()
     writer.sample()
     only(recorder)
@@ -376,7 +360,6 @@ def test_infinite_numbers_are_none(recorder, writers):
 
 
 def test_text_is_made_fit_for_terminals(recorder, writers):
-    """Control characters and halves of characters are possible in JSON."""
     writer = writers()
     lines = ['  File "\x1b.py", line 5 in \ud800' + "x" * 500, "odd", *['  File "a.py", line 1 in more'] * 20]
     writer.heartbeat(moving=moving(step_seconds=2.0, rpc="\x1b[2J"), dump="\n".join(lines))
@@ -390,7 +373,6 @@ def test_text_is_made_fit_for_terminals(recorder, writers):
 
 
 def test_a_rank_is_silent_after_three_heartbeats_of_an_idle_one(recorder, writers, machine):
-    """However seldom it samples."""
     writer = writers(rate=1.0)
     writer.sample(-100)
     writer.heartbeat()
@@ -415,7 +397,6 @@ def test_the_kernel_tells_why_a_rank_is_silent(recorder, writers, machine, state
 
 
 def test_a_process_that_is_gone_is_dead(recorder, writers, machine):
-    """Also where another has its number now."""
     machine.process()
     writers().sample()
     only(recorder)
@@ -427,7 +408,6 @@ def test_a_process_that_is_gone_is_dead(recorder, writers, machine):
 
 
 def test_a_process_that_is_gone_is_dead_at_once(recorder, writers, machine):
-    """What it wrote last is told first; from then on there is nothing to wait for."""
     machine.process()
     writer = writers()
     writer.sample()
@@ -457,7 +437,6 @@ def test_a_process_that_had_gone_before_its_file_was_read_is_dead_where_its_pid_
     ("identity", "started"), [({}, None), ({}, 999), ({"pid_started": None}, 123456), ({"boot_id": "b"}, 123456)]
 )
 def test_a_process_that_was_never_seen_here_is_only_silent(recorder, writers, machine, identity, started):
-    """It may live in another PID namespace, or on another machine."""
     if started is not None:
         machine.process(started=started)
     writers(**identity).sample()
@@ -469,7 +448,6 @@ def test_a_process_that_was_never_seen_here_is_only_silent(recorder, writers, ma
 
 
 def test_a_rank_that_ended_in_order_is_ended(recorder, writers, machine):
-    """However long ago."""
     machine.process()
     writer = writers()
     writer.sample()
@@ -518,7 +496,6 @@ def test_another_machines_wall_clock_may_be_wrong(recorder, writers, machine, sk
 
 
 def test_a_new_file_is_found_within_a_second(recorder, writers, machine):
-    """And the folder is not listed more often."""
     assert recorder.read() == ()
     writers().sample()
     machine.seconds = 0.9
@@ -528,7 +505,6 @@ def test_a_new_file_is_found_within_a_second(recorder, writers, machine):
 
 
 def test_a_file_that_is_gone_or_replaced_is_let_go(recorder, writers, machine, folder):
-    """A worker whose recorder was started anew writes under the same name."""
     first = writers()
     first.sample(memory=memory(used_bytes=1))
     assert only(recorder).newest.used_bytes == 1
@@ -542,7 +518,6 @@ def test_a_file_that_is_gone_or_replaced_is_let_go(recorder, writers, machine, f
 
 
 def test_a_bad_file_costs_only_itself(recorder, writers, machine, folder):
-    """It is named, and tried again once it changes."""
     writers(pid=1).sample()
     bad = folder / f"highwater-{INSTANCE}-2.ring"
     bad.write_bytes(b"nonsense")
@@ -560,7 +535,6 @@ def test_a_bad_file_costs_only_itself(recorder, writers, machine, folder):
 
 
 def test_a_bad_file_is_not_opened_again_while_it_stays_as_it_is(recorder, machine, folder, monkeypatch):
-    """A look at its name is enough."""
     (folder / f"highwater-{INSTANCE}-2.ring").write_bytes(b"nonsense")
     recorder.read()
     monkeypatch.setattr(module, "Ring", None)
@@ -570,7 +544,6 @@ def test_a_bad_file_is_not_opened_again_while_it_stays_as_it_is(recorder, machin
 
 
 def test_a_file_that_is_cut_while_it_is_read_stays_in_view(recorder, writers, machine):
-    """The rank is there; it only has nothing new."""
     writer = writers()
     writer.sample()
     only(recorder)
@@ -582,7 +555,6 @@ def test_a_file_that_is_cut_while_it_is_read_stays_in_view(recorder, writers, ma
 
 
 def test_a_file_that_cannot_be_read_any_more_is_named(recorder, writers, machine, monkeypatch):
-    """And opened again when that may be over."""
     writer = writers()
     writer.sample()
     only(recorder)
@@ -600,7 +572,6 @@ def test_a_file_that_cannot_be_read_any_more_is_named(recorder, writers, machine
 
 
 def test_a_folder_that_is_not_there_is_named(recorder, folder, machine, writers):
-    """Until it is."""
     folder.rmdir()
     assert recorder.read() == ()
     assert recorder.problems == (f"recorder_dir: {folder} cannot be listed: no such file or directory",)
@@ -611,7 +582,6 @@ def test_a_folder_that_is_not_there_is_named(recorder, folder, machine, writers)
 
 
 def test_of_too_many_files_those_of_this_life_count(recorder, writers, folder):
-    """No more are looked at, and that is said."""
     for number in range(MAX_FILES + 5):
         (folder / f"highwater-{'0' * 16}-{number}.ring").touch()
     writers().sample()
@@ -621,7 +591,6 @@ def test_of_too_many_files_those_of_this_life_count(recorder, writers, folder):
 
 
 def test_of_too_many_files_the_newest_are_looked_at(recorder, writers, folder, machine):
-    """A crash loop leaves many, and the engine that runs may have any name."""
     for number in range(MAX_FILES + 5):
         left = folder / f"highwater-{'0' * 16}-{number}.ring"
         left.touch()
@@ -632,7 +601,6 @@ def test_of_too_many_files_the_newest_are_looked_at(recorder, writers, folder, m
 
 
 def test_of_two_that_claim_one_rank_the_younger_living_one_counts(recorder, writers, machine):
-    """The other is named."""
     old = writers(pid=10, started_at=WALL - 500)
     young = writers(pid=11, started_at=WALL - 5)
     old.sample()
@@ -645,7 +613,6 @@ def test_of_two_that_claim_one_rank_the_younger_living_one_counts(recorder, writ
 
 
 def test_workers_that_do_not_know_their_rank_are_not_taken_for_one(recorder, writers):
-    """Nor are those of two machines, replicas or stages."""
     for pid, identity in enumerate(
         ({"rank": None}, {"rank": None}, {}, {"host": "node-b"}, {"dp_rank": 1}, {"pp_rank": 1}, {"tp_rank": 1}), 1
     ):
@@ -654,7 +621,6 @@ def test_workers_that_do_not_know_their_rank_are_not_taken_for_one(recorder, wri
 
 
 def test_another_life_is_followed_from_anew(recorder, writers):
-    """Nothing of the former stays open."""
     writers().sample()
     writers(instance=OTHER, pid=7).sample()
     before = len(os.listdir("/proc/self/fd"))
@@ -700,12 +666,11 @@ def test_other_lives_can_be_listed(recorder, writers, machine, folder):
     ]
     records = [other.record for other in found[:2]]
     assert [(record.age_seconds, record.status) for record in records] == [(100, "silent"), (50, "ended")]
-    assert records[0].name == "rank 0 (pid 7 on node-a)"
+    assert records[0].title == "rank 0 (pid 7 on node-a)"
     assert (found[2].record, found[2].problem) == (None, "version 1 unknown")
 
 
 def test_of_another_life_the_last_record_is_sought_in_the_whole_file(recorder, writers):
-    """There is no second read that could come upon it."""
     writer = writers(instance=OTHER, slots=128)
     for second in range(100):
         writer.sample(second - 100)
@@ -715,7 +680,6 @@ def test_of_another_life_the_last_record_is_sought_in_the_whole_file(recorder, w
 
 
 def test_the_last_samples_of_a_life_can_be_had(recorder, writers):
-    """With who wrote them; what is no sample, or of no time, is left out."""
     writer = writers(instance=OTHER)
     for second in range(3):
         writer.sample(second, memory=memory(used_bytes=second))
@@ -723,7 +687,7 @@ def test_the_last_samples_of_a_life_can_be_had(recorder, writers):
     writer.sample(4, at=None)
     writer.stopped(5)
     identity, samples = recorder.last_samples(writer.path)
-    assert identity.name == "rank 0 (pid 4242 on node-a)"
+    assert identity.title == "rank 0 (pid 4242 on node-a)"
     assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 1, 1), (WALL + 2, 2)]
     with pytest.raises(RingUnusable):
         recorder.last_samples(writer.path.with_name("none"))
@@ -796,7 +760,6 @@ def test_what_was_never_finished_is_removed(recorder, machine, folder):
     ],
 )
 def test_a_damaged_ring_is_removed_only_where_it_begins_as_ours(recorder, folder, content, is_removed):
-    """Then the file system tells how old it is."""
     path = folder / f"highwater-{OTHER}-5.ring"
     path.write_bytes(content)
     os.utime(path, (WALL - 100, WALL - 100))
@@ -806,7 +769,6 @@ def test_a_damaged_ring_is_removed_only_where_it_begins_as_ours(recorder, folder
 
 
 def test_directories_links_and_pipes_are_never_removed(recorder, folder):
-    """Whatever their name."""
     (folder / f"highwater-{OTHER}-1.ring").mkdir()
     (folder / f"highwater-{OTHER}-2.ring").symlink_to("/etc/passwd")
     os.mkfifo(folder / f"highwater-{OTHER}-3.ring")
@@ -815,7 +777,6 @@ def test_directories_links_and_pipes_are_never_removed(recorder, folder):
 
 
 def test_what_cannot_be_removed_is_said(recorder, writers, machine, monkeypatch):
-    """And the rest is removed all the same."""
     for pid in (1, 2):
         writer = writers(instance=OTHER, pid=pid)
         writer.sample(-100)
@@ -834,7 +795,6 @@ def test_what_cannot_be_removed_is_said(recorder, writers, machine, monkeypatch)
 
 
 def test_what_is_removed_is_what_was_judged(recorder, writers, monkeypatch):
-    """A file that somebody writes meanwhile stays."""
     writer = writers(instance=OTHER)
 
     def judged(recorder, path, instance):
@@ -847,7 +807,6 @@ def test_what_is_removed_is_what_was_judged(recorder, writers, monkeypatch):
 
 
 def test_reading_changes_nothing(recorder, writers, folder):
-    """Neither a file's content nor its mode nor when it was changed."""
     writers().sample()
     writers(instance=OTHER, pid=5).sample()
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode) for path in folder.iterdir()}
@@ -894,7 +853,6 @@ def machine_of_fuzz(tmp_path_factory):
     beat=beats | bodies(["at"]),
 )
 def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, beat):
-    """And what comes of it can be accounted for, kept in the history and written as JSON."""
     machine, folder = machine_of_fuzz, tmp_path_factory.mktemp("fuzz")
     writer = FakeWriter(folder, slots=4)
     for body in written:
@@ -903,7 +861,7 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     content = json.dumps(beat).encode()
     writer.append_heartbeat(content if len(content) < 16_000 else b"{}")
     writer.close()
-    recorder = RecorderFolder(folder, INSTANCE, clock=machine.clock, monotonic=machine.monotonic, proc=machine.proc)
+    recorder = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc)
     record = only(recorder)
     if record.newest is not None:
         reading = account(record.newest)
@@ -914,6 +872,5 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
 
 
 def test_the_fake_writer_refuses_what_does_not_fit():
-    """The contract has the writer shorten it."""
     with pytest.raises(ValueError, match="do not fit into 2048"):
         slot(1, b"x" * 2033)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from highwater.recorder.contents import RankProgress
 from highwater.recorder.progress import Demand, judge, requested_since
-from highwater.recorder.rank_progress import RankProgress
 
 
 def idle(**beside) -> Demand:
@@ -27,7 +27,7 @@ UNTOLD = Demand()
 class Rank:
     """What is needed of a record."""
 
-    name: str
+    title: str
     status: str = "alive"
     age_seconds: float = 0.1
     progress: RankProgress | None = None
@@ -398,7 +398,6 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_the_verdict_is_that_of_the_table(row):
-    """And its sentence says why."""
     _, ranks, demand, requested_seconds, *expected, words = row
     progress = judge(ranks, demand, requested_seconds=requested_seconds)
     assert [progress.verdict, progress.since_seconds] == expected
@@ -407,14 +406,12 @@ def test_the_verdict_is_that_of_the_table(row):
 
 
 def test_the_longest_step_is_the_operators_word():
-    """A model whose prefill takes minutes is in order where it is said to be."""
     ranks = [stepping(seconds=200)]
     assert judge(ranks, RUNNING, max_step_seconds=300).verdict == "busy"
     assert judge(ranks, RUNNING, max_step_seconds=60).verdict == "stuck"
 
 
 def test_only_a_loop_that_goes_on_is_starved():
-    """What it waits for may end by itself; a step or a rank that hangs does not."""
     starved = judge([LOOPING], waits(capacity=1), requested_seconds=75)
     hung = judge([stepping(seconds=130)], RUNNING, requested_seconds=200)
     assert [(one.verdict, one.is_starved) for one in (starved, hung)] == [("stuck", True), ("stuck", False)]
@@ -433,12 +430,10 @@ def test_only_a_loop_that_goes_on_is_starved():
     ],
 )
 def test_each_rank_is_told_in_words(one, words):
-    """For people who need more than the verdict."""
     assert judge([one], IDLE).ranks == (words,)
 
 
 def test_since_when_there_are_requests_is_kept_by_the_caller():
-    """One poll without any begins it anew."""
     since = requested_since(None, RUNNING, 5.0)
     assert since == 5.0
     assert requested_since(since, WAITING, 9.0) == 5.0
@@ -459,7 +454,7 @@ movings = st.builds(
 statuses = st.sampled_from(["alive", "silent", "dead", "stopped", "ended"])
 ranks_of_any_kind = st.lists(
     st.builds(
-        Rank, name=st.just("rank 0"), status=statuses, age_seconds=st.floats(0, 100), progress=st.none() | movings
+        Rank, title=st.just("rank 0"), status=statuses, age_seconds=st.floats(0, 100), progress=st.none() | movings
     ),
     max_size=4,
 )
@@ -476,7 +471,6 @@ demands = st.builds(
 
 @given(ranks=ranks_of_any_kind, demand=demands, requested=st.floats(0, 1000))
 def test_there_is_a_verdict_on_anything(ranks, demand, requested):
-    """With a sentence, and a word on each rank."""
     progress = judge(ranks, demand, requested_seconds=requested)
     assert progress.verdict in {"progressing", "idle", "busy", "stuck", "unknown"}
     assert progress.summary
@@ -498,7 +492,6 @@ def test_an_engine_that_is_asked_for_nothing_is_never_stuck(ages, proxied, reque
 
 @given(step=st.floats(0, 120), demand=demands, requested=st.floats(0, 1e6))
 def test_one_long_step_is_never_stuck(step, demand, requested):
-    """Whatever waits behind it."""
     assert judge([stepping(seconds=step), rank(1)], demand, requested_seconds=requested).verdict in {
         "progressing",
         "busy",

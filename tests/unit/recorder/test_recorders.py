@@ -8,15 +8,28 @@ import os
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from highwater.engine.client import Engine
-from highwater.memory.due import SETTLE_SECONDS
 from highwater.memory.poller import MIN_READ_SECONDS
 from highwater.memory.ranks import Sizes, missing_ranks
+from highwater.memory.round import SETTLE_SECONDS
+from highwater.process.clocks import Clocks
+from highwater.readings.rank import Device, TorchMemory
 from highwater.readings.report import Report
-from highwater.recorder.recorders import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders
+from highwater.recorder.recorders import (
+    RETRY_SECONDS,
+    SAMPLES_WHOLE,
+    STALE_SECONDS,
+    WAIT_SECONDS,
+    Coverage,
+    Recorders,
+    coverage,
+    ranks_expected,
+)
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
 from tests.fakes.recorders import FakeRecorder
 from tests.fakes.ring import MONO, WALL, FakeWriter
@@ -113,7 +126,6 @@ async def test_recorders_are_started_once(core, tmp_path):
 
 
 async def test_recorders_are_started_again_when_the_engine_is_back(core, tmp_path):
-    """Under another name; the former files stay for who asks what happened."""
     await aloft(core)
     core.fake.down = True
     await spared(core, 0.0)
@@ -156,7 +168,7 @@ async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
     await aloft(core)
     second = Recorders(
         core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, proc=core.fake.proc.path,
-        clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
+        clocks=Clocks(core.recorders._monotonic, core.clock), sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
     assert second.files.instance == core.recorders.files.instance
@@ -169,13 +181,12 @@ async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
 
 
 async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(core, tmp_path):
-    """The one who finds the other's gives way."""
     core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
     await aloft(core)
     core.fake.workers[1].recorder.refuses = None
     second = Recorders(
         core.engine, tmp_path / "recorder", rate=10.0, seconds=60.0, proc=core.fake.proc.path,
-        clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
+        clocks=Clocks(core.recorders._monotonic, core.clock), sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
     assert {worker.recorder.options["instance"] for worker in core.fake.workers} == {core.recorders.files.instance}
@@ -193,7 +204,6 @@ async def test_recorders_that_write_elsewhere_are_told(core, tmp_path):
 
 
 async def test_what_does_not_start_is_told_and_tried_again(core):
-    """The reason is the hint; the workers' own answers are all there is meanwhile."""
     for worker in core.fake.workers:
         worker.recorder.refuses = "OSError: no space left on device"
     report = await core.tick()
@@ -209,7 +219,6 @@ async def test_what_does_not_start_is_told_and_tried_again(core):
 
 
 async def test_who_started_goes_on_while_the_others_are_tried_again(core, tmp_path):
-    """Under the same name, so that there is one file of each."""
     core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
     await spared(core)
     report = await spared(core)
@@ -239,7 +248,6 @@ async def test_nobody_is_tried_again_in_a_long_step(core):
 
 
 async def test_a_refused_call_is_told(core):
-    """An extension of before recorders, say."""
     core.fake.failing["/collective_rpc"] = 500
     await core.tick()
     assert core.recorders.problem == "the recorders were not started: worker call recorder_start answered 500"
@@ -269,7 +277,6 @@ async def test_an_engine_without_the_extension_gets_no_recorders(fly):
 
 
 async def test_files_that_are_elsewhere_are_told(core, tmp_path):
-    """The workers' folder is not ours, though it has the same name."""
     await spared(core)
     for path in (tmp_path / "recorder").iterdir():
         path.unlink()
@@ -293,7 +300,6 @@ async def test_a_file_that_was_taken_away_comes_back(core, tmp_path):
 
 
 async def test_a_file_that_is_no_good_is_told(core, tmp_path):
-    """By its name, and why."""
     await spared(core)
     name = rings(tmp_path)[1]
     (tmp_path / "recorder" / name).write_bytes(b"nonsense")
@@ -303,7 +309,6 @@ async def test_a_file_that_is_no_good_is_told(core, tmp_path):
 
 
 async def test_files_of_former_lives_go_after_a_while(core, tmp_path):
-    """Also where nobody starts again, and not before an incident report had its time."""
     await aloft(core)
     first = set(rings(tmp_path))
     core.fake.down = True
@@ -333,7 +338,6 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_every_rank_is_heard_of_once(fly, layout):
-    """By the call where it reaches, by its file where it does not; in the ranks' order."""
     core = fly(**LAYOUTS[layout])
     await core.tick()
     report = await core.tick()
@@ -361,13 +365,11 @@ async def test_without_recorders_the_other_engines_ranks_are_missing(layout):
 
 @pytest.mark.parametrize("layout", ["tp 2", "pp 2"])
 async def test_one_engine_whole_misses_nobody(layout):
-    """Without recorders too."""
     report = await core_on(**LAYOUTS[layout]).tick()
     assert (report.ranks_expected, report.ranks_reported, report.ranks_missing) == (2, 2, ())
 
 
 async def test_a_rank_that_answered_once_is_unheard(tmp_path):
-    """With what it said then, for as long as it stays away."""
     core = core_on()
     await core.tick()
     seen_at = core.clock.now
@@ -380,7 +382,6 @@ async def test_a_rank_that_answered_once_is_unheard(tmp_path):
 
 @pytest.mark.parametrize("how", ["silent", "dead", "stopped", "ended"])
 async def test_a_missing_rank_is_named_with_what_was_last_known(fly, how):
-    """Of one whom no call reaches, its file tells what became of it."""
     core = await aloft(fly(tensor_parallel=1, data_parallel=2))
     core.clock.advance(0.5)
     core.fake.record()
@@ -396,7 +397,6 @@ async def test_a_missing_rank_is_named_with_what_was_last_known(fly, how):
 
 
 async def test_a_rank_that_has_not_written_yet_is_missing(fly):
-    """Its file is there, and nothing in it."""
     core = fly(tensor_parallel=1, data_parallel=2)
     (missing,) = (await core.tick()).ranks_missing
     assert (missing.status, missing.pid, missing.last_seen_at) == ("unheard", 4243, None)
@@ -423,7 +423,6 @@ async def test_workers_without_a_number_are_counted_too():
 
 
 async def test_an_engine_that_does_not_tell_its_size_misses_nobody(fly):
-    """Nobody knows how many there should be."""
     core = fly(data_parallel=2, engine_has_extension=True)
     core.fake.failing["/server_info"] = 500
     report = await core.tick()
@@ -431,7 +430,6 @@ async def test_an_engine_that_does_not_tell_its_size_misses_nobody(fly):
 
 
 async def test_the_baseline_grows_by_ranks_that_are_heard_of_later(fly):
-    """Growth is told of each from its own beginning."""
     core = fly(tensor_parallel=1, data_parallel=2)
     await spared(core)
     assert [rank.dp_rank for rank in core.poller.life.baseline] == [0]
@@ -456,7 +454,6 @@ async def test_recorded_workers_are_not_called_while_they_work(core):
 
 
 async def test_recorded_workers_of_an_idle_engine_are_read_all_the_same(core):
-    """A file costs the engine nothing."""
     await aloft(core)
     reports = [await spared(core) for _ in range(10)]
     assert core.fake.ops() == []
@@ -487,7 +484,6 @@ async def test_a_recorder_that_does_not_know_the_allocator_spares_nobody(core):
 
 
 async def test_who_asks_for_a_reading_gets_one_of_now(fly):
-    """A remedy's effect is in it, also on ranks that no call reaches."""
     core = await aloft(fly(tensor_parallel=1, data_parallel=2))
     core.clock.advance(1.0)
     core.fake.record()
@@ -501,7 +497,6 @@ async def test_who_asks_for_a_reading_gets_one_of_now(fly):
 
 
 async def test_nobody_is_waited_for_long(fly):
-    """A worker that does not get to write has a few periods' time."""
     core = await aloft(fly(tensor_parallel=1, data_parallel=2))
     core.fake.workers[1].recorder.works = False
     asked_at = core.clock.now
@@ -510,7 +505,6 @@ async def test_nobody_is_waited_for_long(fly):
 
 
 async def test_nobody_is_waited_for_when_the_engine_is_gone(core):
-    """There is nothing to come."""
     await aloft(core)
     core.fake.down = True
     asked_at = core.clock.now
@@ -538,7 +532,6 @@ async def test_a_long_step_is_busy_and_nobody_is_asked(core):
 
 
 async def test_a_step_that_lasts_too_long_is_stuck_until_it_ends(core):
-    """The engine is stuck, with the place as the hint; and ready again by itself."""
     await aloft(core)
     core.fake.running = 1
     core.fake.begin_step()
@@ -557,7 +550,6 @@ async def test_a_step_that_lasts_too_long_is_stuck_until_it_ends(core):
 
 
 async def test_a_dead_rank_makes_the_engine_stuck(core):
-    """A step needs every rank; the hint names it."""
     await aloft(core)
     fall_silent(core, core.fake.workers[1], "dead")
     core.fake.hang = asyncio.Event()
@@ -569,7 +561,6 @@ async def test_a_dead_rank_makes_the_engine_stuck(core):
 
 @pytest.mark.parametrize(("what", "verdict"), [("steps", "progressing"), ("a step", "busy")])
 async def test_a_deadline_that_passes_while_ranks_move_is_no_hang(core, what, verdict):
-    """The call waits for its turn; the hint tells both."""
     await aloft(core)
     await at_work(core, 3)
     core.fake.hang = asyncio.Event()
@@ -589,8 +580,6 @@ async def test_a_deadline_that_passes_while_ranks_move_is_no_hang(core, what, ve
 
 
 async def test_a_step_that_begins_just_then_is_no_hang(core):
-    """Idle when it was looked at, and the deadline passed in a step that came in between."""
-
     class Step:
         async def wait(self) -> None:
             core.fake.begin_step()
@@ -625,7 +614,6 @@ async def test_a_hang_is_told_while_a_call_still_waits(fly):
 
 
 async def test_a_call_that_is_late_though_nobody_works_is_slow_and_then_stuck(core):
-    """It may wait in the API server, for a while; then the loop hands out nothing."""
     await aloft(core)
     core.fake.hang = asyncio.Event()
     report = await core.tick()
@@ -654,7 +642,6 @@ async def test_an_api_server_that_is_late_for_longer_than_any_step_answers_nobod
 
 
 async def test_requests_that_no_step_follows_are_stuck(core):
-    """And the loop answers no call either."""
     await aloft(core)
     core.fake.end_step()
     core.fake.running = 2
@@ -667,7 +654,6 @@ async def test_requests_that_no_step_follows_are_stuck(core):
 
 
 async def test_what_waits_in_a_paused_engine_is_not_stuck(core):
-    """Nor in one that sleeps; it stays paused for as long as it says so."""
     await aloft(core)
     core.fake.paused = True
     assert (await core.tick()).engine.state == "paused"
@@ -680,7 +666,6 @@ async def test_what_waits_in_a_paused_engine_is_not_stuck(core):
 
 
 async def test_a_rested_engine_stays_paused_until_it_says_otherwise(core):
-    """It is not asked at every poll."""
     await aloft(core)
     await spared(core, SETTLE_SECONDS)
     core.fake.paused = True
@@ -694,7 +679,6 @@ async def test_a_rested_engine_stays_paused_until_it_says_otherwise(core):
 
 
 async def test_a_paused_engine_stays_paused_while_a_call_is_late(core):
-    """Nobody could ask whether it still is."""
     await aloft(core)
     core.fake.paused = True
     await core.tick()
@@ -729,7 +713,6 @@ async def test_a_refusal_is_the_end_where_the_workers_are_gone_too(core):
 
 
 async def test_recorders_of_another_engine_tell_that_it_loads(core, tmp_path):
-    """Those that a sidecar started are of a neighbour."""
     await aloft(core)
     core.fake.down = True
     for worker in core.fake.workers:
@@ -746,7 +729,6 @@ async def test_recorders_of_another_engine_tell_that_it_loads(core, tmp_path):
 
 
 async def test_an_answer_that_breaks_off_is_not_the_end(core):
-    """Its files say that all is well; the next round tells."""
     await aloft(core)
     core.fake.breaks = True
     report = await core.tick()
@@ -756,7 +738,6 @@ async def test_an_answer_that_breaks_off_is_not_the_end(core):
 
 
 async def test_what_was_recorded_last_outlives_the_engine(core):
-    """Until another life of it has recorders of its own, or cannot start any."""
     await aloft(core)
     core.fake.down = True
     core.clock.advance(0.5)
@@ -776,7 +757,6 @@ async def test_what_was_recorded_last_outlives_the_engine(core):
 
 
 async def test_the_last_minutes_are_read_by_process(core, tmp_path):
-    """All samples of a life, of a former one too; a file that is no good costs only itself."""
     await aloft(core)
     core.fake.end_step()
     await spared(core)
@@ -795,7 +775,6 @@ async def test_the_last_minutes_are_read_by_process(core, tmp_path):
 
 
 async def test_long_minutes_are_thinned(core):
-    """The last ones whole, what was before them coarser, oldest first."""
     core.recorders._rate = 100.0
     await spared(core)
     first = core.clock.now
@@ -813,7 +792,6 @@ async def test_long_minutes_are_thinned(core):
 
 
 async def test_the_pace_is_of_all_ranks(fly):
-    """Ranks that are heard of by file or by call in turn are the same ranks."""
     core = await aloft(fly(tensor_parallel=1, data_parallel=2))
     for _ in range(8):
         core.fake.serve_images(1)
@@ -825,10 +803,9 @@ async def test_the_pace_is_of_all_ranks(fly):
 
 
 async def test_a_look_reads_the_files_and_asks_nobody(core):
-    """Listeners hear of what it found; the engine's state is that of the last poll."""
     await aloft(core)
     told: list[Report] = []
-    core.poller.listeners.append(told.append)
+    core.poller.reports.subscribe(told.append)
     core.clock.advance(0.2)
     core.fake.serve_images(1)
     core.fake.end_step()
@@ -841,22 +818,16 @@ async def test_a_look_reads_the_files_and_asks_nobody(core):
 
 
 async def test_it_is_looked_as_often_as_is_asked(core):
-    """By the files where they tell all, and no more often than every twentieth of a second."""
     await aloft(core)
-    core.poller.pace = None
-    assert core.poller._next_read() == (1.0, core.poller.read_recorders)
-    core.poller.pace = lambda report: 0.2 if report.ranks else 9.0
-    assert core.poller._next_read() == (0.2, core.poller.read_recorders)
-    core.poller.pace = lambda _: 0.0
-    assert core.poller._next_read()[0] == MIN_READ_SECONDS
+    assert core.poller._next_read(None) == (1.0, core.poller.read_recorders)
+    assert core.poller._next_read(lambda report: 0.2 if report.ranks else 9.0) == (0.2, core.poller.read_recorders)
+    assert core.poller._next_read(lambda _: 0.0)[0] == MIN_READ_SECONDS
 
 
 async def test_without_recorders_it_is_polled_once_a_second_at_most():
-    """Each poll is a call that makes workers spin."""
     core = core_on()
     await core.tick()
-    core.poller.pace = lambda _: 0.1
-    seconds, read = core.poller._next_read()
+    seconds, read = core.poller._next_read(lambda _: 0.1)
     assert seconds == 1.0
     core.fake.calls.clear()
     await read()
@@ -864,9 +835,7 @@ async def test_without_recorders_it_is_polled_once_a_second_at_most():
 
 
 async def test_a_pace_that_fails_costs_no_poll(core, monkeypatch):
-    """It is asked within the loop, which goes on."""
     await aloft(core)
-    core.poller._poll_seconds = 0.001
     polls: list[int] = []
 
     async def poll(**_):
@@ -877,10 +846,9 @@ async def test_a_pace_that_fails_costs_no_poll(core, monkeypatch):
     def pace(_):
         raise ZeroDivisionError
 
-    core.poller.pace = pace
     monkeypatch.setattr(core.poller, "poll", poll)
     with pytest.raises(asyncio.CancelledError):
-        await core.poller.run()
+        await core.poller.run(pace)
     assert ("poller", "unexpected") in core.counted.failures
 
 
@@ -919,15 +887,13 @@ def alone(tmp_path):
             tmp_path,
             rate=10.0,
             seconds=120.0,
-            clock=lambda: WALL,
-            monotonic=lambda: MONO,
+            clocks=Clocks(lambda: MONO, lambda: WALL),
         )
         stack.callback(recorders.close)
         yield recorders, run
 
 
 async def test_recorders_that_run_already_are_followed_without_a_call(alone):
-    """The plugin starts them with the engine; their files say how many there should be."""
     recorders, run = alone
     await recorders.adopt()
     assert await recorders.read() == ()
@@ -939,7 +905,6 @@ async def test_recorders_that_run_already_are_followed_without_a_call(alone):
 
 
 async def test_a_folder_of_two_engines_is_named_until_one_is_left(alone):
-    """Whose ranks are whose cannot be told."""
     recorders, run = alone
     run("a" * 16, 51)
     other = run("b" * 16, 52)
@@ -953,7 +918,6 @@ async def test_a_folder_of_two_engines_is_named_until_one_is_left(alone):
 
 
 async def test_after_the_engines_end_the_next_ones_recorders_are_followed(alone):
-    """They have another name; those of the former life stay where they are."""
     recorders, run = alone
     former = run("a" * 16, 51)
     await recorders.adopt()
@@ -963,3 +927,56 @@ async def test_after_the_engines_end_the_next_ones_recorders_are_followed(alone)
     run("c" * 16, 53)
     await recorders.adopt()
     assert [record.identity.pid for record in await recorders.read()] == [53]
+
+
+# --- whether every rank is recorded: said in one place, for what is asked, what may be called and what is shown ---
+
+
+def record(
+    *, status: str = "alive", device: str = "cuda", allocated: int | None = 1, read: bool = True, **said: Any
+) -> Any:
+    """What is needed of a record; by default one rank of two, with its entries and our operations."""
+    newest = SimpleNamespace(device=Device(type=device), torch=TorchMemory(allocated_bytes=allocated))
+    identity = SimpleNamespace(**{"rpc": True, "ranks_expected": 2} | said)
+    return SimpleNamespace(status=status, newest=newest if read else None, identity=identity, table=object())
+
+
+FULL = record()
+ROWS = {
+    "both": ([FULL, FULL], 2, (2, True, True)),
+    "one of two": ([FULL], 2, (1, False, False)),
+    "how many there should be is not known": ([FULL, FULL], None, (2, False, True)),
+    "by their own word there is one more": ([FULL, record(ranks_expected=3)], 2, (2, True, False)),
+    "nobody says how many": ([record(ranks_expected=None)], None, (1, False, False)),
+    "one is silent": ([FULL, record(status="silent")], 2, (1, False, False)),
+    "one has no reading yet": ([FULL, record(read=False)], 2, (1, False, True)),
+    "one shows less than its worker would": ([FULL, record(allocated=None)], 2, (2, False, True)),
+    "a CPU has no more to show": ([FULL, record(device="cpu", allocated=None)], 2, (2, True, True)),
+    "one has none of our operations": ([FULL, record(rpc=False)], 2, (2, True, False)),
+    "one does not say which it has": ([FULL, record(rpc=None)], 2, (2, True, False)),
+    "nobody": ([], 0, (0, True, False)),
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_what_the_recorders_cover(row):
+    records, expected, told = row
+    found = coverage(records, expected)
+    assert (len(found.writing), found.is_complete, found.offers_calls) == told
+
+
+def test_entries_are_all_there_only_with_every_table():
+    bare = record()
+    bare.table = None
+    assert coverage([FULL, FULL], 2).has_entries
+    assert not coverage([FULL, bare], 2).has_entries
+    assert not coverage([FULL], 2).has_entries
+
+
+def test_the_greatest_word_counts():
+    assert ranks_expected([record(ranks_expected=1), record(ranks_expected=4), record(ranks_expected=None)]) == 4
+    assert ranks_expected([record(ranks_expected=None)]) is None
+
+
+def test_without_recorders_nothing_is_covered():
+    assert Coverage() == coverage([], None)

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.recorder.entry_table import MAX_NOTES, MAX_PHASES, MAX_TEXT
+from highwater.recorder.contents import MAX_NOTE, MAX_NOTES, MAX_PHASES, RingUnusable, is_within_bounds
 from highwater.recorder.ring import MAX_FILE_BYTES, Ring, has_magic
-from highwater.recorder.untrusted import RingUnusable, is_within_bounds
 from tests.fakes.ring import (
     BUDGET,
     HEARTBEAT_BYTES,
@@ -101,7 +100,6 @@ def reason(path: Path) -> str:
 
 
 def test_each_record_is_read_once_and_in_order(writer, ring):
-    """Around the end of the file as well."""
     assert new_numbers(ring) == []
     last = 0
     for count in (1, 11, 11, 0, 30, 11, 11, 31, 1):
@@ -111,7 +109,6 @@ def test_each_record_is_read_once_and_in_order(writer, ring):
 
 
 def test_one_read_of_the_file_is_enough_for_who_keeps_up(writer, ring, preads):
-    """And two where the records go on at its beginning."""
     write(writer, 1, 11)
     new_numbers(ring)
     preads.clear()
@@ -128,7 +125,6 @@ def test_one_read_of_the_file_is_enough_for_who_keeps_up(writer, ring, preads):
 
 @pytest.mark.parametrize("written", [1, 31, 32, 33, 63, 64, 65, 90, 128, 129, 1000])
 def test_who_comes_late_gets_the_newest(writer, written):
-    """A window of them, whatever the ring holds beside."""
     write(writer, 1, written)
     with closing(Ring(writer.path)) as ring:
         got = new_numbers(ring)
@@ -138,7 +134,6 @@ def test_who_comes_late_gets_the_newest(writer, written):
 
 @pytest.mark.parametrize("more", [32, 33, 40, 63, 64, 65, 100, 128, 1000])
 def test_who_was_away_for_long_gets_the_newest(writer, ring, more):
-    """Also where the writer has come around the ring meanwhile, more than once."""
     write(writer, 1, 20)
     new_numbers(ring)
     write(writer, 21, 20 + more)
@@ -150,7 +145,6 @@ def test_who_was_away_for_long_gets_the_newest(writer, ring, more):
 
 
 def test_a_large_ring_is_not_read_whole(tmp_path, preads):
-    """Its end is found by halving."""
     with closing(FakeWriter(tmp_path, slots=2000)) as writer:
         write(writer, 1, 3333)
         with closing(Ring(writer.path)) as ring:
@@ -160,7 +154,6 @@ def test_a_large_ring_is_not_read_whole(tmp_path, preads):
 
 
 def test_all_that_there_is_can_be_had_at_once(writer, ring):
-    """For a report; what is new stays new."""
     write(writer, 1, 100)
     assert numbers(ring.newest(1000)) == list(range(37, 101))
     assert numbers(ring.newest(2)) == [99, 100]
@@ -171,7 +164,6 @@ def test_all_that_there_is_can_be_had_at_once(writer, ring):
 
 
 def test_each_heartbeat_is_read_once(writer, ring):
-    """The newer of the two that are there."""
     assert ring.heartbeat() is None
     for number in range(1, 6):
         writer.append_heartbeat({"n": number})
@@ -181,7 +173,6 @@ def test_each_heartbeat_is_read_once(writer, ring):
 
 
 def test_a_long_heartbeat_is_read_whole(writer, ring):
-    """It has a dump of stacks in it."""
     writer.append_heartbeat({"n": 1, "dump": "x" * 12_000})
     assert ring.heartbeat() == {"n": 1, "dump": "x" * 12_000}
 
@@ -193,7 +184,6 @@ def damage_at(writer: FakeWriter, at: int) -> None:
 
 
 def test_while_one_heartbeat_is_being_written_the_other_is_there(writer, ring):
-    """It is older, and it is whole."""
     writer.append_heartbeat({"n": 1})
     writer.append_heartbeat({"n": 2})
     damage_at(writer, writer.heartbeat_at())
@@ -204,7 +194,6 @@ def test_while_one_heartbeat_is_being_written_the_other_is_there(writer, ring):
 
 
 def test_a_table_is_read_when_it_is_new(writer, ring, preads):
-    """What is in it is not read again while it stays."""
     writer.table(1.0, [("a", 100, 0.5, False), ("b" * 99, 50, 0.75, True)], total=5000)
     table = ring.table()
     assert table is not None
@@ -219,13 +208,12 @@ def test_a_table_is_read_when_it_is_new(writer, ring, preads):
 
 
 def test_what_a_table_tells_in_words_is_short(writer, ring):
-    """An exception may bring a megabyte of text, and every report shows it."""
     phases = [{"name": "n" * 2000, "at": 1.0, "seconds": 1.0, "error": "e" * 2000}]
     writer.table(1.0, [], start=phases, notes=[{"name": "n" * 2000, "reason": "r" * 2000}])
     table = ring.table()
     assert table is not None
     (phase,), (note,) = table.start, table.notes
-    assert {len(text) for text in (phase.name, phase.error, note.name, note.reason)} == {MAX_TEXT}
+    assert {len(text) for text in (phase.name, phase.error, note.name, note.reason)} == {MAX_NOTE}
 
 
 @pytest.mark.parametrize(("name", "most"), [("start", MAX_PHASES), ("notes", MAX_NOTES)])
@@ -239,7 +227,6 @@ def test_a_table_with_more_than_any_worker_writes_is_passed_by(writer, ring, nam
 
 
 def test_the_engines_budget_is_read_of_a_table(writer, ring):
-    """As the worker's package writes it."""
     writer.table(1.0, engine_budget=wire(story(), version="0.12.0"))
     budget = ring.table().engine_budget
     assert (budget.vllm_version, budget.kv_cache.blocks, budget.limits.max_num_seqs) == ("0.12.0", 5_040, 8)
@@ -255,7 +242,6 @@ def test_the_engines_budget_is_read_of_a_table(writer, ring):
     ],
 )
 def test_a_budget_that_makes_no_sense_costs_only_itself(writer, ring, odd):
-    """The entries and the start are there all the same."""
     writer.table(1.0, rows=[("a", 1, 0.0, False)], engine_budget=odd)
     table = ring.table()
     assert (table.engine_budget, table.total) == (None, 1)
@@ -263,7 +249,6 @@ def test_a_budget_that_makes_no_sense_costs_only_itself(writer, ring, odd):
 
 
 def test_a_torn_table_is_never_seen(writer, ring):
-    """The one before it is, until it is whole."""
     writer.table(1.0, [("a", 1, 0.0, False)])
     writer.table(2.0, [("a", 1, 0.0, False), ("b", 1, 0.0, False)])
     damage_at(writer, writer.table_at())
@@ -290,7 +275,6 @@ def test_a_table_that_is_none_is_passed_by(writer, ring, body):
 
 
 def test_rows_that_no_writer_would_write_are_left_out(writer, ring):
-    """Numbers beyond all measure; names are made fit for terminals."""
     rows = [
         (b"\x1b[2J", 1, 1.0, 0),
         (b"a", 2**64 - 1, 1.0, 0),
@@ -307,7 +291,6 @@ def test_rows_that_no_writer_would_write_are_left_out(writer, ring):
 
 
 def test_the_watchdogs_stacks_are_there_until_it_is_moved_on(writer, ring):
-    """A long one runs over the end of the file."""
     assert ring.dump() is None
     writer.watchdog(5.0, "x" * 100_000)
     dump = ring.dump()
@@ -319,7 +302,6 @@ def test_the_watchdogs_stacks_are_there_until_it_is_moved_on(writer, ring):
 
 @given(body=st.binary(max_size=400), which=st.sampled_from(["heartbeat", "table"]))
 def test_what_stands_beside_may_be_anything(folder, body, which):
-    """With a checksum that fits."""
     with closing(FakeWriter(folder, pid=77)) as writer:
         writer.append_heartbeat(body) if which == "heartbeat" else writer.append_table(body)
         with closing(Ring(writer.path)) as ring:
@@ -333,7 +315,6 @@ def test_what_stands_beside_may_be_anything(folder, body, which):
 
 
 def test_a_record_that_is_being_written_is_read_next_time(writer, ring):
-    """Its place holds an older one's rest, or nothing yet."""
     for last in (3, 33, 60, 80):
         write(writer, writer.sequence + 1, last)
         new_numbers(ring)
@@ -344,7 +325,6 @@ def test_a_record_that_is_being_written_is_read_next_time(writer, ring):
 
 
 def test_damaged_records_are_passed_by(writer, ring):
-    """Also several, and also the last of a window."""
     write(writer, 1, 5)
     new_numbers(ring)
     write(writer, 6, 12)
@@ -366,7 +346,6 @@ def test_a_record_that_is_no_json_object_is_passed_by(writer, ring, body):
 
 @pytest.mark.parametrize("damaged", range(33, 100, 3))
 def test_one_damaged_record_does_not_even_delay_the_newest(tmp_path, damaged):
-    """Wherever halving comes upon it."""
     with closing(FakeWriter(tmp_path, slots=128)) as writer:
         write(writer, 1, 100)
         writer.damage(damaged)
@@ -375,7 +354,6 @@ def test_one_damaged_record_does_not_even_delay_the_newest(tmp_path, damaged):
 
 
 def test_a_record_in_a_place_that_is_not_its_own_is_none(writer, ring):
-    """Nor is one that goes on where the next begins."""
     write(writer, 1, 3)
     with open(writer.path, "r+b") as file:
         file.seek(writer.offset(4))
@@ -390,7 +368,6 @@ def test_a_record_in_a_place_that_is_not_its_own_is_none(writer, ring):
 
 @pytest.mark.parametrize("damaged", [range(1, 2), range(1, 4), range(30, 34), range(1, 33), range(1, 70)])
 def test_damage_does_not_hide_the_newest(tmp_path, damaged):
-    """Not for longer than it takes to look into the rest of the ring, a window at a time."""
     with closing(FakeWriter(tmp_path, slots=128)) as writer:
         write(writer, 1, 100)
         for sequence in damaged:
@@ -401,7 +378,6 @@ def test_damage_does_not_hide_the_newest(tmp_path, damaged):
 
 
 def test_a_hole_of_zeros_does_not_hide_what_follows(writer, ring):
-    """Somebody cut the file, and the writer went on at its own place."""
     write(writer, 1, 10)
     new_numbers(ring)
     os.truncate(writer.path, 0)
@@ -482,22 +458,19 @@ def test_a_file_that_is_no_ring_is_named(tmp_path):
     ],
 )
 def test_an_identity_that_nobody_has_is_corrupt(tmp_path, change, word):
-    """What comes of it goes into logs, sums and sentences."""
     content = header(json.dumps(IDENTITY | change).encode(), slots=4).ljust(file_bytes(4), b"\0")
     assert reason(file_with(tmp_path, content)).startswith(f"corrupt identity: {word}")
 
 
 @pytest.mark.parametrize("identity", [b"", b"[]", b"{", b"\xff{}", b"[" * 4000])
 def test_an_identity_that_is_no_json_object_is_corrupt(tmp_path, identity):
-    """The parser's own limits included."""
     path = file_with(tmp_path, header(identity, slots=4).ljust(file_bytes(4), b"\0"))
     assert reason(path) == "corrupt identity: it is no JSON object"
 
 
 def test_a_newer_writer_may_say_more_of_itself(tmp_path):
-    """Keys that are not known yet are no error."""
     with closing(FakeWriter(tmp_path, model="Qwen3-VL")) as writer, closing(Ring(writer.path)) as ring:
-        assert ring.identity.name == "rank 0 (pid 4242 on node-a)"
+        assert ring.identity.title == "rank 0 (pid 4242 on node-a)"
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path, writer):
@@ -512,7 +485,6 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path, writer):
 
 
 def test_what_takes_a_files_place_at_the_last_moment_is_not_read(tmp_path, writer, monkeypatch):
-    """What is opened is looked at again, and let go."""
     regular, before = writer.path.lstat(), len(os.listdir("/proc/self/fd"))
     path = tmp_path / f"highwater-{INSTANCE}-1.ring"
     monkeypatch.setattr(Path, "lstat", lambda _: regular)
@@ -524,8 +496,6 @@ def test_what_takes_a_files_place_at_the_last_moment_is_not_read(tmp_path, write
 
 
 def test_what_may_not_be_read_is_named(tmp_path, writer, monkeypatch):
-    """By the system's own word."""
-
     def denied(*args, **options):
         raise PermissionError(13, os.strerror(13))
 
@@ -535,8 +505,6 @@ def test_what_may_not_be_read_is_named(tmp_path, writer, monkeypatch):
 
 
 def test_a_disk_that_gives_nothing_more_is_named(ring, monkeypatch):
-    """It is the ring's end, not the reader's."""
-
     def broken(*args):
         raise OSError(5, os.strerror(5))
 
@@ -547,7 +515,6 @@ def test_a_disk_that_gives_nothing_more_is_named(ring, monkeypatch):
 
 
 def test_no_file_stays_open_that_is_not_used(tmp_path, writer):
-    """However often a bad one is tried."""
     before = len(os.listdir("/proc/self/fd"))
     writer.damage(1)
     bad = file_with(tmp_path, b"HIGHWATR")
@@ -602,7 +569,6 @@ def read_all(path: Path) -> list[dict]:
 
 @given(changes=st.lists(st.tuples(st.integers(0, 1_000_000), st.binary(min_size=1, max_size=16)), max_size=8))
 def test_changed_bytes_harm_nobody(whole, folder, changes):
-    """And a record whose checksum fits is one that was written."""
     content = bytearray(whole.read_bytes())
     size = len(content)
     for place, new in changes:
@@ -613,14 +579,12 @@ def test_changed_bytes_harm_nobody(whole, folder, changes):
 
 @given(size=st.integers(0, 30_000) | st.integers(file_bytes(8) - 5_000, file_bytes(8) + 5_000))
 def test_a_file_of_any_length_harms_nobody(whole, folder, size):
-    """Shorter ones are not used, longer ones are."""
     content = whole.read_bytes()
     assert bool(read_all(file_with(folder, content, size=size))) == (size >= len(content))
 
 
 @given(content=st.binary(max_size=5000), with_magic=st.booleans())
 def test_random_bytes_harm_nobody(folder, content, with_magic):
-    """Also behind our own first bytes."""
     assert read_all(file_with(folder, (b"HIGHWATR\2\0" if with_magic else b"") + content)) == []
 
 

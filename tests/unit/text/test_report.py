@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.encoder_cache import encoder_totals
 from highwater.readings.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus
-from highwater.readings.rank import Components, Device, Note, StartPhase
+from highwater.readings.rank import Components, Device, EncoderCacheTotals, Note, StartPhase
 from highwater.readings.report import Report
 from highwater.text.report import report_text
 from highwater.text.table import device_title, table
@@ -41,7 +40,7 @@ def story() -> Report:
         ranks_expected=2,
         ranks_reported=2,
         ranks=ranks,
-        encoder_cache=encoder_totals(ranks),
+        encoder_cache=EncoderCacheTotals.of(ranks),
         growth=Growth(since_ready_bytes=2 * 3782 * 1024**2, bytes_per_second=-(1024.0**2)),
         policy=PolicyStatus(level="short", mode="observe", summary="short by 100 MiB on rank 0"),
     )
@@ -166,7 +165,7 @@ def test_notes_and_problems_are_shown_in_full(story):
 def test_data_parallel_ranks_have_different_titles(story):
     ranks = (story.ranks[0], replace(story.ranks[0], dp_rank=1), replace(story.ranks[0], rank=None))
     header = report_text(replace(story, ranks=ranks)).splitlines()[1]
-    assert header.split() == ["MiB", "rank", "0", "rank", "1.0", "rank", "-"]
+    assert header.split() == ["MiB", "rank", "0", "rank", "1.0", "rank", "?"]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def second_engines(dp_rank: int | None, rank: int | None) -> Report:
     [
         (0, 1, "note: rank 1: ", "rank 0    rank 1", "rank 1"),
         (1, 0, "note: rank 1.0: ", "rank 0  rank 1.0", "rank 1.0"),
-        (None, None, "note: rank -: ", "rank 0    rank -", "rank ?"),
+        (None, None, "note: rank ?: ", "rank 0    rank ?", "rank ?"),
     ],
 )
 def test_two_engines_ranks_are_told_apart_everywhere(dp_rank, rank, note, column, failed):

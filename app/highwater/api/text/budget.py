@@ -10,7 +10,7 @@ from highwater.diagnose.rules.book import Explained
 from highwater.plan.budget import BudgetPart, RankBudget
 from highwater.plan.explanation import EncoderView, tightest
 from highwater.plan.pool_view import PoolView
-from highwater.text.table import rank_title, table
+from highwater.text.table import table
 from highwater.units import UNKNOWN, gib_text, size_text
 
 # Of a comparison's table; what is longer is a sentence, and stands below it.
@@ -28,7 +28,7 @@ def budget_text(answer: Explained) -> str:
     rank = tightest(explanation.ranks)
     if rank is not None:
         bar = BudgetBar(
-            title=f"rank {_title(rank)}, {gib_text(rank.total_bytes)}",
+            title=f"{rank.name}, {gib_text(rank.total_bytes)}",
             parts=[(part.key, part.title, part.bytes) for part in rank.parts],
             requested_bytes=rank.requested_bytes,
             outside_bytes=rank.outside_bytes,
@@ -79,7 +79,7 @@ def _observed_table(ranks: Sequence[RankBudget]) -> str:
     for rank in ranks:
         for row in rank.observed:
             sizes = (row.profiled_bytes, row.observed_bytes, row.risk_bytes)
-            rows.append([f"{_title(rank)} {row.title}", *map(gib_text, sizes), ", ".join(row.settings)])
+            rows.append([f"{rank.label} {row.title}", *map(gib_text, sizes), ", ".join(row.settings)])
     headers = ["rank, seen since the start", "profiled", "observed", "risk", "covered by"]
     return table(headers, rows, words=1) if rows else ""
 
@@ -183,10 +183,10 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
     for rank in after.ranks:
         old = old_ranks.pop((rank.dp_rank, rank.rank), None)
         if old is None:
-            rows.append((f"rank {_title(rank)}", UNKNOWN, "there", ""))
+            rows.append((rank.name, UNKNOWN, "there", ""))
         else:
             rows += _rank_differences(old, rank)
-    rows += [(f"rank {_title(rank)}", "there", UNKNOWN, "") for rank in old_ranks.values()]
+    rows += [(rank.name, "there", UNKNOWN, "") for rank in old_ranks.values()]
     for old_pool, pool in zip(before.pools, after.pools, strict=False):
         counts = [
             ("blocks", old_pool.blocks, pool.blocks),
@@ -203,7 +203,7 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
 
 
 def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, str, str, str]]:
-    name = f"rank {_title(after)}: "
+    name = f"{after.name}: "
     sizes: list[tuple[str, int | None, int | None]] = [
         ("total", before.total_bytes, after.total_bytes),
         ("free at the start", before.init_free_bytes, after.init_free_bytes),
@@ -229,11 +229,7 @@ def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, 
 
 
 def _names(ranks: Sequence[RankBudget]) -> list[str]:
-    return [f"rank {_title(rank)}" for rank in ranks]
-
-
-def _title(rank: RankBudget) -> str:
-    return rank_title(rank.dp_rank, rank.rank, UNKNOWN)
+    return [rank.name for rank in ranks]
 
 
 def _number(value: float | None) -> str:

@@ -8,19 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.deltas import compare
-from highwater.accounting.rank_key import rank_key
+from highwater.accounting.totals import compare
 from highwater.memory.history import Mark
 from highwater.memory.snapshots import RankStacks, Taken
 from highwater.policy.rules import Rule
 from highwater.policy.store import PolicyStore
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyStatus, RuleStatus
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankReading, rank_title
 from highwater.readings.remedy import RemedyResult
 from highwater.relief.relief import RemedyOutcome
 from highwater.text.printable import plain
-from highwater.text.table import component_title, rank_title, reasons_of, signal_text, table, waters_text
+from highwater.text.table import component_title, reasons_of, signal_text, table, waters_text
 from highwater.units import UNKNOWN, size_text, span_text
 
 
@@ -49,15 +48,15 @@ def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str
     freed = compare(after, before)
     if not freed:
         return ""
-    in_use = {rank_key(rank): rank.used_bytes for rank in after}
+    in_use = {rank.key: rank.used_bytes for rank in after}
     rows = [
         [component_title(name), *(size_text(getattr(each.components, name)) for each in freed)]
         for name in COMPONENT_NAMES
         if any(getattr(each.components, name) for each in freed)
     ]
     rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
-    rows.append(["used now", *(size_text(in_use[rank_key(each)]) for each in freed)])
-    return "\n" + table(["less in use now", *(f"rank {rank_title(each.dp_rank, each.rank)}" for each in freed)], rows)
+    rows.append(["used now", *(size_text(in_use[each.key]) for each in freed)])
+    return "\n" + table(["less in use now", *(each.name for each in freed)], rows)
 
 
 def restored_text(ranks: Sequence[Mapping[str, Any]]) -> str:
@@ -82,7 +81,7 @@ def marked_text(mark: Mark) -> str:
 def taken_text(taken: Taken) -> str:
     rows = [
         [
-            rank_title(rank.dp_rank, rank.rank),
+            rank.label,
             size_text(rank.bytes),
             f"{rank.elapsed_ms / 1000:.2f} s",
             rank.path or UNKNOWN,
@@ -99,7 +98,7 @@ def stacks_text(ranks: Sequence[RankStacks]) -> str:
         recorded = "not recorded any more" if rank.was_recording else "not recorded now"
         if rank.recording:
             recorded = f"recorded for {span_text(rank.seconds_left)}"
-        lines.append(f"rank {rank_title(rank.dp_rank, rank.rank)}: allocation stacks are {recorded}\n")
+        lines.append(f"{rank.name}: allocation stacks are {recorded}\n")
     return "".join(lines)
 
 

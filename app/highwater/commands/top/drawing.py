@@ -20,7 +20,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from highwater.accounting.components import COMPONENTS
-from highwater.accounting.outlook import can_give, fullest, gains, mark_of, pressure_of, short_ranks
+from highwater.accounting.remedies import can_give, gains
+from highwater.accounting.totals import fullest
 from highwater.commands.top.feed import HISTORY_SECONDS, View
 from highwater.commands.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
 from highwater.readings.engine import MissingRank
@@ -28,7 +29,7 @@ from highwater.readings.event import Event
 from highwater.readings.policy import RankPressure, RuleStatus
 from highwater.readings.rank import RankReading
 from highwater.text.report import engine_facts
-from highwater.text.table import device_title, rank_title, signal_text, waters_text
+from highwater.text.table import device_title, signal_text, waters_text
 from highwater.units import UNKNOWN, share_text, size_text, span_text
 
 _WIDE = 76
@@ -149,7 +150,7 @@ class _Sections:
         grid = _grid(_left(), _left(ratio=1), *(_right() for _ in range(2 + self.is_wide + self.is_wider)))
         for rank in shown:
             grid.add_row(*self._rank(rank))
-        pressures = (pressure_of(report, rank) for rank in report.ranks)
+        pressures = (report.pressure_of(rank) for rank in report.ranks)
         waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
         sizes = " to ".join(dict.fromkeys(map(size_text, (waters[0], waters[-1])))) if waters else ""
         expected = UNKNOWN if report.ranks_expected is None else report.ranks_expected
@@ -168,11 +169,11 @@ class _Sections:
         return Group(*parts)
 
     def _rank(self, rank: RankReading) -> Iterator[RenderableType]:
-        pressure = pressure_of(self.report, rank)
+        pressure = self.report.pressure_of(rank)
         style = "bold red" if pressure is not None and pressure.short_bytes else ""
         sizes = [getattr(rank.components, component.name) for component in COMPONENTS]
         yield self._rank_name(rank)
-        yield StackedBar(sizes, _whole(rank), mark_of(self.report, rank))
+        yield StackedBar(sizes, _whole(rank), self.report.high_water_of(rank))
         yield Text(share_text(rank.used_ratio), style)
         yield Text(size_text(rank.used_bytes), style)
         if self.is_wide:
@@ -182,7 +183,7 @@ class _Sections:
 
     def _rank_name(self, rank: RankReading) -> str:
         others = self.report.ranks
-        parts = [rank_title(rank.dp_rank, rank.rank, UNKNOWN)]
+        parts = [rank.label]
         if self.is_wide:
             parts.append(device_title(rank.device))
         if self.is_wide and len({other.host for other in others}) > 1:
@@ -314,14 +315,14 @@ def _grid(*columns: Column) -> Table:
 def _details(rule: RuleStatus, name: str) -> Iterator[RenderableType]:
     if rule.reason:
         yield Padding(Text(f"! {name}{rule.reason}", _PHASES[rule.phase]), (0, 0, 0, 2))
-    short = short_ranks(rule)
+    short = rule.short_ranks
     yield from map(_shortage, short[:_MAX_SHORT_RANKS])
     if len(short) > _MAX_SHORT_RANKS:
         yield _text(f"    and {len(short) - _MAX_SHORT_RANKS} more ranks", _DIM)
 
 
 def _shortage(one: RankPressure) -> Text:
-    where = rank_title(one.dp_rank, one.rank)
+    where = one.label
     line = _text(f"    rank {where}: {size_text(one.free_bytes)} free, {size_text(one.short_bytes)} missing; ")
     known_gains = ", ".join(f"{remedy} {size_text(size)}" for remedy, size in can_give([one]).items())
     if known_gains:

@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.points import ROW, MemoryPoint
-from highwater.accounting.rank_key import RankKey, key_of, rank_key
 from highwater.client.answers import event_of, events_of, report_of, understood
 from highwater.client.sidecar import SidecarClient, follow
 from highwater.errors import SidecarError
 from highwater.readings.event import Event
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankKey, RankReading, key_of
 from highwater.readings.report import Report
 
 MAX_POINTS = 2000
@@ -54,7 +53,7 @@ class View:
         if report.taken_at is None or report.stale:
             return view
         at = report.taken_at
-        return view.with_history({rank_key(rank): (replace(MemoryPoint.of(rank), at=at),) for rank in report.ranks}, ())
+        return view.with_history({rank.key: (replace(MemoryPoint.of(rank), at=at),) for rank in report.ranks}, ())
 
     def with_history(self, past: Past, events: Iterable[Event]) -> View:
         """Add the sidecar's history; what it has lost by a restart stays."""
@@ -73,7 +72,7 @@ class View:
         return None if age is None else age + max(now - self.received_at, 0.0)
 
     def points(self, rank: RankReading, name: str) -> list[tuple[float, float | None]]:
-        known = self.past.get(rank_key(rank), ())
+        known = self.past.get(rank.key, ())
         return [(point.at, getattr(point.components if name in COMPONENT_NAMES else point, name)) for point in known]
 
 

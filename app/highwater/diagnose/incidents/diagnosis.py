@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.case import Case, given
 from highwater.diagnose.finding import Finding, for_given_pool, weightiest_first
 from highwater.diagnose.incident import Evidence, IncidentKind, RankEvidence
@@ -140,10 +139,10 @@ def _had_room(case: Case, findings: Sequence[Finding]) -> bool:
 
 
 def joined(ranks: tuple[RankEvidence, ...], before: tuple[RankEvidence, ...]) -> tuple[RankEvidence, ...]:
-    known = {(rank_key(rank), rank.pid): rank for rank in before}
+    known = {(rank.key, rank.pid): rank for rank in before}
     joined = []
     for rank in ranks:
-        was = known.pop((rank_key(rank), rank.pid), rank)
+        was = known.pop((rank.key, rank.pid), rank)
         series = max(rank.series, was.series, key=len)
         joined.append(replace(rank, series=series, stack=rank.stack or was.stack, entries=rank.entries or was.entries))
     return (*joined, *known.values())

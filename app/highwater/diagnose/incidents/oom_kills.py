@@ -13,13 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
-from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.incident import OomKills
 from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
-from highwater.readings.life import Process
+from highwater.readings.engine import Process
 from highwater.readings.rank import RankReading
-from highwater.text.table import rank_title
 
 # An earlier kill is another matter.
 RECENT_SECONDS: Final = 60.0
@@ -52,7 +50,7 @@ class OomKillWatch:
         """Compare the counters that the ranks report with their last values. Ranks of one container tell one kill."""
         rises = [0]
         for rank in ranks:
-            count, name = rank.host_memory.cgroup_oom_kills, rank_title(*rank_key(rank))
+            count, name = rank.host_memory.cgroup_oom_kills, rank.label
             if count is not None:
                 process = Process(rank.host, rank.pid, rank.pid_started)
                 before, was = self._counts.get(f"rank {name}", (count, process))
@@ -112,7 +110,7 @@ class OomKillWatch:
         outlived = [rank for rank in alive if rank.host_memory.cgroup_oom_kills is not None]
         if not outlived:
             return None
-        return OomKills(count=0, where=f"counted where rank {rank_title(*rank_key(outlived[0]))} runs")
+        return OomKills(count=0, where=f"counted where {outlived[0].name} runs")
 
 
 def _is_counted_after_the_end(reading: HostReading) -> bool:

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from highwater.accounting.attribution import account
+from highwater.accounting.components import account
 from highwater.accounting.points import MemoryPoint
-from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
@@ -25,24 +24,21 @@ from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, Faile
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.rules.ending import NOTHING_KNOWN
 from highwater.diagnose.rules.words import Sleep, wake_up_failed
-from highwater.engine.life import EngineLife
-from highwater.engine.start_attempts import LOOP_SECONDS
+from highwater.engine.life import LOOP_SECONDS, EngineLife
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
 from highwater.memory.ranks import workers_left
-from highwater.memory.start_failure import PREFIX
+from highwater.memory.starts import PREFIX
 from highwater.readings.engine import LOAD_FIGURES
 from highwater.readings.growth import Growth, SeriesGrowth
 from highwater.readings.policy import PolicyStatus
-from highwater.readings.rank import RankReading
+from highwater.readings.rank import RankReading, rank_title
 from highwater.readings.report import Report
-from highwater.recorder.entry_table import largest_first
+from highwater.recorder.contents import RankProgress, largest_first
 from highwater.recorder.progress import LOST
 from highwater.recorder.rank import RankRecord
-from highwater.recorder.rank_progress import RankProgress
 from highwater.recorder.recorders import Recorders
-from highwater.text.table import rank_title
 
 SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
@@ -229,7 +225,7 @@ class IncidentWatcher:
     def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
         more = []
         for rank in () if report.stale else report.ranks:
-            key, count = rank_key(rank), rank.torch.ooms
+            key, count = rank.key, rank.torch.ooms
             if count is None:
                 continue  # not every reading has it
             pid, before = self._ooms.get(key, (rank.pid, count))
@@ -442,16 +438,16 @@ def _of_start(report: Report) -> _LifeKnown:
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
     if not records:
         return ranks
-    known = {rank_key(rank): rank for rank in ranks}
+    known = {rank.key: rank for rank in ranks}
     for record in records:
         identity, progress, newest = record.identity, record.progress, record.newest
-        rank = known.get(rank_key(identity)) or RankEvidence(
+        rank = known.get(identity.key) or RankEvidence(
             rank=identity.rank, dp_rank=identity.dp_rank, host=identity.host, pid=identity.pid
         )
         reading = rank.reading
         if newest is not None and (reading is None or reading.taken_at < newest.taken_at):
             reading = account(newest, "recorder")
-        known[rank_key(identity)] = replace(
+        known[identity.key] = replace(
             rank,
             status=record.status,
             reading=reading,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.rank_key import rank_key
 from highwater.accounting.remedies import reserve_bytes
 from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase
 from highwater.diagnose.change import highest, part_of, risen
@@ -79,7 +78,7 @@ def is_acquitted(case: Case) -> bool:
 def _unseen(case: Case) -> tuple[int | None, float]:
     """Return how many ranks have no reading, ``None`` if that is not known, and how old the oldest reading is."""
     known = case.evidence
-    expected = 0 if known is None else max(known.ranks_expected or 0, len(set(map(rank_key, known.baseline))))
+    expected = 0 if known is None else max(known.ranks_expected or 0, len({rank.key for rank in known.baseline}))
     return max(expected - len(case.ranks), 0) if expected else None, max(map(case.age_seconds, case.ranks), default=0.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from highwater.accounting.outlook import gains
+from highwater.accounting.remedies import gains
 from highwater.diagnose.case import OLD_SECONDS, Case, given
 from highwater.diagnose.change import highest
 from highwater.diagnose.finding import Finding, Weight, finding

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from highwater.accounting.encoder_cache import budget_bytes
-from highwater.accounting.launch import may_fragment
 from highwater.diagnose.case import Case, RankCase
 from highwater.diagnose.change import highest
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, against_fragments, finding, for_component
@@ -62,7 +60,7 @@ def _fragmenting(case: Case) -> list[RankCase]:
     return [
         rank
         for rank in case.ranks
-        if may_fragment(rank.now)
+        if rank.now.may_fragment
         or (has_encoder and rank.device_type == "npu" and rank.now.launch.expandable_segments is False)
     ]
 
@@ -209,7 +207,7 @@ def _capacity_bytes(rank: RankCase) -> int | None:
     if cache is not None and sized:  # recorders list their entries without embeddings
         held, embeds = (sum(parts) for parts in zip(*sized, strict=True))
         cache = replace(cache, device_bytes=held, host_bytes=0, embeds=embeds)
-    return budget_bytes(cache)
+    return None if cache is None else cache.budget_bytes
 
 
 def encoder_not_profiled(case: Case) -> Finding | None:

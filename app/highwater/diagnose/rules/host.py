@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from highwater.accounting.host_share import host_share
 from highwater.diagnose.case import NOTABLE_BYTES, OLD_SECONDS, Case, given
 from highwater.diagnose.finding import Finding, finding
 from highwater.host.needs import ProcessorCaches
@@ -94,7 +93,7 @@ def _fills(case: Case) -> Iterator[tuple[Fill, str]]:
         everyone = (*host.reading.processes, *host.reading.ended)
         known = {(one.host, one.pid) for one in everyone if fill.is_limited and one.container == fill.container}
     for rank in case.ranks:
-        used, whole = host_share(rank.now) if (rank.now.host, rank.now.pid) not in known else (None, None)
+        used, whole = rank.now.host_memory.share if (rank.now.host, rank.now.pid) not in known else (None, None)
         if used is not None and whole and (evidence is None or rank.now.taken_at >= oldest):
             is_limited = rank.now.host_memory.cgroup_limit_bytes == whole
             fill = Fill(at=rank.now.taken_at, used_bytes=used, whole_bytes=whole, is_limited=is_limited)

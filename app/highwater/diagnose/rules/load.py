@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.case import Case, given
-from highwater.diagnose.change import highest, name_of, risen, total
+from highwater.diagnose.change import highest, risen, total
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, has_restarted, host_used, same_process
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, finding
 from highwater.diagnose.rules.growth import MAIN_SHARE, MINOR_SHARE, for_growth, meaning
@@ -162,7 +161,7 @@ def headroom(case: Case) -> Finding | None:
         "headroom",
         weight="likely" if is_tight else "note",
         advice=("gpu_memory_utilization", "limit_mm_per_prompt", "policy_earlier") if is_tight else (),
-        rank=name_of(point),
+        rank=point.name,
         free=free,
         ratio=ratio,
         images=images,
@@ -179,11 +178,11 @@ def transient_peak(case: Case) -> Finding | None:
 
 def unseen_peak(case: Case) -> Finding | None:
     experiment = given(case.experiment)
-    peaks = {rank_key(point): point.torch.allocated_bytes for point in experiment.ranks(PEAK)}
-    before = {rank_key(point): point.torch.peak_allocated_bytes for point in experiment.ranks(BEFORE)}
+    peaks = {point.key: point.torch.allocated_bytes for point in experiment.ranks(PEAK)}
+    before = {point.key: point.torch.peak_allocated_bytes for point in experiment.ranks(BEFORE)}
 
     def unseen(point: RankReading) -> int | None:
-        record, key = point.torch.peak_allocated_bytes, rank_key(point)
+        record, key = point.torch.peak_allocated_bytes, point.key
         earlier, seen = before.get(key), peaks.get(key)
         if record is None or earlier is None or seen is None:
             return None
@@ -193,9 +192,7 @@ def unseen_peak(case: Case) -> Finding | None:
     more, point = highest(experiment.ranks(AFTER), unseen) or (0, None)
     if point is None or more < TRANSIENT_BYTES:
         return None
-    return finding(
-        "unseen_peak", advice=() if experiment.recorded else ("recorder_dir",), rank=name_of(point), more=more
-    )
+    return finding("unseen_peak", advice=() if experiment.recorded else ("recorder_dir",), rank=point.name, more=more)
 
 
 def over_high_water(case: Case) -> Finding | None:
@@ -207,7 +204,7 @@ def over_high_water(case: Case) -> Finding | None:
         for rule in experiment.policy.rules
         for one in rule.ranks
         for point in experiment.ranks(PEAK)
-        if rank_key(point) == rank_key(one)
+        if point.key == one.key
         and (free := point.free_bytes) is not None
         and (high := one.high_free_bytes) is not None
         and free < high
@@ -216,7 +213,7 @@ def over_high_water(case: Case) -> Finding | None:
         return None
     _, rule, point, free, high = max(under, key=lambda each: each[0])
     remedies = " or ".join(remedy.name for remedy in rule.remedies)
-    return finding("over_high_water", rank=name_of(point), free=free, high=high, rule=rule.name, remedies=remedies)
+    return finding("over_high_water", rank=point.name, free=free, high=high, rule=rule.name, remedies=remedies)
 
 
 def policy_acted(case: Case) -> Finding | None:

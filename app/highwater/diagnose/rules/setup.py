@@ -18,7 +18,7 @@ from highwater.diagnose.rules import growth, host
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
 from highwater.files.admin_token import is_loopback
 from highwater.host.reading import NO_FILES
-from highwater.text.table import missing_text, rank_title, waters_text
+from highwater.text.table import missing_text, waters_text
 from highwater.units import size_text, span_text
 from kvplan.generations import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 
@@ -224,7 +224,7 @@ def thresholds(case: Case) -> Answer:
     if report.stale or not report.ranks:
         return None
     noted = (one for rule in policy.rules for one in rule.ranks if one.note)
-    odd = sorted({f"rank {rank_title(one.dp_rank, one.rank)}: {one.note}" for one in noted})
+    odd = sorted({f"{one.name}: {one.note}" for one in noted})
     if odd and any(rule.phase != "held" for rule in policy.rules):
         return finding("ranks_left_out", ranks="; ".join(odd[:3]))
     return "; ".join(f"{one.name} {waters_text(one) or f'is held: {one.reason}'}" for one in policy.rules)

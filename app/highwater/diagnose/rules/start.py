@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from highwater.accounting.launch import EXCLUDED, allocator_options, sets_expandable_segments
+from highwater.accounting.engine_budget import EXCLUDED, allocator_options, sets_expandable_segments
 from highwater.diagnose.case import Case, given
 from highwater.diagnose.finding import Finding, finding
-from highwater.plan.budget import RankBudget
-from highwater.text.table import rank_title
-from highwater.units import MIB, UNKNOWN, size_text
+from highwater.units import MIB, size_text
 
 # A smaller difference between the profile and what followed is no risk.
 NOTABLE_BYTES: Final = 128 * MIB
-
-
-def budget_name(rank: RankBudget) -> str:
-    return f"rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}"
 
 
 def not_profiled(case: Case) -> Finding | None:
@@ -30,7 +24,7 @@ def not_profiled(case: Case) -> Finding | None:
             return finding(
                 "not_profiled",
                 weight="clue" if rank.left_bytes is None or rank.left_bytes >= 0 else "likely",
-                name=budget_name(rank),
+                name=rank.name,
                 missed_bytes=size,
                 outside_bytes=rank.outside_bytes,
                 parts=", ".join(f"{part.title} {size_text(part.bytes)}" for part in missed),
@@ -46,7 +40,7 @@ def negative_graphs_estimate(case: Case) -> Finding | None:
             excess = -estimate.bytes if beyond is None else beyond.bytes
             return finding(
                 "negative_graphs_estimate",
-                name=budget_name(rank),
+                name=rank.name,
                 excess=excess,
                 estimate=estimate.bytes,
                 captured=excess + estimate.bytes,
@@ -59,7 +53,7 @@ def activation_above_profile(case: Case) -> Finding | None:
     for rank in given(case.explanation).ranks:
         row = next((row for row in rank.observed if row.key == "activation"), None)
         if row is not None and row.risk_bytes is not None and row.risk_bytes >= NOTABLE_BYTES:
-            return finding("activation_above_profile", name=budget_name(rank), row=row, excess=row.risk_bytes)
+            return finding("activation_above_profile", name=rank.name, row=row, excess=row.risk_bytes)
     return None
 
 
@@ -67,7 +61,7 @@ def allocator_environment(case: Case) -> Finding | None:
     for rank in given(case.explanation).ranks:
         if problems := contradictions(rank.environment, rank.device.type):
             told = " ".join(f"{problem}." for problem in problems)
-            return finding("allocator_environment", name=budget_name(rank), problems=told)
+            return finding("allocator_environment", name=rank.name, problems=told)
     return None
 
 

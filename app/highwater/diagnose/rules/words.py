@@ -12,9 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.case import NOTABLE_BYTES, Case
-from highwater.diagnose.change import name_of
 from highwater.diagnose.finding import Finding, against_fragmentation, finding
 from highwater.diagnose.log.failed_allocation import FailedAllocation
 from highwater.diagnose.log.messages import KNOWN, LogMessage, WhichMemory, may_be_of_memory
@@ -153,11 +151,11 @@ def wake_up_failed(messages: Iterable[LogMessage], now: Sequence[RankReading], s
 def _need(rank: RankReading, sleep: Sleep) -> _Need | None:
     """Return what a rank's wake-up needs: what the sleep gave back, by its readings before and after."""
     was, fell = (
-        next((one for one in ranks if (rank_key(one), one.pid) == (rank_key(rank), rank.pid)), None)
+        next((one for one in ranks if (one.key, one.pid) == (rank.key, rank.pid)), None)
         for ranks in (sleep.before, sleep.after)
     )
     before, after = (None if one is None else one.used_bytes for one in (was, fell))
     if before is None or after is None or rank.used_bytes is None or rank.free_bytes is None:
         return None
     taken = rank.used_bytes - after
-    return _Need(name_of(rank), before - after, rank.free_bytes, taken if taken > NOTABLE_BYTES else None)
+    return _Need(rank.name, before - after, rank.free_bytes, taken if taken > NOTABLE_BYTES else None)

@@ -10,7 +10,7 @@ from highwater.accounting.remedies import TRAITS
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities
 from highwater.engine.client import Engine
 from highwater.engine.hints import kv_blocks_held
-from highwater.memory.sources.engine_metrics import parse_load
+from highwater.memory.sources import parse_load
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.remedy import Mode
 from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal

@@ -17,10 +17,10 @@ from highwater.engine.capabilities import Capabilities, no_extension
 from highwater.engine.client import Engine
 from highwater.errors import EngineError, EngineGarbled
 from highwater.readings.engine import EngineStatus
+from highwater.readings.rank import rank_title
 from highwater.readings.remedy import Mode
 from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal
 from highwater.text.strict_json import part
-from highwater.text.table import rank_title
 from highwater.units import mib
 
 MAX_SECONDS = 30.0

@@ -210,7 +210,7 @@ def _named(model: str) -> dict:
     return told
 
 
-@pytest.mark.parametrize(("dp_rank", "number", "name"), [(0, 1, "1"), (1, 0, "1.0"), (1, None, "1.-")])
+@pytest.mark.parametrize(("dp_rank", "number", "name"), [(0, 1, "1"), (1, 0, "1.0"), (1, None, "1.?")])
 def test_ranks_of_two_engines_are_told_apart(dp_rank, number, name):
     """In the bars, in the title of the fullest and in a shortage: each engine numbers its ranks from 0."""
     first, second = ranks(images=31)

@@ -48,7 +48,7 @@ class Pod:
             shm=path,
         )
         self.reader, self.lives = reader, ProcessLives(reader.exists)
-        self.core.poller.engine_lives = lambda: self.lives.last
+        self.core.processes.lives = lambda: self.lives.last
         self.incidents = Incidents(
             IncidentStore(path / "incidents"),
             engine_log=self.log if log else None,
@@ -61,9 +61,9 @@ class Pod:
             recorders=None,
             life=lambda: self.core.poller.life,
             policy=lambda: PolicyStatus(level="held", mode="act", summary="held"),
-            log_says_start_failed=self.core.poller.log_says_start_failed,
+            log_says_start_failed=self.core.poller.starts.log_says_failed,
         )
-        self.core.poller.listeners.append(self.box.notice)
+        self.core.poller.reports.subscribe(self.box.notice)
 
     def write(self, start: int, *, kills: int = 0, used: int = LIMIT, pids: tuple[int, ...] = (1, 60, 90)) -> None:
         """Write the container's files, as its processes do once a second."""
@@ -161,7 +161,7 @@ async def test_a_crash_loop_is_one_incident_with_a_count(pod, log):
         "the engine's last 3 starts ended before it was ready; the last one was killed by the kernel for memory 1 min"
     )
     one.write(4)
-    one.core.poller.engine_process = lambda: "API server, pid 1"
+    one.core.processes.one = lambda: "API server, pid 1"
     hint = (await one.tick()).engine.hint
     assert "seems to be loading" in hint
     assert "before, the engine's last 3 starts ended" in hint
@@ -207,7 +207,7 @@ async def test_a_log_that_begins_again_without_a_message_is_a_start_that_ended_w
 
 async def test_without_files_and_log_nothing_is_known_and_nothing_is_said(pod):
     one = pod(recorders=False)
-    one.core.poller.unseen_starts = " Nothing shows that"
+    one.core.processes.unseen_starts = " Nothing shows that"
     await one.tick()
     report = await one.start(1)
     assert (await one.incidents.headlines(), report.engine.restarts) == ([], 0)

@@ -15,6 +15,7 @@ from highwater.diagnose.incidents.watcher import from_history
 from highwater.diagnose.rules import book
 from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
+from highwater.process.clocks import Clocks
 from highwater.readings.engine import EngineStatus
 from highwater.readings.policy import PolicyStatus, RuleStatus
 from highwater.readings.report import Report
@@ -426,7 +427,7 @@ async def test_a_rule_that_raises_costs_only_its_own_finding(told, monkeypatch, 
 def test_evidence_comes_from_the_history():
     clock = FakeClock(AT)
     fake = FakeEngine(clock=clock)
-    history = History(100, clock=clock)
+    history = History(100, clocks=Clocks(wall=clock))
     for _ in range(3):
         history.add(Report(taken_at=clock.now, stale=False, engine=evidence().engine, ranks=fake.readings()))
         clock.advance(1)

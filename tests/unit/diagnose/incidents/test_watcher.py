@@ -17,7 +17,6 @@ from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart
 from highwater.engine.client import Engine
-from highwater.engine.verdict import in_words
 from highwater.errors import EngineUnresponsive
 from highwater.host.needs import ProcessorCaches
 from highwater.host.past import HostFacts
@@ -57,7 +56,7 @@ class Boxed:
             ended_in_order=core.poller.note_stop,
             internal_error=self._count,
         )
-        core.poller.listeners.append(self.box.notice)
+        core.poller.reports.subscribe(self.box.notice)
 
     async def _read_host(self) -> HostFacts | None:
         if isinstance(self.host, Exception):
@@ -241,7 +240,7 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
     assert (engine.state, engine.stopped_at, engine.traits.level) == ("gone", one.clock.now - 2.0, "warn")
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(engine.stopped_at))
     assert engine.hint.startswith(f"stopped in order at {at}; start it again. Nothing answers at ")
-    assert in_words(engine) == f"the engine was {engine.hint}"
+    assert engine.in_words == f"the engine was {engine.hint}"
     one.start_again()
     engine = (await one.tick()).engine
     assert (engine.stopped_at, engine.traits.level) == (None, "good")
@@ -636,7 +635,7 @@ async def test_what_an_earlier_sidecar_left_open_is_ended(one):
     await one.come_up()
     await one.die()
     later = Boxed(one.core, one.incidents.folder)
-    one.core.poller.listeners.remove(one.box.notice)
+    one.core.poller.reports.listeners.remove(one.box.notice)
     one.fake.down = False
     await later.tick()
     assert (await later.only()).ended_at == one.clock.now
