@@ -124,7 +124,7 @@ class EngineBudget:
 
     @property
     def expandable_segments(self) -> bool | None:
-        """Whether an NPU worker's allocator has expandable segments; ``None`` where its variables do not say.
+        """True if an NPU worker's allocator has expandable segments; ``None`` where its variables do not say.
 
         A driver that cannot reserve addresses switches them off again, with a warning in the log alone.
         """

@@ -18,7 +18,7 @@ log = logging.getLogger("highwater.poller")
 
 
 class _Arrival(NamedTuple):
-    """When a reading was taken, by the clocks of this machine: a rank's own may be set differently."""
+    """The time of a reading by the clocks of this machine: a rank's own may be set differently."""
 
     stamp: float  # its time by the worker's clock
     mono: float  # monotonic seconds

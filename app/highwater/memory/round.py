@@ -1,4 +1,4 @@
-"""What one poll has seen, and the requests that follow from it: no more than it takes to know the engine's state. Pure.
+"""One poll: all that it has seen, and the requests that follow, no more than it takes to know the engine's state. Pure.
 
 ==================  =======================================  =======================================================
 request             every rank is recorded                   else
@@ -182,7 +182,7 @@ class Round:
 
     @property
     def no_worker_left(self) -> Literal["dead", "ended"] | None:
-        """How the last worker ended; workers that responded in this round are not those whose files show an end."""
+        """The end of the last worker; workers that responded in this round are not those whose files show an end."""
         return self.workers_left if self.workers is None else None
 
     @property

@@ -41,7 +41,7 @@ log = logging.getLogger("highwater.poller")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcesses:
-    """What is seen of the engine's processes beside its workers.
+    """The engine's processes beside its workers, as far as they are seen.
 
     Attributes:
         one: Returns name and pid of a process of the engine that runs, as far as one is seen.

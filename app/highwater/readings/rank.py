@@ -115,7 +115,7 @@ class EncoderCache(EncoderCacheTotals):
 
     @property
     def budget_bytes(self) -> int | None:
-        """How large it can grow, device and host, by the bytes that it holds now for each embedding."""
+        """The size that it can grow to, device and host, by the bytes that it holds now for each embedding."""
         if not self.capacity_embeds or not self.embeds:
             return None
         return self.capacity_embeds * (self.device_bytes + self.host_bytes) // self.embeds
@@ -274,7 +274,7 @@ class RankReading(RankMemory):
 
     @property
     def may_fragment(self) -> bool:
-        """Whether images may fragment the memory below PyTorch's allocator, so that what is not its grows.
+        """True if images may fragment the memory below PyTorch's allocator, so that what is not its grows.
 
         On an NPU that is not known to have expandable segments (vllm-ascend issue 5339 and pull request 5855).
         """

@@ -79,7 +79,7 @@ class Report:
 
     @property
     def seconds_to_high_water(self) -> float | None:
-        """When the first rank reaches high water; ``None`` if not within a day, or if one is there already."""
+        """Seconds until the first rank reaches high water; ``None`` if not within a day, or if one is there already."""
         pressures = [pressure for rank in self.ranks if (pressure := self.pressure_of(rank)) is not None]
         if self.stale or any(pressure.short_bytes for pressure in pressures):
             return None
