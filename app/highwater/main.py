@@ -65,18 +65,21 @@ class _App(Parts):
         listeners = (self.quiescer.notice, self.governor.notice, self.growth.notice, self.watcher.notice)
         for listener in (*listeners, WaitingLog(clocks).notice):
             self.reports.subscribe(listener)
-        loops = [self._poll, self.governor.run, self.watcher.run, self.host.run, self.growth.run]
-        loops += [TlsWatch(self.listening_tls, tls).run, *([self.shared.run] if self.shared.has_witness else [])]
-        self.loops = Loops(*loops)
+        self.loops = Loops(
+            partial(self.poller.run, self.governor.poll_interval),
+            self.governor.run,
+            self.watcher.run,
+            self.host.run,
+            self.growth.run,
+            TlsWatch(self.listening_tls, tls).run,
+            *([self.shared.run] if self.shared.has_witness else []),
+        )
 
     def requests_under_way(self) -> int:
         return self.data.requests_under_way()
 
     def requests_ended(self) -> int | None:
         return self.counters.traffic.requests_ended if self.settings.has_data_plane else None
-
-    async def _poll(self) -> None:
-        await self.poller.run(self.governor.poll_interval)
 
     def sidecar(self) -> Sidecar:
         proxy, services = self.data.proxy, self._services()

@@ -44,7 +44,8 @@ class Loops:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in self._loops]
+        started = [loop() for loop in self._loops]
+        self._tasks = [asyncio.create_task(one, name=getattr(one, "__qualname__", None)) for one in started]
 
     async def stop(self) -> None:
         for task in self._tasks:
