@@ -8,8 +8,10 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
+from highwater.api import starts
 from highwater.cli import main
 from highwater.commands import explain
+from highwater.plan.explanation import explain as explained
 from tests.fakes.engine import FakeEngine
 from tests.fakes.started import story, wire
 from tests.http.test_control_plane import both_on_ports, sidecar_before
@@ -36,6 +38,19 @@ async def test_the_budget_is_asked_of_workers_once_in_an_engines_life():
         running.fake.start_again()
         await running.poll()
         assert running.fake.ops().count("budget") == 2
+
+
+async def test_a_round_is_explained_once_however_often_it_is_asked_for(monkeypatch):
+    made: list[object] = []
+    monkeypatch.setattr(starts, "explain", lambda *args, **options: made.append(args) or explained(*args, **options))
+    async with sidecar_before(told()) as running:
+        await running.poll()
+        for path in ("/memory/budget", "/memory/budget", "/memory/findings"):
+            await running.client.get(path)
+        assert len(made) == 1
+        await running.poll()
+        await running.client.get("/memory/budget")
+    assert len(made) == 2
 
 
 async def test_the_pool_of_two_ranks_is_one():

@@ -14,11 +14,10 @@ from highwater.api.services import NO_STORE, Parts, Services
 from highwater.diagnose.case import Setup, Where, of_report
 from highwater.diagnose.finding import WEIGHTS, Finding
 from highwater.diagnose.incident import Headline
-from highwater.diagnose.rules.book import judged
+from highwater.diagnose.rules.book import Explained, judged
 from highwater.diagnose.rules.setup import SetupCheck, checked
 from highwater.host.past import GrownPart
 from highwater.host.report import HostReport
-from highwater.plan.explanation import Explanation
 from highwater.readings.report import Report
 from highwater.readings.schema import SCHEMA
 
@@ -54,23 +53,21 @@ async def findings(parts: Parts) -> Response:
     async def judge() -> bytes:
         host, headlines = await parts.host.report(), await parts.incidents.headlines()
         report = parts.report()
-        explanation = (await parts.starts.explained(report)).explanation
-        return await asyncio.to_thread(_judged, parts, report, explanation, host, headlines)
+        start = await parts.starts.explained(report)
+        return await asyncio.to_thread(_judged, parts, report, start, host, headlines)
 
     # An incident's summary may quote the log.
     return Response(await parts.findings.of(judge), media_type="application/json", headers=NO_STORE)
 
 
-def _judged(
-    services: Services, report: Report, explanation: Explanation, host: HostReport, headlines: list[Headline]
-) -> bytes:
+def _judged(services: Services, report: Report, start: Explained, host: HostReport, headlines: list[Headline]) -> bytes:
     grown: tuple[GrownPart, ...] = () if services.host.now is None else services.host.now.parts
-    start = of_report("start", report, explanation=explanation)
     at_host = of_report("host", report, host=host, host_grown=grown)
-    setup = of_report("set-up", report, explanation=explanation, host=host, setup=_setup(services, report, headlines))
+    asked = _setup(services, report, headlines)
+    setup = of_report("set-up", report, explanation=start.explanation, host=host, setup=asked)
     running = of_report("running", report, baseline=services.poller.life.baseline, series=services.growth.verdicts())
-    found: dict[Where, Iterable[Finding]] = {"incident": services.incidents.open_findings}
-    found |= {case.where: judged(case) for case in (running, start, at_host, setup)}
+    found: dict[Where, Iterable[Finding]] = {"incident": services.incidents.open_findings, "running": judged(running)}
+    found |= {"start": start.findings} | {case.where: judged(case) for case in (at_host, setup)}
     return _ANSWER.dump_json(FindingsAnswer(findings=_placed(found), checks=checked(setup)))
 
 

@@ -43,9 +43,10 @@ class StartReports:
         )
 
     async def explained(self, report: Report) -> Explained:
-        """Return the memory explained, once for each report: it changes with that only."""
+        """Return the memory explained, once for each round: its readings and the engine's state are all it needs."""
         async with self._turn:
-            if self._last is None or self._last[0] is not report:
+            last = None if self._last is None else self._last[0]
+            if last is None or last.ranks is not report.ranks or last.engine is not report.engine:
                 self._last = report, await asyncio.to_thread(self._explained, report)
             return self._last[1]
 
