@@ -16,7 +16,6 @@ pytestmark = pytest.mark.timeout(1800, func_only=True)
 def test_each_start_and_each_refusal_has_the_planned_numbers(
     version: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Blocks, tokens and concurrency of each start, GiB and estimated length of each refusal are those of the plan."""
     folder = tmp_path_factory.mktemp(f"starts-{version}")
     starts = STARTS[version]
     environment = ensure_environment(version, recipes=ALL_RECIPES, announce=print)
@@ -33,7 +32,6 @@ def test_each_start_and_each_refusal_has_the_planned_numbers(
 
 
 def test_fifteen_command_lines_start_and_fifteen_are_refused() -> None:
-    """The list is as long as it has to be, whatever is taken from it."""
     fits = [start.fits for starts in STARTS.values() for start in starts]
     assert fits.count(True) >= 15
     assert fits.count(False) >= 15

@@ -60,7 +60,6 @@ RATES = """async () => {
 
 
 async def test_the_page_shows_the_engine_and_resets_it(engine: DemoEngine, tmp_path: Path) -> None:
-    """Its numbers are those of `/memory`; a reset by its button, with the token, is seen with what it gave back."""
     settings = {"HIGHWATER_ADMIN_TOKEN": TOKEN, "HIGHWATER_POLICY__MODE": "observe"}
     with sidecar_beside(engine, tmp_path, **settings) as sidecar:
         sent = await send_images(engine.url, engine.served_model, images=range(7000, 7000 + IMAGES))

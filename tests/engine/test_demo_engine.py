@@ -46,7 +46,6 @@ async def test_a_text_and_an_image_are_answered(engine: DemoEngine) -> None:
 
 
 async def test_distinct_images_grow_the_worker(engine: DemoEngine) -> None:
-    """The property that the demonstration stands on: what the encoder cache keeps shows in the worker's RSS."""
     first = await send_images(engine.url, engine.served_model, images=range(1000, 1004))
     before = worker_rss_bytes(engine)
     rest = await send_images(engine.url, engine.served_model, images=range(2000, 2000 + cache_capacity_images()))

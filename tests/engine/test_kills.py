@@ -94,7 +94,6 @@ def sidecar(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 async def test_an_engine_killed_in_an_operation(
     victim: Victim, sidecar: DemoSidecar, call: Call, round_number: int, record: Callable[..., None]
 ) -> None:
-    """The caller is told, the next life serves at once, and every figure is the next life's own."""
     version = victim.engine.environment.version
     if call is RESET and version == "0.12.0":
         call = OLD_RESET

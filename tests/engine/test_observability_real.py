@@ -126,7 +126,6 @@ def is_listed(expression: str) -> bool:
 def test_every_query_brings_data_or_is_listed_with_the_reason(
     engine: DemoEngine, observed: DemoSidecar, prometheus: Callable[..., Callable[[str], list[Any]]]
 ) -> None:
-    """Panels, annotations and alerts, with their variables filled in, after traffic, a trim and every reset."""
     instance = f"127.0.0.1:{observed.port}"
     ask = prometheus(instance, "/metrics", {})
     marked = f'label_replace(vector(0), "{MARK}", "yes", "", "")'

@@ -152,8 +152,6 @@ EXTRA = {"extra_body": {"top_k": 5, "min_tokens": 24, "return_token_ids": True, 
     ids=["text", "images", "extra_body", "logprobs", "two"],
 )
 def test_a_chat_completion(ways: Ways, request_: dict[str, Any]) -> None:
-    """Text, usage, token ids, log probabilities: all of it."""
-
     def ask(url: str) -> Any:
         with client(url) as ours:
             return ours.chat.completions.create(model=ways.model, **request_)
@@ -165,8 +163,6 @@ def test_a_chat_completion(ways: Ways, request_: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("messages", [MESSAGES, pictures()], ids=["text", "images"])
 def test_a_chat_stream(ways: Ways, messages: list[dict[str, Any]]) -> None:
-    """To its end, usage included."""
-
     def ask(url: str) -> Any:
         with client(url) as ours:
             options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -179,8 +175,6 @@ def test_a_chat_stream(ways: Ways, messages: list[dict[str, Any]]) -> None:
 
 
 def test_the_async_client(ways: Ways) -> None:
-    """Whole and streamed."""
-
     async def converse(url: str) -> Any:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", **CLIENT) as ours:
             whole = await ours.chat.completions.create(model=ways.model, **CHAT)
@@ -192,8 +186,6 @@ def test_the_async_client(ways: Ways) -> None:
 
 
 def test_the_other_faces(ways: Ways) -> None:
-    """Completions, responses, and the list of models."""
-
     def ask(url: str) -> Any:
         with client(url) as ours:
             completion = ours.completions.create(model=ways.model, prompt="memory", max_tokens=8, seed=7, logprobs=1)
@@ -216,8 +208,6 @@ def test_the_other_faces(ways: Ways) -> None:
     ids=["model", "value", "type", "length", "tools"],
 )
 def test_an_error(ways: Ways, change: dict[str, Any], kind: type[openai.APIStatusError]) -> None:
-    """Class, type and message are the engine's."""
-
     def ask(url: str) -> Any:
         with client(url) as ours, pytest.raises(kind) as caught:
             ours.chat.completions.create(**({"model": ways.model} | CHAT | change))
@@ -227,8 +217,6 @@ def test_an_error(ways: Ways, change: dict[str, Any], kind: type[openai.APIStatu
 
 
 def test_a_body_that_is_no_json(ways: Ways) -> None:
-    """The engine judges it, nobody before it."""
-
     def ask(url: str) -> Any:
         told = {"content": b'{"model": ', "headers": {"content-type": "application/json"}}
         answer = httpx.post(f"{url}/v1/chat/completions", **told, trust_env=False, timeout=LIMIT_SECONDS)
@@ -242,8 +230,6 @@ def test_a_body_that_is_no_json(ways: Ways) -> None:
 
 
 def test_reasoning(locked: Ways) -> None:
-    """Apart from the content, whole and in deltas."""
-
     def ask(url: str) -> Any:
         with client(url, KEY) as ours:
             request = {
@@ -264,8 +250,6 @@ def test_reasoning(locked: Ways) -> None:
 
 
 def test_tools(locked: Ways) -> None:
-    """A call, whole and in deltas."""
-
     def ask(url: str) -> Any:
         with client(url, KEY) as ours:
             request = {"model": locked.model, "messages": MESSAGES, "max_tokens": 120, "tools": TOOLS, "seed": 7}
@@ -292,8 +276,6 @@ def test_an_engine_without_dev_mode_is_served_and_told_what_to_add(locked: Ways)
 
 
 def test_the_engines_key(locked: Ways) -> None:
-    """Right and wrong, by either client's header; the sidecar itself needs none for its questions."""
-
     def ask(url: str) -> Any:
         with client(url, KEY) as ours, client(url, "wrong") as strangers:
             models = ours.models.list().data
@@ -319,8 +301,6 @@ def claude(url: str, key: str = "none") -> anthropic.Anthropic:
 
 
 def test_a_message(ways: Ways) -> None:
-    """Text, usage, and the count of tokens beforehand."""
-
     def ask(url: str) -> Any:
         with claude(url) as ours:
             counted = ours.messages.count_tokens(model=ways.model, messages=MESSAGES)
@@ -332,8 +312,6 @@ def test_a_message(ways: Ways) -> None:
 
 
 def test_a_message_stream(ways: Ways) -> None:
-    """Events in their order, and the message that they make."""
-
     def ask(url: str) -> Any:
         with claude(url) as ours, ours.messages.stream(model=ways.model, **MESSAGE) as stream:
             kinds = [event.type for event in stream]
@@ -346,8 +324,6 @@ def test_a_message_stream(ways: Ways) -> None:
 
 
 def test_an_error_in_a_message(ways: Ways) -> None:
-    """In this face's own shape."""
-
     def ask(url: str) -> Any:
         with claude(url) as ours, pytest.raises(anthropic.NotFoundError) as caught:
             ours.messages.create(**({"model": "nobody"} | MESSAGE))
@@ -387,8 +363,6 @@ def test_curl_without_buffer(ways: Ways, version: str) -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/chat/completions", "/nowhere/at/all"])
 def test_curl_head(ways: Ways, path: str) -> None:
-    """Status and fields, and no body; what is admitted by no rule never reaches the engine."""
-
     def ask(url: str) -> Any:
         status, *fields = curl("--head", f"{url}{path}").stdout.strip().splitlines()
         names = {field.partition(":")[0].lower() for field in fields}
@@ -401,7 +375,6 @@ def test_curl_head(ways: Ways, path: str) -> None:
 
 
 def test_curl_expects_to_be_told_to_continue(ways: Ways) -> None:
-    """A large body is held back until the engine asks for it."""
     body = {"model": ways.model, **CHAT, "user": "x" * 3_000_000}
     arguments = ("--verbose", "--header", "expect: 100-continue", "--expect100-timeout", "30")
 
@@ -420,7 +393,6 @@ BENCH = Path(__file__).with_name("vllm_bench_serve.py")
 
 @pytest.mark.timeout(1800)  # it loads all of vLLM first
 def test_vllm_bench_serve(ways: Ways, engine_environment: EngineEnvironment, tmp_path: Path) -> None:
-    """The same prompts, the same texts, none failed."""
     urls = {"asked once before": ways.engine.url, "direct": ways.engine.url, "through": ways.sidecar.url}
     arguments = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions"]
     arguments += ["--model", ways.model, "--tokenizer", str(ways.engine.folder / "model")]
@@ -503,7 +475,6 @@ def is_prompt(direct: float, through: float) -> bool:
 
 
 async def test_one_that_leaves_takes_no_other_along(ways: Ways) -> None:
-    """Of four streams two are given up; the others come to their end, every token of them."""
     request = {"model": ways.model, "messages": MESSAGES, "max_tokens": 200, "stream": True}
     more = {"extra_body": {"ignore_eos": True}, "stream_options": {"include_usage": True}}
 

@@ -67,7 +67,6 @@ def post(sidecar: DemoSidecar, path: str, **kwargs: Any) -> httpx.Response:
 
 
 def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """Exclusive components sum to used bytes exactly, and used is the worker's RSS."""
     report = wait_for(sidecar, lambda report: not report["stale"] and report["ranks"])
     (rank,) = report["ranks"]
     assert sum(rank["components"][name] or 0 for name in COMPONENT_NAMES) == rank["used_bytes"]
@@ -81,7 +80,6 @@ def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: DemoEngine
 
 
 async def test_the_story_is_told_and_its_numbers_agree(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """Growth shows, reset_mm_cache leaves the encoder cache alone, reclaim empties it, the policy acts by itself."""
     sidecar.call("POST", "/memory/reclaim")  # what tests before this one left
     sidecar.call("PUT", "/policy", {"mode": "act"})
     said: list[str] = []
@@ -116,7 +114,6 @@ def test_a_drop_in_reset_answers_as_vllm_does_and_tells_more(engine: DemoEngine,
 
 
 async def test_the_cache_is_listed_entry_by_entry(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """Each image is one entry, largest first, with its shape and age; totals agree with the report."""
     sidecar.call("POST", "/reset_encoder_cache")
     sizes = [(512, 512), (256, 256)]
     for seed, (width, height) in enumerate(sizes, start=9000):
@@ -151,7 +148,6 @@ async def test_images_through_the_proxy_by_the_real_client(engine: DemoEngine, s
 
 
 async def test_a_client_that_leaves_takes_its_request_along(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """After a disconnect in mid-stream the engine has nothing running."""
     body = {
         "model": engine.served_model,
         "messages": [{"role": "user", "content": "x"}],
@@ -170,7 +166,6 @@ async def test_a_client_that_leaves_takes_its_request_along(engine: DemoEngine, 
 
 
 def test_no_way_leads_to_the_workers(sidecar: DemoSidecar) -> None:
-    """/collective_rpc is refused by any method and spelling, /memory goes on."""
     for path in ("/collective_rpc", "/v1/../collective_rpc", "/v1/%2e%2e/collective_rpc", "//collective_rpc"):
         url = httpx.URL(sidecar.url, raw_path=path.encode())
         answer = httpx.post(
@@ -207,7 +202,6 @@ def test_an_engine_that_sleeps_takes_a_release_and_nothing_else(engine: DemoEngi
 
 
 def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prometheus: Callable[..., Any]) -> None:
-    """Prometheus stores our families, ours and the engine's from one target, and promtool finds nothing to say."""
     exposition = get(sidecar, "/metrics?engine=0").text
     lint = subprocess.run(
         ["promtool", "check", "metrics"], input=exposition, text=True, capture_output=True, check=False
@@ -223,7 +217,6 @@ def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prom
 
 
 def test_live_events_arrive(sidecar: DemoSidecar) -> None:
-    """A reader of the event stream gets the report at once, and a mark as it is made."""
     live = {"headers": {"Accept": "text/event-stream"}, "trust_env": False, "timeout": LIMIT_SECONDS}
     with httpx.stream("GET", f"{sidecar.url}/memory/events", **live) as response:
         lines = response.iter_lines()
@@ -301,11 +294,6 @@ def held_rings(sidecar: DemoSidecar) -> list[str]:
 def test_a_sidecar_outlives_its_engines_and_knows_the_next(
     engine_environment: EngineEnvironment, tmp_path: Path
 ) -> None:
-    """Started before the engine, through its deaths and starts: states are told, growth starts anew, nothing leaks.
-
-    The first is its starter's, and goes with it whatever its processes call themselves. What the dead leave in the
-    recorders' folder is never taken for a living rank.
-    """
     options = EngineOptions(multimodal=False, port=free_port())
     engine = DemoEngine(engine_environment, options, folder=tmp_path / "engine")
     recorders = tmp_path / "recorders"

@@ -35,7 +35,6 @@ async def filled(engine, sidecar):
 
 
 async def test_the_commands_tell_what_the_sidecar_knows(filled):
-    """Numbers on the screen are those of /memory; what was reset is gone, and is told."""
     report = json.loads(ran("top", "--once", "--json", url=filled.url))
     assert report["ranks"][0]["components"]["encoder_cache_bytes"] >= CACHE_LEAST
     shown = ran("top", url=filled.url)
@@ -52,7 +51,6 @@ async def test_the_commands_tell_what_the_sidecar_knows(filled):
 
 
 async def test_check_finds_nothing_wrong(filled):
-    """The demonstration's engine is set up right; the sidecar of the tests only observes."""
     findings = json.loads(ran("check", "--json", url=filled.url))["findings"]
     levels = {finding["name"]: finding["level"] for finding in findings}
     # The tests' engine is started by a module of theirs: such a command line does not say whether it opens a gRPC port.
@@ -63,5 +61,4 @@ async def test_check_finds_nothing_wrong(filled):
 
 @pytest.mark.parametrize("command", [["top"], ["status"], ["check"], ["reclaim"], ["mark", "x"]], ids=" ".join)
 def test_vllm_itself_is_no_sidecar(engine, command):
-    """And is told to do nothing."""
     assert "no Highwater sidecar (vLLM itself" in ran(*command, url=engine.url, status=3)

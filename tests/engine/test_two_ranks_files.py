@@ -46,7 +46,6 @@ def resident_bytes(pid: int) -> int:
 
 
 async def test_both_ranks_files_say_what_their_processes_are(two_workers: DemoEngine, tmp_path: Path) -> None:
-    """Who wrote them, how many steps were taken, and how large the processes are."""
     await asyncio.to_thread(reset_encoder_cache, two_workers)
     started = start(two_workers, tmp_path, rate=20)
     assert [(one["ok"], one["already"], one["notes"]) for one in started] == [(True, False, [])] * 2

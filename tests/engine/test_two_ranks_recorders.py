@@ -147,7 +147,6 @@ def worker_calls(engine: DemoEngine) -> int:
 
 @on_two_engines
 def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: DemoEngine, tmp_path: Path) -> None:
-    """Each with its own place, process and memory; a remedy measures both."""
     with flying(engine, tmp_path) as sidecar:
         report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
         assert (report["ranks_expected"], report["ranks_missing"], report["engine"]["hint"]) == (2, [], None)
@@ -175,7 +174,6 @@ def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: 
 def test_every_rank_of_a_product_is_heard_of(
     engine_factory: Callable[..., DemoEngine], tmp_path: Path, engines: int, stages: int, shards: int
 ) -> None:
-    """Each with its own place and process; a killed one is missing by its place."""
     places = [*product(range(engines), range(stages), range(shards))]
     options = {"data_parallel": engines, "pipeline_parallel": stages, "tensor_parallel": shards}
     with (
@@ -306,7 +304,6 @@ def is_said_to_be_stopped(report: dict[str, Any]) -> bool:
 
 @on_two_workers
 async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp_path: Path) -> None:
-    """Both workers live and wait for what EngineCore does not send them."""
     with flying(engine, tmp_path) as sidecar:
         async with a_request_under_way(engine, sidecar):
             with stopped(core_of(worker_pids(engine)[0])):
@@ -323,7 +320,6 @@ async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp
 
 @on_two_workers
 async def test_a_long_step_is_no_hang(engine: DemoEngine, tmp_path: Path) -> None:
-    """It lasts several times what a worker call may: the engine is busy, and ready."""
     body = {"model": engine.served_model, "prompt": [1] * (MOST_TOKENS - 200), "max_tokens": 1}
     with flying(engine, tmp_path, HIGHWATER_RPC_DEADLINE_SECONDS="1") as sidecar:
         async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False, timeout=600) as client:
@@ -345,7 +341,6 @@ async def test_a_long_step_is_no_hang(engine: DemoEngine, tmp_path: Path) -> Non
 
 @on_two_workers
 def test_a_killed_worker_leaves_an_incident_with_its_last_minutes(engine: DemoEngine, tmp_path: Path) -> None:
-    """Each rank's last reading and series are there, and the message in the engine's log that tells the cause."""
     folder = tmp_path / "incidents"
     folder.mkdir()
     with flying(engine, tmp_path, HIGHWATER_INCIDENTS__FOLDER=str(folder)) as sidecar:

@@ -61,13 +61,11 @@ def test_two_hundred_combinations_render_and_hold(release: str, drawn: dict[str,
 @settings(CALM, max_examples=300)
 @given(**DRAWN)
 def test_three_hundred_other_combinations_render_and_hold(release: str, drawn: dict[str, Any]) -> None:
-    """Others each time."""
     judge(release, drawn)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (HELM / "ci").glob("*-values.yaml")))
 def test_the_examples_hold_too(name: str) -> None:
-    """What people copy."""
     whole = {"pod": {"extraVolumes": []}, "extraObjects": []}
     it = rendering("qwen2.5-7b", merged(ci_values(name), whole if "host-driver" in name else {"extraObjects": []}))
     ours = {"read", "mounts", "there is no"}
@@ -125,7 +123,6 @@ SLIPS = {
 
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_in_a_template_is_seen(slip: str, tmp_path: Path) -> None:
-    """The judge is awake: each check sees what it is there for."""
     file, right, wrong, words = SLIPS[slip]
     copied = Path(shutil.copytree(HELM, tmp_path / "helm", ignore=shutil.ignore_patterns("__pycache__")))
     template = copied / "templates" / file
@@ -138,7 +135,6 @@ def test_a_slip_in_a_template_is_seen(slip: str, tmp_path: Path) -> None:
 
 
 def test_a_key_that_kubernetes_does_not_have_is_seen() -> None:
-    """Strictly: a misspelt field is dropped by a server without a word."""
     (deployment,) = rendering("demo", ALL_ON).of("Deployment")
     wrong = deployment | {"spec": deployment["spec"] | {"replica": 1}}
     with pytest.raises(ValidationError, match="replica"):
@@ -151,5 +147,4 @@ def test_a_key_that_kubernetes_does_not_have_is_seen() -> None:
 @settings(CALM, max_examples=30, derandomize=True)
 @given(release=RELEASES)
 def test_any_name_that_helm_allows_becomes_one_that_a_service_may_have(release: str) -> None:
-    """With a letter in front and without dots; and the selector follows it."""
     assert [*rendering(release, ALL_ON).problems()] == []

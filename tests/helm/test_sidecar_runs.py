@@ -90,7 +90,6 @@ def test_without_its_secret_the_sidecar_serves_and_refuses_to_act(tmp_path: Path
 
 
 def test_where_the_sidecar_cannot_start_the_engines_own_answer_lets_it_start(tmp_path: Path) -> None:
-    """A setting that no schema can judge ends it; the startup probe of the engine then asks the engine alone."""
     given = values({"config": {"proxy": {"extra_paths": ["/collective_rpc"]}}})
     node = Node(tmp_path, objects(given))
     node.mount(pod(given))

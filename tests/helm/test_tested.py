@@ -34,7 +34,6 @@ def pages() -> Iterator[Path]:
 
 @pytest.mark.parametrize("path", sorted(pages()), ids=lambda path: path.name)
 def test_every_image_of_vllm_is_one_of_the_matrix(path: Path) -> None:
-    """In pages, Dockerfiles and compose files; so none of them is older than what was tested."""
     assert set(NAMED.findall(path.read_text(encoding="utf-8"))) <= IMAGES
 
 
@@ -49,14 +48,12 @@ def test_there_are_images_to_be_found() -> None:
     ("kind", "file"), [("nvidia", "compose.nvidia"), ("ascend", "compose.ascend"), ("cpu", "compose")]
 )
 def test_compose_starts_what_the_matrix_has(kind: str, file: str) -> None:
-    """By default; a variable names another."""
     text = (ROOT / "docker" / f"{file}.yaml").read_text(encoding="utf-8")
     image = yaml.safe_load(text)["services"]["engine"]["build"]["args"]["VLLM_IMAGE"]
     assert image == f"${{VLLM_IMAGE:-{DEVICES[kind]['image']}}}"
 
 
 def test_the_charts_default_is_the_matrixs() -> None:
-    """And what its examples name is what the matrix has for their device."""
     assert container(pod({}), "vllm")["image"] == DEVICES["nvidia"]["image"]
     for name in CI_FILES:
         kind = merged(LEAST, ci_values(name))["engine"]["device"]["kind"]
@@ -66,20 +63,17 @@ def test_the_charts_default_is_the_matrixs() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in DEVICES if kind != "cpu"])
 def test_the_chart_asks_for_the_resource_of_the_matrix(kind: str) -> None:
-    """Where no other is named."""
     values = {"engine": {"device": {"kind": kind}, "image": {"repository": "registry.example.org/vllm"}}}
     assert container(pod(values), "vllm")["resources"]["limits"] == {DEVICES[kind]["resource"]: 1}
 
 
 def test_the_schema_knows_the_same_devices() -> None:
-    """Those of the matrix, and nothing until one is named."""
     schema = json.loads((HELM / "values.schema.json").read_text(encoding="utf-8"))
     known = schema["properties"]["engine"]["properties"]["device"]["properties"]["kind"]["enum"]
     assert set(known) == {"", *DEVICES}
 
 
 def test_every_engine_has_the_record_of_a_test_that_ran_it() -> None:
-    """And no record is without its row; the test that wrote it still is there, and holds each run to it."""
     found = records()
     assert {one.engine for one in found} == set(rows())
     assert len(rows()) == len(set(rows()))
@@ -88,7 +82,6 @@ def test_every_engine_has_the_record_of_a_test_that_ran_it() -> None:
 
 
 def test_an_engine_that_nobody_recorded_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One without a row, and one that another test is on record for."""
     monkeypatch.delenv(WRITES, raising=False)
     known = records()[0]
     confirm(known)
@@ -99,7 +92,6 @@ def test_an_engine_that_nobody_recorded_fails_its_test(monkeypatch: pytest.Monke
 
 
 def test_the_versions_are_those_that_tests_start() -> None:
-    """The default one first; the others are docs/compat.md's, whose results are there."""
     first, *others = dict.fromkeys(version for version, _, device, _ in rows() if device == "cpu")
     assert first == DEFAULT_VERSION
     assert first == text_of(NEWEST_TESTED) == max([first, *others], key=Version)

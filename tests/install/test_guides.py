@@ -100,14 +100,12 @@ def test_each_fault_is_found(breaks: Callable[[Object], None]) -> None:
 
 
 def test_the_index_leads_to_every_guide() -> None:
-    """By a link each."""
     linked = set(re.findall(r"\]\(([a-z-]+\.md)", (GUIDES / "index.md").read_text(encoding="utf-8")))
     assert {path.name for path in GUIDES.glob("*.md")} - {"index.md"} <= linked
 
 
 @pytest.mark.parametrize("name", ["production-stack", "llm-d", "kserve", "leaderworkerset", "ray"])
 def test_each_guide_installs_verifies_upgrades_and_removes(name: str) -> None:
-    """And says what was tested, with the version that was read."""
     text = page(name)
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert [each for each in ("Verify", "Upgrade", "Remove", "What is tested") if each not in headings] == []

@@ -60,7 +60,6 @@ def runtime_pod(programs: Tools, folder: Path) -> Object:
 
 
 def test_an_llm_service_is_watched_and_nothing_of_its_engine_moves(kubectl: Tools, tmp_path: Path) -> None:
-    """Command, port, probes and volumes are those of the base; the workers share the recorders' folder."""
     pod = llm_pod(kubectl, tmp_path, FILES["llm.yaml"])
     engine, (before,) = container(pod, "main"), BASE["containers"]
     kept = ("image", "command", "ports", "livenessProbe", "readinessProbe", "startupProbe", "securityContext")
@@ -76,7 +75,6 @@ def test_an_llm_service_is_watched_and_nothing_of_its_engine_moves(kubectl: Tool
 
 
 def test_a_watching_sidecar_never_makes_the_pod_unready(kubectl: Tools, tmp_path: Path) -> None:
-    """No probe judges it, and its container goes on when it ends; the page's shell line is the one that a test ran."""
     sidecar = container(llm_pod(kubectl, tmp_path, FILES["llm.yaml"]), "highwater")
     assert not {"readinessProbe", "livenessProbe", "startupProbe"} & set(sidecar)
     leader = yaml.safe_load(saved_files(page("leaderworkerset"))["leader.yaml"])[-1]["value"][1]
@@ -84,7 +82,6 @@ def test_a_watching_sidecar_never_makes_the_pod_unready(kubectl: Tools, tmp_path
 
 
 def test_a_runtimes_engine_stands_behind_the_sidecar_at_kserves_port(kubectl: Tools, tmp_path: Path) -> None:
-    """KServe's Service leads to the first port of the first container."""
     pod = runtime_pod(kubectl, tmp_path)
     assert_in_front(pod, "kserve-container", port=8080, engine_port=18080)
     assert_recorded(pod, "kserve-container")
@@ -103,7 +100,6 @@ def test_the_service_names_the_runtime_and_no_knative() -> None:
 
 
 def test_twice_changes_nothing_and_the_removal_gives_back_the_base(tmp_path: Path) -> None:
-    """The merge of the same again; and without the marked lines only the base is left, and what the user said."""
     once = llm_pod(tools(OLD), tmp_path, FILES["llm.yaml"])
     assert merged(once["spec"], FILES["llm.yaml"]["spec"]["template"], tools(OLD), tmp_path) == once
     save(PAGE, tmp_path)

@@ -10,7 +10,6 @@ from tests.support.kubernetes_tools import BUNDLES, OLD, Bundle, ToolError, tool
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=str)
 def test_each_program_is_of_the_version_that_we_say(bundle: Bundle) -> None:
-    """And their folder holds nothing else."""
     found = tools(bundle)
     client = yaml.safe_load(found.kubectl("version", "--client", "--output=yaml"))
     assert client["clientVersion"]["gitVersion"] == f"v{bundle.kubectl}"
@@ -19,7 +18,6 @@ def test_each_program_is_of_the_version_that_we_say(bundle: Bundle) -> None:
 
 
 def test_a_wheel_of_other_bytes_is_refused(tmp_path, monkeypatch) -> None:
-    """Before anything of it is unpacked."""
     links = tmp_path / "links"
     links.mkdir()
     (links / f"{OLD.project.replace('-', '_')}-{OLD.version}-py3-none-any.whl").write_bytes(b"another wheel")
@@ -37,6 +35,5 @@ def test_a_wheel_of_other_bytes_is_refused(tmp_path, monkeypatch) -> None:
 
 
 def test_a_program_that_fails_says_why() -> None:
-    """With its own words."""
     with pytest.raises(ToolError, match=r"kubectl kustomize nowhere ended with 1: .*nowhere"):
         tools(OLD).kubectl("kustomize", "nowhere")

@@ -75,7 +75,6 @@ def with_words(leader: Object) -> Object:
 
 
 def test_the_leader_has_the_sidecar_at_the_port_of_the_service(objects: list[Object]) -> None:
-    """And the class that is called for ranks of other nodes."""
     leader = with_words(pod(objects, "leaderTemplate"))
     assert_in_front(leader, "vllm-leader", port=8080, engine_port=18080)
     assert_recorded(leader, "vllm-leader")
@@ -86,7 +85,6 @@ def test_the_leader_has_the_sidecar_at_the_port_of_the_service(objects: list[Obj
 
 
 def test_other_nodes_find_the_worker_package_and_have_no_sidecar(objects: list[Object]) -> None:
-    """They have no API server."""
     worker = pod(objects, "workerTemplate")
     engine = container(worker, "vllm-worker")
     package = env(engine)["PYTHONPATH"]
@@ -111,7 +109,6 @@ def test_both_templates_are_valid_pods_and_keep_what_was_theirs(objects: list[Ob
 
 
 def test_a_second_time_changes_nothing_and_removal_is_their_own_file(tmp_path: Path) -> None:
-    """Kustomize reads their manifest and leaves it as it was."""
     once = built(tmp_path, OLD)
     assert manifests(tools(OLD).kubectl("kustomize", str(tmp_path))) == once
     assert commands(PAGE, "Remove") == ["kubectl -n models apply -f lws.yaml\n"]

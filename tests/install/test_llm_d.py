@@ -47,7 +47,6 @@ def workloads(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("role", PORTS)
 def test_each_role_has_the_sidecar_at_the_port_where_vllm_was(role: str, workloads: dict[str, Object]) -> None:
-    """For decode that is the routing proxy's target, for prefill the serving port."""
     (pod,) = pod_templates(workloads[role])
     assert_in_front(pod, "vllm", port=PORTS[role], engine_port=10_000 + PORTS[role])
     assert_recorded(pod, "vllm")
@@ -56,7 +55,6 @@ def test_each_role_has_the_sidecar_at_the_port_where_vllm_was(role: str, workloa
 
 
 def test_the_routing_proxy_still_leads_to_the_same_port(workloads: dict[str, Object]) -> None:
-    """And the port keeps its name, by which monitors find it."""
     (pod,) = pod_templates(workloads["decode"])
     settings = env(container(pod, "highwater"))
     assert f"--vllm-port={settings['HIGHWATER_PORT']}" in container(pod, "routing-proxy")["args"]
@@ -64,7 +62,6 @@ def test_the_routing_proxy_still_leads_to_the_same_port(workloads: dict[str, Obj
 
 
 def test_the_marked_lines_are_all_that_highwater_needs(tmp_path: Path) -> None:
-    """The page's removal leaves values that say nothing of it, and the chart's own pods with their selector."""
     save(PAGE, tmp_path)
     before = yaml.safe_load(saved_files(PAGE)["values.yaml"])
     selectors = [each["spec"]["selector"] for each in rendered(commands(PAGE, "Install")[0], tmp_path, OLD).values()]

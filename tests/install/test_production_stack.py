@@ -91,7 +91,6 @@ def test_what_comes_out_is_valid_kubernetes(objects: list[Object]) -> None:
 
 
 def test_the_service_finds_its_port_by_name(objects: list[Object]) -> None:
-    """A name is looked up in the whole pod, and the number behind it is the sidecar's now."""
     (pod,) = pod_templates(the("Deployment", objects, model="opt"))
     (service,) = [each for each in objects if each["kind"] == "Service" and "opt" in each["metadata"]["name"]]
     named = {port["name"]: port["containerPort"] for port in container(pod, "vllm")["ports"]}
@@ -101,7 +100,6 @@ def test_the_service_finds_its_port_by_name(objects: list[Object]) -> None:
 
 
 def test_what_was_theirs_is_kept(objects: list[Object]) -> None:
-    """Init container, variables, flags, devices, periods of the probes; the router as it was."""
     (pod,) = pod_templates(the("Deployment", objects, model="opt"))
     engine = container(pod, "vllm")
     assert container(pod, "fetch")["command"] == ["true"]
@@ -116,7 +114,6 @@ def test_what_was_theirs_is_kept(objects: list[Object]) -> None:
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=str)
 def test_a_second_time_changes_nothing(bundle: Bundle, tmp_path: Path) -> None:
-    """The post-renderer leaves alone what it has made."""
     once = installed(tmp_path, bundle)
     (tmp_path / "once.yaml").write_text(yaml.safe_dump_all(once))
     assert manifests(followed("./highwater/post-render.sh < once.yaml", tmp_path, tools(bundle))) == once
@@ -124,7 +121,6 @@ def test_a_second_time_changes_nothing(bundle: Bundle, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=str)
 def test_after_removal_all_is_as_it_was(bundle: Bundle, tmp_path: Path) -> None:
-    """The page's line gives what the chart gives to one who never followed it."""
     installed(tmp_path, bundle)
     plain = f"helm template vllm {CHARTS / 'vllm-stack'} -n models -f values.yaml"
     (removal,) = commands(PAGE, "Remove")
@@ -134,7 +130,6 @@ def test_after_removal_all_is_as_it_was(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_an_upgrade_is_another_tag(tmp_path: Path) -> None:
-    """Of sidecar and extension together; nothing else changes."""
     once = installed(tmp_path, OLD)
     file = tmp_path / "highwater" / "kustomization.yaml"
     file.write_text(file.read_text().replace(f"newTag: {current()}", "newTag: 9.8.7"))
@@ -145,7 +140,6 @@ def test_an_upgrade_is_another_tag(tmp_path: Path) -> None:
 
 
 def test_to_watch_only_vllm_stays_where_it_is(tmp_path: Path) -> None:
-    """With the page's changes its flags and probes are the chart's, and workers and sidecar share the folder."""
     watching = PAGE.partition("**To watch only**")[2].partition("## ")[0]
     variables = [yaml.safe_load(line) for line in re.findall(r"`(\{name: [^`]*\})`", watching)]
     save(PAGE, tmp_path)

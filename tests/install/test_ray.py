@@ -35,7 +35,6 @@ def worker_pod(service: Object) -> Object:
 
 
 def test_a_worker_pods_vllm_is_recorded_and_nothing_of_ray_moves() -> None:
-    """No argument, port or probe; the variables are the container's, where `ray start` runs, and no runtime_env's."""
     pod = worker_pod(SERVICE)
     ray = container(pod, "ray-worker")
     assert_recorded(pod, "ray-worker")
@@ -49,7 +48,6 @@ def test_a_worker_pods_vllm_is_recorded_and_nothing_of_ray_moves() -> None:
 
 
 def test_a_sidecar_that_ends_leaves_the_pod_ready() -> None:
-    """No probe judges it; the shell line that keeps its container is the one that a test ran."""
     sidecar = container(worker_pod(SERVICE), "highwater")
     assert not {"readinessProbe", "livenessProbe", "startupProbe"} & set(sidecar)
     leader = yaml.safe_load(saved_files(page("leaderworkerset"))["leader.yaml"])[-1]["value"][1]
@@ -57,7 +55,6 @@ def test_a_sidecar_that_ends_leaves_the_pod_ready() -> None:
 
 
 def test_one_replica_fills_a_pod() -> None:
-    """One folder serves one engine."""
     (group,) = SERVICE["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     (app,) = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])["applications"]
     (model,) = app["args"]["llm_configs"]
@@ -66,7 +63,6 @@ def test_one_replica_fills_a_pod() -> None:
 
 
 def test_the_removal_leaves_their_service(tmp_path: Path) -> None:
-    """Without the marked lines nothing says Highwater, and the worker group has its container."""
     save(PAGE, tmp_path)
     (lines,) = commands(PAGE, "Remove")
     followed(lines.splitlines()[0], tmp_path, tools(OLD))
@@ -91,7 +87,6 @@ def core(tmp_path: Path) -> Iterator[Core]:
 
 
 async def test_every_rank_is_read_and_fresh_without_an_api_server(core: Core) -> None:
-    """Memory and its components, poll after poll."""
     for _ in range(5):
         core.fake.end_step()
         report = await core.tick(1.0, spare_idle=True)

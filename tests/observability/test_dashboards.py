@@ -35,12 +35,10 @@ def queries(name: str) -> list[str]:
 
 
 def test_what_is_generated_is_in_the_repository():
-    """`python -m helm.source` (or `make docs`) writes it anew; nothing else lies in the folder."""
     assert {path.name: path.read_text() for path in FOLDER.iterdir()} == files()
 
 
 def test_a_metric_that_is_not_exported_stops_the_generation():
-    """A renamed metric is noticed here, and not by an empty panel."""
     with pytest.raises(UnknownMetricError, match="highwater_device_memory_usd_bytes"):
         described("x", [Query("max(highwater_device_memory_usd_bytes)")])
     with pytest.raises(UnknownMetricError):
@@ -48,7 +46,6 @@ def test_a_metric_that_is_not_exported_stops_the_generation():
 
 
 def test_a_label_that_a_family_does_not_have_is_found():
-    """Also in a grouping; whatever a scrape adds is in order."""
     assert unknown_labels('highwater_engine_up{rank="0"}') == {"rank"}
     assert unknown_labels("sum by (pod, ranks) (highwater_growth_bytes)") == {"ranks"}
     assert unknown_labels('sum by (pod) (highwater_device_memory_used_ratio{rank=~"0|1", job="x"})') == set()
@@ -88,7 +85,6 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap(name):
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_panel_says_what_it_shows_and_in_what_unit(name):
-    """Its own sentence, the HELP text of each family that it reads, a unit, and queries with names of their own."""
     shown = [panel for panel in panels(name) if panel["type"] != "row"]
     assert len(shown) > 15
     for panel in shown:
@@ -105,7 +101,6 @@ def test_every_panel_says_what_it_shows_and_in_what_unit(name):
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_metric_is_exported(name):
-    """By the golden exposition or as one of the engine's families, with the labels that are asked for."""
     for query in queries(name):
         assert names_in(query)
         assert unknown_labels(query) == set(), query
@@ -113,7 +108,6 @@ def test_every_metric_is_exported(name):
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_variable_is_there_and_used(name):
-    """What a query, a title or another variable speaks of is a variable or Grafana's own."""
     text = json.dumps(dashboard(name))
     names = {variable["name"] for variable in dashboard(name)["templating"]["list"]}
     spoken = {a or b for a, b in re.findall(r"\$(?:\{(\w+)[}:]|(\w+))", text)}
@@ -121,14 +115,12 @@ def test_every_variable_is_there_and_used(name):
 
 
 def test_what_is_exported_is_shown():
-    """Every family of ours is on one of the dashboards, or is not for them."""
     shown = {family for name in DASHBOARDS for query in queries(name) for family in names_in(query)}
     assert set(metrics.OWN) - shown == set()
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_variables_are_chained_from_the_cluster_down(name):
-    """Each one's values are those of what is chosen before it."""
     variables = [each for each in dashboard(name)["templating"]["list"] if each["type"] == "query"]
     names = [each["name"] for each in variables]
     assert names[:5] == ["cluster", "namespace", "job", "model", "pod"]
@@ -139,7 +131,6 @@ def test_variables_are_chained_from_the_cluster_down(name):
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_query_is_chosen_by_cluster_and_namespace(name):
-    """No panel sums another cluster's servers in; recordings have these labels too."""
     for query in queries(name):
         selectors = re.findall(r"\b(?:highwater_\w+|vllm:\w+|ALERTS|up|\w+:highwater_\w+:\w+)\{([^}]*)\}", query)
         assert selectors
@@ -158,7 +149,6 @@ def test_no_counter_is_drawn_raw(name):
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_rows_below_the_first_are_asked_for_only_when_opened(name):
-    """But for the fleet's table, for which one comes."""
     rows = [panel for panel in dashboard(name)["panels"] if panel["type"] == "row"]
     still_open = [row["title"] for row in rows if not row["collapsed"]]
     assert still_open == {"highwater-server": ["At a glance"], "highwater-fleet": ["At a glance", "Servers"]}[name]
@@ -166,7 +156,6 @@ def test_rows_below_the_first_are_asked_for_only_when_opened(name):
 
 
 def test_memory_and_latency_are_on_one_screen():
-    """In the first row of the server's dashboard, side by side."""
     first = dashboard("highwater-server")["panels"]
     places = {panel["title"]: panel["gridPos"] for panel in first if panel["type"] == "timeseries"}
     memory, latency = places["Memory of all ranks"], places["Latency, 95 %"]
@@ -175,7 +164,6 @@ def test_memory_and_latency_are_on_one_screen():
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_an_alert_leads_to_its_runbook(name):
-    """By its name, wherever the pages are."""
     (alerts,) = [panel for panel in panels(name) if panel["title"] == "Alerts"]
     (link,) = alerts["fieldConfig"]["defaults"]["links"]
     assert link["url"] == "$runbooks/${__field.labels.alertname}.html"
@@ -194,7 +182,6 @@ def test_a_firing_alert_is_never_green(name):
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_no_fixed_size_is_a_threshold(name):
-    """What is much or little of a device, its engine and its rules decide; and what grows is never well for sure."""
     for panel in panels(name):
         defaults = panel.get("fieldConfig", {}).get("defaults", {})
         steps = defaults.get("thresholds", {}).get("steps", [])
@@ -206,6 +193,5 @@ def test_no_fixed_size_is_a_threshold(name):
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_the_first_row_is_numbers(name):
-    """At a glance comes first."""
     first = [panel["type"] for panel in panels(name)[:9]]
     assert first == ["row", *["stat"] * 8]

@@ -48,7 +48,6 @@ def queries() -> list[tuple[str, str]]:
 
 
 def test_every_panel_brings_data_or_is_listed_with_the_reason(store: Store):
-    """Each query of each panel, at some moment of the scene; a reason that nothing needs is one too many."""
     asked = queries()
     assert len(asked) > 100
     empty = {where: query for where, query in asked if not store.range(query)}
@@ -66,7 +65,6 @@ def test_the_first_remedy_of_a_kind_is_shown(store: Store):
 
 
 def test_alerts_fire_in_the_scene_where_they_should(store: Store):
-    """The death of one engine, and not on the servers beside it."""
     fired = {(row["metric"]["alertname"], row["metric"]["pod"]) for row in store.range("ALERTS")}
     assert {("HighwaterEngineGone", "vl-0"), ("HighwaterIncident", "vl-0")} <= fired
     assert not {name for name, pod in fired if pod != "vl-0"} & {"HighwaterEngineGone", "HighwaterServerErrors"}
@@ -74,7 +72,6 @@ def test_alerts_fire_in_the_scene_where_they_should(store: Store):
 
 
 def test_a_firing_alert_has_the_number_of_its_severity(store: Store):
-    """By which the timeline colours it: critical ones as critical, and warnings as such."""
     for where, query in queries():
         if where.endswith("Alerts"):
             found = {row["metric"]["alertname"]: {value for _, value in row["values"]} for row in store.range(query)}
@@ -83,7 +80,6 @@ def test_a_firing_alert_has_the_number_of_its_severity(store: Store):
 
 
 def test_headroom_has_the_colour_of_the_rules_own_waters(store: Store):
-    """One of its queries answers at each moment: that under high water while the scene's rule is short of it."""
     free, low, high = [query for where, query in queries() if where == "server: At a glance: Headroom, worst rank"]
     moments = [{at for row in store.range(query) for at, _ in row["values"]} for query in (free, low, high)]
     assert all(moments)
@@ -94,7 +90,6 @@ def test_headroom_has_the_colour_of_the_rules_own_waters(store: Store):
 
 @pytest.mark.parametrize("name", all_rows())
 def test_every_row_can_be_drawn_and_what_the_documentation_shows_is_so(store: Store, tmp_path: Path, name: str):
-    """Also the tables and states. If a picture is of the past: `make pictures`."""
     path = tmp_path / f"{name}.png"
     draw(all_rows()[name], store, path)
     assert path.stat().st_size > 1_000
@@ -103,7 +98,6 @@ def test_every_row_can_be_drawn_and_what_the_documentation_shows_is_so(store: St
 
 
 def test_the_pictures_beside_the_page_are_those_that_it_shows():
-    """Small ones, and none is left over."""
     page = (IMAGES.parent / "grafana.md").read_text(encoding="utf-8")
     assert re.findall(r"\(images/(grafana-[\w-]+\.png)\)", page) == [f"grafana-{each}.png" for each in SHOWN]
     assert {path.name for path in IMAGES.glob("grafana-*.png")} == {f"grafana-{each}.png" for each in SHOWN}

@@ -25,17 +25,14 @@ def promtool(*arguments: str | Path) -> None:
 
 
 def test_prometheus_takes_the_recordings():
-    """`promtool check rules`, lint and all."""
     promtool("check", "rules", "--lint=all", "--lint-fatal", RECORDINGS_FILE)
 
 
 def test_a_models_figures_are_those_of_its_servers():
-    """`promtool test rules`: two models, a server that is down, ranks that fill up, what the scrape's labels become."""
     promtool("test", "rules", VALUES)
 
 
 def test_they_are_one_group_whose_rules_come_after_what_they_read():
-    """Prometheus evaluates a group in its order: then a model's figure is of the same moment as its servers'."""
     made: list[str] = []
     for rule in RECORDINGS:
         read = re.findall(r"\b(?:instance|namespace)\w*:highwater_\w+:\w+", rule["expr"])
@@ -59,12 +56,10 @@ def test_a_recordings_name_says_what_is_left_and_of_what(recording):
 
 
 def test_the_alerts_do_not_need_them():
-    """Who loads only the alerts has all of them."""
     assert not [alert["alert"] for alert in ALERTS if re.search(r"\w:highwater_", alert["expr"])]
 
 
 def test_the_chart_brings_alerts_and_recordings(tmp_path):
-    """Two groups of one PrometheusRule, whose spec Prometheus takes."""
     rule = the("PrometheusRule", {"prometheusRule": {"enabled": True}})
     assert {group["name"] for group in rule["spec"]["groups"]} == {"highwater", group_of(RECORDINGS_FILE)["name"]}
     spec = tmp_path / "rules.yaml"

@@ -32,17 +32,14 @@ def promtool(*arguments: str | Path) -> None:
 
 
 def test_prometheus_takes_the_rules():
-    """`promtool check rules`, lint and all."""
     promtool("check", "rules", "--lint=all", "--lint-fatal", ALERTS_FILE)
 
 
 def test_every_alert_fires_when_it_should_and_not_in_the_near_miss():
-    """`promtool test rules`, each alert with its values in words."""
     promtool("test", "rules", *sorted(TESTS.glob("*.yaml")))
 
 
 def test_every_alert_has_a_test_of_both_kinds():
-    """One moment in which it fires with its whole text, and one in which it does not."""
     assert sorted(path.stem for path in TESTS.glob("*.yaml")) == sorted(NAMES)
     for name in NAMES:
         cases = yaml.safe_load((TESTS / f"{name}.yaml").read_text())["tests"]
@@ -54,13 +51,11 @@ def test_every_alert_has_a_test_of_both_kinds():
 
 
 def test_every_alert_has_a_runbook_and_no_runbook_is_left_over():
-    """The name is the file's name."""
     assert sorted(path.stem for path in RUNBOOKS.glob("*.md")) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_runbook_answers_the_same_questions(name):
-    """What it means, where to look, what to do, and when to ignore or tune it, in this order."""
     text = (RUNBOOKS / f"{name}.md").read_text()
     assert text.startswith(f"# {name}\n")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
@@ -71,7 +66,6 @@ def test_a_runbook_answers_the_same_questions(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_runbooks_commands_exist(name):
-    """Each path of the sidecar that it asks for is documented, each subcommand known, each metric exported."""
     text = (RUNBOOKS / f"{name}.md").read_text()
     known = (ROOT / "docs" / "http.md").read_text()
     paths = set(re.findall(r"\$SIDECAR(/[\w/-]*)", text))
@@ -84,14 +78,12 @@ def test_a_runbooks_commands_exist(name):
 
 
 def test_the_alerts_in_the_repository_are_those_that_are_generated():
-    """`python -m helm.source` (or `make docs`) writes them anew; no word in capitals is left."""
     assert ALERTS_FILE.read_text() == generated()
     assert not re.search(rf"\b({'|'.join(WORDS)})\b", generated())
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
 def test_an_alert_says_how_bad_it_is_what_to_do_first_and_where_to_read_on(alert):
-    """Severity, one line, a description with what is known, the first step, a runbook; the words are sentences."""
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     notes = alert["annotations"]
     assert set(notes) == {"summary", "description", "first_step", "runbook_url"}
@@ -107,14 +99,12 @@ def test_an_alert_says_how_bad_it_is_what_to_do_first_and_where_to_read_on(alert
     "alert", [each for each in ALERTS if each["alert"] not in NO_SERVER], ids=lambda each: each["alert"]
 )
 def test_an_alert_names_its_server_and_model(alert):
-    """At the beginning of its line, and by labels that routes can match."""
     assert alert["annotations"]["summary"].startswith(f"{WORDS['WHERE']}: ")
     assert "group_left (model)" in alert["expr"]
 
 
 @pytest.mark.parametrize("rule", [*ALERTS, *RECORDINGS], ids=lambda rule: rule.get("alert") or rule["record"])
 def test_a_rule_holds_over_several_clusters(rule):
-    """Two clusters number their pods alike: whatever joins or groups by the address does so by the cluster too."""
     groups = re.findall(r"\b(?:on|by) \(([^)]*)\)", rule["expr"])
     assert [group for group in groups if "cluster" not in group.split(", ")] == []
 
@@ -143,7 +133,6 @@ def yaml_blocks(key: str) -> list[dict]:
 
 
 def test_prometheus_takes_the_documented_scrapes(tmp_path):
-    """`promtool check config`, with the rules."""
     scrapes = yaml_blocks("scrape_configs")
     assert len(scrapes) == 2
     for scrape in scrapes:
@@ -156,6 +145,5 @@ def test_prometheus_takes_the_documented_scrapes(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_runbooks_links_lead_somewhere(name):
-    """Relative links name files that are there."""
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", (RUNBOOKS / f"{name}.md").read_text())
     assert [target for target in targets if not (RUNBOOKS / target).exists()] == []

@@ -38,13 +38,11 @@ def explained(
 
 
 def test_the_pool_is_the_engines_own(explained, engine_environment):
-    """In blocks, tokens and requests."""
     engine, _, answer = explained
     assert_pool_is_the_engines(engine, answer, engine_environment.version)
 
 
 def test_the_parts_sum_exactly(explained):
-    """To the byte."""
     assert_sums_are_exact(explained[2])
 
 
@@ -67,7 +65,6 @@ def test_the_encoders_budget_is_the_schedulers(explained):
 
 
 def test_no_worker_is_called_for_it(explained):
-    """Not once, whoever asks."""
     engine, sidecar, _ = explained
     for _ in range(5):
         sidecar.call("GET", "/memory/budget")

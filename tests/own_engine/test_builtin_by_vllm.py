@@ -140,7 +140,6 @@ def card(request: pytest.FixtureRequest) -> Iterator[tuple[str, Asked]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_is_vllms(card: tuple[str, Asked], tmp_path: Path, name: str) -> None:
-    """Blocks, tokens, concurrency, needed bytes, longest length, and the defaults of a step and of prefix caching."""
     assert differences(card[1], card[0], tmp_path, name) == []
 
 
@@ -149,5 +148,4 @@ def test_a_plan_is_vllms(card: tuple[str, Asked], tmp_path: Path, name: str) -> 
 def test_weights_and_activation_on_meta_lie_within_the_bounds(
     card: tuple[str, Asked], tmp_path: Path, name: str
 ) -> None:
-    """Of one rank of one and of four; without what an encoder takes."""
     assert beyond_bounds(card[1], card[0], tmp_path, name) == []

@@ -13,5 +13,4 @@ pytestmark = pytest.mark.long("plan")
 
 @pytest.mark.parametrize("version", [DEFAULT_VERSION, text_of(NEWEST_KNOWN)])
 def test_the_plan_is_what_vllm_makes_of_random_caches(version: str) -> None:
-    """Blocks, tokens, concurrency, needed bytes, estimated length and refusals; `make test-compat` asks far more."""
     assert disagreements(version, count=60, seed=16) == []

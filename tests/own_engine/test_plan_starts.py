@@ -21,7 +21,6 @@ SHAPES = ("full", "sliding")
 def test_two_starts_and_two_refusals_have_the_planned_numbers(
     engine_environment: EngineEnvironment, tmp_path: Path
 ) -> None:
-    """Blocks, tokens and concurrency of each start, GiB and estimated length of each refusal are those of the plan."""
     version = engine_environment.version
     chosen = [
         next(start for start in STARTS[version] if (start.shape, start.fits) == (shape, fits))

@@ -170,7 +170,6 @@ def test_a_silent_core_is_told_whoever_sees_the_requests(hang_ended: Outcome, se
 
 @LONG
 def test_a_hang_says_that_it_was_ended_from_outside(hang_ended: Outcome) -> None:
-    """Of the sidecar that the requests came through."""
     assert hang_ended.by[BOTH].incidents[0]["id"].endswith("hung")
     assert "outside" in hang_ended.by[BOTH].text, hang_ended.by[BOTH].text
 

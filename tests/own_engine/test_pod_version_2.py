@@ -52,7 +52,6 @@ def test_a_whole_kill_was_at_the_limit_version_2_written_by_hand(killed_whole: O
 
 @EACH
 def test_a_whole_kill_never_acquits_memory_version_2_written_by_hand(killed_whole: Outcome, sees: str) -> None:
-    """Nobody was left to count it: the container's last state is named."""
     text = killed_whole.by[sees].text
     assert not acquits_memory(text), text
     assert names_last_state(text), text

@@ -11,7 +11,6 @@ pytestmark = pytest.mark.long("vendor")
 
 
 def test_its_routes_are_those_that_are_recorded(engine_environment: EngineEnvironment):
-    """One that is new must be recorded, and then admitted or refused knowingly (tests/unit/proxy/test_allowlist.py)."""
     (package,) = engine_environment.root.glob("lib/python3*/site-packages/vllm")
     found = routes_in(package)
     assert found <= set(recorded())

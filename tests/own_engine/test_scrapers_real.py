@@ -69,7 +69,6 @@ def declared(text: str) -> list[str]:
 
 
 def test_every_family_of_vllm_is_there_and_none_twice(scraped: tuple[DemoEngine, DemoSidecar]) -> None:
-    """Its own page is in the classic format too, whatever Prometheus asks for."""
     engine, sidecar = scraped
     asyncio.run(send_texts(engine.url, engine.served_model, texts=["one", "two"]))
     direct, beside = page_of(engine.url).text, both_of(sidecar)
@@ -104,7 +103,6 @@ def test_routers_see_the_load_while_there_is_some(scraped: tuple[DemoEngine, Dem
 
 
 def test_no_figure_is_frozen(scraped: tuple[DemoEngine, DemoSidecar]) -> None:
-    """Neither while the engine hangs nor once it is gone, and no scrape waits for it."""
     engine, sidecar = scraped
     both_of(sidecar)
     stopped = engine.pids()

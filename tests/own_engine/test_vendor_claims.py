@@ -39,7 +39,6 @@ def node_has(node: ast.AST, line: int) -> bool:
 
 @pytest.mark.parametrize(("claim", "place"), READABLE, ids=lambda value: str(value) if isinstance(value, Place) else "")
 def test_a_claim_stands_where_it_is_said_to(claim: Claim, place: Place):
-    """The text within a few lines of the one that is named, inside the function or class that is named."""
     source = source_of(place.package, place.version)
     if source is None:
         pytest.skip(f"{place.package} {place.version} is in no engine's environment on this machine")

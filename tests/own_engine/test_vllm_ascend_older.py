@@ -60,7 +60,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnv
 
 
 def test_versions_are_known(seen: dict[str, Any]) -> None:
-    """Of the release that was meant: the metadata has it."""
     budget = seen["budget"]["engine_budget"]
     assert (budget["vllm_version"].partition("+")[0], budget["ascend_version"]) == RELEASE[:2]
     release, is_simulated = RELEASE.vllm_ascend, seen["is_simulated"]

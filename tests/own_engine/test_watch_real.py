@@ -48,7 +48,6 @@ def watched(engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.
 
 
 def test_every_rank_is_seen_and_no_worker_is_called(watched):
-    """Its memory, its components, and each phase of its start."""
     engine, sidecar, _ = watched
     report = wait_for(sidecar, lambda report: report["ranks_reported"] == 1)
     (rank,) = report["ranks"]
@@ -85,7 +84,6 @@ def test_the_encoder_cache_comes_from_the_file(watched):
 
 
 def test_nothing_is_asked_for_where_all_is_set_up_for_watching(watched):
-    """What cannot be given back is refused with the way to it."""
     sidecar = watched.sidecar
     assert sidecar.call("GET", "/memory")["engine"]["hint"] is None
     refused = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"], "dry_run": True})

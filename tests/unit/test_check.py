@@ -43,7 +43,6 @@ def statuses(*lanes: Lane) -> tuple[dict[str, int | None], list[str]]:
 
 
 def test_every_lane_runs_and_a_failure_is_shown_whole(capsys):
-    """Those after it run all the same, and what it wrote is on the screen."""
     found = statuses(lane("good", "true"), lane("bad", "echo the reason; exit 3"), lane("later", "true"))
     assert found == ({"good": 0, "bad": 3, "later": 0}, [])
     shown = capsys.readouterr().out
@@ -52,13 +51,11 @@ def test_every_lane_runs_and_a_failure_is_shown_whole(capsys):
 
 
 def test_a_lanes_commands_end_with_the_first_that_fails(logs):
-    """So no later one can make up for it."""
     assert statuses(lane("two", "exit 4", "echo reached"))[0] == {"two": 4}
     assert "reached" not in (logs / "two.log").read_text()
 
 
 def test_a_lane_waits_for_those_before_it(logs):
-    """And is not begun when one of them fails."""
     first = lane("first", f"echo first >> {logs}/order")
     second = lane("second", f"echo second >> {logs}/order", after=("first",))
     assert statuses(second, first) == ({"first": 0, "second": 0}, [])
@@ -67,7 +64,6 @@ def test_a_lane_waits_for_those_before_it(logs):
 
 
 def test_a_lane_does_not_run_beside_those_that_it_names(logs):
-    """Whichever of the two begins first; lanes that neither names go on."""
     script = f"echo begin >> {logs}/order; sleep 0.3; echo end >> {logs}/order"
     first, second = lane("first", script), lane("second", script, not_beside=("first",))
     assert statuses(first, second) == ({"first": 0, "second": 0}, [])
@@ -77,7 +73,6 @@ def test_a_lane_does_not_run_beside_those_that_it_names(logs):
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not share cores by session")
 def test_a_lane_that_gives_way_does_so_as_a_session(logs):
-    """The lanes of engines, which are the longest, have the cores first."""
     script = "print(open('/proc/self/autogroup').read())"
     gives_way = Lane("gives-way", (program("python", "-c", script),), session_gives_way=True)
     does_not = Lane("does-not", ((sys.executable, "-c", script),))
@@ -87,7 +82,6 @@ def test_a_lane_that_gives_way_does_so_as_a_session(logs):
 
 
 def test_what_a_lane_costs_is_counted_with_its_children():
-    """Processor time is what tells a slow check from a busy machine."""
     burn = "import time\nwhile time.process_time() < 0.2: pass"
     (one,), _ = run([Lane("burning", ((sys.executable, "-c", burn),))], SLOTS)
     assert one.cpu_seconds > 0.2
@@ -116,7 +110,6 @@ def test_every_test_file_is_in_one_lane():
 
 
 def test_a_test_file_in_no_lane_or_in_two_is_found(tmp_path):
-    """A new folder must be given to a lane."""
     for folder in ("tests/new", "tests/known"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "test_it.py").touch()
@@ -127,7 +120,6 @@ def test_a_test_file_in_no_lane_or_in_two_is_found(tmp_path):
 
 
 def test_a_test_that_was_collected_and_did_not_run_is_found(logs):
-    """Also a lane that wrote nothing down, and a file without a test in it."""
     (logs / "tests/known").mkdir(parents=True)
     (logs / "tests/known/test_empty.py").touch()
     known = lane("known", folders=("tests/known",))
@@ -139,7 +131,6 @@ def test_a_test_that_was_collected_and_did_not_run_is_found(logs):
 
 @pytest.mark.whole("the check's plugins, in a pytest of their own")
 def test_the_plugin_tells_what_was_collected_left_out_and_run(pytester_run):
-    """In a run that ends early, too."""
     source = "def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n"
     seen = pytester_run(source, "-x", "-k", "not test_a")
     assert [name.rpartition("::")[2] for name in seen["left_out"]] == ["test_a"]
@@ -149,7 +140,6 @@ def test_the_plugin_tells_what_was_collected_left_out_and_run(pytester_run):
 
 @pytest.mark.whole("the check's plugins, in a pytest of their own")
 def test_the_plugin_tells_what_its_workers_ran(pytester_run):
-    """Each test once, although each worker has collected all of them."""
     source = "def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n"
     seen = pytester_run(source, "-k", "not test_a", *SIDE_BY_SIDE)
     assert seen["status"] == pytest.ExitCode.TESTS_FAILED
@@ -171,7 +161,6 @@ def test_a_run_whose_tests_were_all_left_out_has_passed(pytester_run, side_by_si
 @pytest.mark.whole("the check's plugins, in a pytest of their own")
 @either_way
 def test_the_fast_tests_say_what_they_leave_to_the_check(tmp_path, side_by_side):
-    """Each reason with its count, and every test of it once; what has no such mark runs."""
     (tmp_path / "test_few.py").write_text(
         "import pytest\n"
         "def test_a(): pass\n"
@@ -188,7 +177,6 @@ def test_the_fast_tests_say_what_they_leave_to_the_check(tmp_path, side_by_side)
 
 
 def test_no_lane_of_the_check_leaves_out_what_is_marked_whole():
-    """Only `make test-fast` has the plugin, and no lane chooses tests by a mark."""
     commands = [" ".join(command) for lane in all_lanes() for command in lane.commands]
     assert [command for command in commands if "tests.fast" in command or " -m not" in command] == []
     assert (ROOT / "Makefile").read_text().count("-p tests.fast") == 1
@@ -236,7 +224,6 @@ def seeing(name: str, *, collected: list[str], ran: list[str]) -> Lane:
 
 
 def test_what_passed_is_kept_when_every_lane_has(checked, logs):
-    """With what each lane cost and how many tests it ran."""
     status, shown = checked(
         seeing("one", collected=["a"], ran=["a"]), lane("two", f'test "${topics.ASKED_FOR}" = proxy')
     )
@@ -314,13 +301,11 @@ def test_a_change_makes_due_what_it_may_break(files, changed_file, due):
 
 @pytest.mark.whole("which changes make long tests due")
 def test_whatever_the_data_plane_runs_on_makes_its_long_tests_due(files):
-    """Through every layer below it: a file that a module imports is as good as the module's own."""
     due = {name for name in TOPICS if "app/highwater/process/limited_log.py" in files[name]}
     assert {"clients", "relief", "proxy", "beside"} <= due
 
 
 def test_imports_are_followed_wherever_they_stand(tmp_path):
-    """In a function, for types only, relative, from a package, and of a folder's `conftest.py`; a library's are not."""
     sources = {
         "app/one/__init__.py": "",
         "app/one/top.py": "import json\ndef later():\n    from . import middle\n",
@@ -355,12 +340,10 @@ def passed(folder: Path) -> dict[str, dict[str, object]]:
 
 
 def test_long_tests_do_not_run_again_with_the_same_files(topic):
-    """Whatever the commit is: what is in the files decides."""
     assert changed("only", passed(topic)) is None
 
 
 def test_long_tests_run_when_a_file_changed_came_or_went(topic):
-    """And the first of them is named."""
     before = passed(topic)
     (topic / "one.py").unlink()
     assert "app/one.py changed" in (changed("only", before) or "")
@@ -378,7 +361,6 @@ def test_long_tests_run_where_nothing_is_known(topic, found):
 
 
 def test_what_passed_is_kept_beside_what_passed_before(tmp_path):
-    """A file that cannot be read is nothing known, not an error."""
     path = tmp_path / "kept" / "passed.json"
     assert check.read_passed(path) == {}
     check.keep_passed(path, {"relief": {"a": "1"}})
@@ -392,7 +374,6 @@ def test_what_passed_is_kept_beside_what_passed_before(tmp_path):
 
 
 def test_the_log_says_of_every_topic_whether_it_runs_and_why(capsys):
-    """By name, where topics were named."""
     assert long_topics("proxy,policy", {}) == ["proxy", "policy"]
     shown = capsys.readouterr().out.splitlines()
     asked, not_asked = "it was asked for", "it was not asked for"
@@ -407,7 +388,6 @@ def test_the_log_says_of_every_topic_whether_it_runs_and_why(capsys):
 
 @pytest.mark.parametrize(("named", "expected"), [(None, set(TOPICS)), ("none", set()), ("proxy", {"proxy"})])
 def test_long_tests_are_asked_for_by_the_environment(monkeypatch, named, expected):
-    """All of them where nobody says anything."""
     monkeypatch.delenv(topics.ASKED_FOR, raising=False)
     if named is not None:
         monkeypatch.setenv(topics.ASKED_FOR, named)
@@ -415,7 +395,6 @@ def test_long_tests_are_asked_for_by_the_environment(monkeypatch, named, expecte
 
 
 def test_a_topic_that_there_is_not_is_an_error(monkeypatch):
-    """It names those that there are."""
     monkeypatch.setenv(topics.ASKED_FOR, "prxy")
     with pytest.raises(ValueError, match=r"no topic prxy; there are beside, worker"):
         topics.asked_for()

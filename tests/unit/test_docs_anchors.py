@@ -21,6 +21,5 @@ def anchors(page: Path) -> frozenset[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_anchor_is_a_heading(page: Path):
-    """In the same page or in another one."""
     links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
     assert [(file, name) for file, name in links if name not in anchors((page.parent / file) if file else page)] == []

@@ -39,7 +39,6 @@ async def operations() -> dict[tuple[str, str], dict]:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_operation_has_a_row_that_says_whether_it_needs_the_token(operations):
-    """In a row of its own, or together with others of its kind."""
     wrong = {
         key for key, operation in operations.items() if (row_of(*key)[0] == "yes") != bool(operation.get("security"))
     }
@@ -48,7 +47,6 @@ async def test_every_operation_has_a_row_that_says_whether_it_needs_the_token(op
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_parameter_is_named_in_its_row(operations):
-    """Those of the query; a path shows its own."""
     missing = [
         (path, parameter["name"])
         for (method, path), operation in operations.items()
@@ -60,7 +58,6 @@ async def test_every_parameter_is_named_in_its_row(operations):
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_no_row_is_about_a_path_that_is_gone(operations):
-    """Rows with a method are the sidecar's own."""
     listed = {
         (method.strip().lower(), path.strip().strip("`"))
         for methods, paths, _, _ in ROWS

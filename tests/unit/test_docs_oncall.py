@@ -22,7 +22,6 @@ def alerts() -> set[tuple[str, str]]:
 
 
 def test_the_list_has_every_alert_with_its_severity_runbook_and_first_step():
-    """Each once, the critical ones first."""
     page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| \[(\w+)\]\(runbooks/(\w+)\.md\) +\| (\w+) +\| [\w ]+ +\| \S", page, re.MULTILINE)
     assert all(name == runbook for name, runbook, _ in listed)
@@ -33,7 +32,6 @@ def test_the_list_has_every_alert_with_its_severity_runbook_and_first_step():
 
 
 def test_the_page_is_one_screen_of_five_symptoms():
-    """Each leads to runbooks; every critical alert's is among them."""
     assert len(ONCALL.splitlines()) <= MAX_LINES
     (table,) = re.findall(r"^\| what you see \|.*\n\|---.*\n((?:\|.*\n)+)", ONCALL, re.MULTILINE)
     symptoms = [set(re.findall(r"runbooks/(\w+)\.md", row)) for row in table.splitlines()]
@@ -44,14 +42,12 @@ def test_the_page_is_one_screen_of_five_symptoms():
 
 
 def test_the_five_commands_exist():
-    """Those of the table, and no more."""
     listed = re.findall(r"^\| `highwater (\w+)` \|", ONCALL, re.MULTILINE)
     assert len(listed) == MAX_COMMANDS
     assert set(listed) <= set(main.commands)
 
 
 def test_the_glossary_is_sorted_and_each_word_is_defined_once():
-    """Twenty to thirty of them, each with a definition that ends, and with a place."""
     words = [word for word, _, _ in TERMS]
     assert words == sorted(set(words))
     assert 20 <= len(words) <= 30
@@ -59,7 +55,6 @@ def test_the_glossary_is_sorted_and_each_word_is_defined_once():
 
 
 def test_the_glossary_names_keys_and_metrics_that_exist():
-    """Each name in its last column is a word of the code, of its exposition or of the engine's command line."""
     code = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "app").rglob("*.py")))
     known = code + (ROOT / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text()
     names = {name for _, _, place in TERMS for quoted in re.findall(r"`([^`]+)`", place) for name in _names(quoted)}

@@ -38,7 +38,6 @@ def bare_codes(source: str) -> Iterator[str]:
 
 
 def test_the_documentation_has_every_code():
-    """Each once, in the table of docs/terminal.md, which is written from it."""
     named = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
     listed = [code for codes, _ in MEANINGS for code in codes]
     assert listed == sorted(named)
@@ -46,7 +45,6 @@ def test_the_documentation_has_every_code():
 
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.relative_to(APP).as_posix())
 def test_a_command_ends_by_name(path: Path):
-    """A number says nothing of what it means."""
     assert list(bare_codes(path.read_text(encoding="utf-8"))) == []
 
 
@@ -61,5 +59,4 @@ def test_a_command_ends_by_name(path: Path):
     ],
 )
 def test_a_bare_number_is_found(call: str):
-    """However the command ends."""
     assert list(bare_codes(call)) == [call]

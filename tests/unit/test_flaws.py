@@ -40,7 +40,6 @@ def refusal(value: object) -> str:
     ],
 )
 def test_credentials_are_not_shown_however_they_are_written(text):
-    """In a value, in a key, and within a list or a section."""
     assert "s3cret" not in masked(text)
     for value in (text, [text], {"url": text}, {text: 1}):
         assert "s3cret" not in refusal(value)
@@ -49,7 +48,6 @@ def test_credentials_are_not_shown_however_they_are_written(text):
 
 @pytest.mark.parametrize("text", ["12:30", "::1", "[fd00::1]:8000", "a@b.c", "git@github.com:org", "/a/b?c", "80%", ""])
 def test_what_holds_none_is_shown_as_it_is(text):
-    """An address, a time, a mail address."""
     assert masked(text) == text
 
 
@@ -73,7 +71,6 @@ def test_a_long_value_costs_no_more_than_its_length(text):
 
 
 def test_a_deeply_nested_value_is_refused_as_any_other():
-    """JSON may nest as deep as its parser allows."""
     nested: object = "x"
     for _ in range(900):
         nested = [nested]

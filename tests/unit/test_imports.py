@@ -138,7 +138,6 @@ def impurities(tree: ast.Module) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", PURE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_that_says_it_is_pure_is(path: Path):
-    """It does no I/O, reads no clock, and neither logs nor waits: it calculates."""
     assert list(impurities(tree_of(path))) == []
 
 
@@ -158,12 +157,10 @@ def test_a_module_that_says_it_is_pure_is(path: Path):
     ],
 )
 def test_a_pure_module_that_is_not_would_be_found(line: str):
-    """Wherever in the module it stands."""
     assert list(impurities(ast.parse(line)))
 
 
 def test_the_decision_and_the_accounting_say_that_they_are_pure():
-    """Of the policy all but the module that has decisions carried out, and the one that keeps the policy."""
     app = ROOT / "app" / "highwater"
     pure_by_design = {path for name in ("accounting", "policy", "readings") for path in (app / name).glob("*.py")}
     others = {str(path.relative_to(app)) for path in pure_by_design - set(PURE)}

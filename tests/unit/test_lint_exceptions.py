@@ -24,12 +24,10 @@ def without_reason(text: str) -> list[str]:
 
 
 def test_every_exception_names_its_rules_and_says_why():
-    """A reader of the line can judge whether it still holds."""
     missing = {path.relative_to(ROOT).as_posix(): without_reason(path.read_text("utf-8")) for path in SOURCES}
     assert {name: lines for name, lines in missing.items() if lines} == {}
 
 
 @pytest.mark.parametrize("line", ["noqa", "noqa: E501", "NOQA: E501 see above", "ruff: noqa: E501", "noqa: E501 -"])
 def test_an_exception_without_a_reason_is_found(line: str):
-    """Also one for a whole file, or for every rule."""
     assert without_reason(f"x = 1  # {line}\n") == [f"# {line}"]

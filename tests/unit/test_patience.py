@@ -113,7 +113,6 @@ def findings(files: list[Path]) -> list[str]:
 
 
 def test_no_test_has_a_limit_that_a_busy_machine_uses_up():
-    """In all of tests/ but tests/compat; where the modules say they are, this guard looks."""
     tests = Path(patience.__file__).parent
     files = sources(TESTS)
     assert {*files} == {*tests.rglob("*.py")} - {*(tests / "compat").rglob("*.py")}
@@ -122,7 +121,6 @@ def test_no_test_has_a_limit_that_a_busy_machine_uses_up():
 
 
 def test_a_finding_names_its_file_and_compat_is_left_out(tmp_path):
-    """A folder of the same name elsewhere is looked at, and so are files beside the folders."""
     for name in ("compat/test_far.py", "conftest.py", "http/compat/test_near.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +172,6 @@ TOOK = "took = time.monotonic() - began; "
     ],
 )
 def test_a_short_limit_is_refused_unless_its_line_says_why(refused, allowed):
-    """A reason frees its own line only, and is more than the mark."""
     assert [finding.partition(":")[0] for finding in short_limits(f"{allowed}\n{refused}\n")] == ["2"]
     assert short_limits(f"{refused}  # by the clock: how often it looks") == []
     for line in ("\n", "  # by the clock:\n", "  # by the clock: \n", "\n# by the clock: as above\n"):
@@ -182,7 +179,6 @@ def test_a_short_limit_is_refused_unless_its_line_says_why(refused, allowed):
 
 
 def test_the_reason_stands_beside_the_number():
-    """In a call of several lines."""
     assert short_limits("run(  # by the clock: why\n    timeout=5,\n)") == ["2: a short limit"]
     assert short_limits("run(\n    timeout=5,  # by the clock: why\n)") == []
 
@@ -191,7 +187,6 @@ def test_the_reason_stands_beside_the_number():
     "banned_name", ["asyncio.wait_for", "asyncio.timeout", "asyncio.timeout_at", "socket.setdefaulttimeout"]
 )
 def test_ruff_refuses_other_limits_in_tests_only(banned_name):
-    """However they are imported; the product has limits of its own, and tests/compat a machine."""
     module, _, short = banned_name.partition(".")
     both = f"import {module}\nfrom {module} import {short}\n\n{banned_name}(60)\n{short}(60)\n"
     for name in ("tests/patience.py", "tests/unit/host/test_trace.py", "tests/http/test_proxy.py"):
@@ -208,7 +203,6 @@ def banned(source: str, name: str) -> int:
 
 
 async def test_patience_counts_turns_of_the_loop(monkeypatch):
-    """A loop that stood still for longer than the limit goes on waiting; one that turns in vain does not."""
     monkeypatch.setattr(patience, "LIMIT_SECONDS", 0.2)
     arrived = asyncio.Event()
     asyncio.get_running_loop().call_later(0.03, lambda: (time.sleep(0.4), arrived.set()))
@@ -220,7 +214,6 @@ async def test_patience_counts_turns_of_the_loop(monkeypatch):
 
 
 def test_without_a_loop_looks_are_counted(monkeypatch):
-    """A look that took long is one."""
     monkeypatch.setattr(patience, "LIMIT_SECONDS", 0.03)
     looks = iter([False, True])
     wait_until(lambda: time.sleep(0.05) or next(looks))

@@ -48,7 +48,6 @@ def write(tmp_path):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_has_a_type_a_default_and_a_sentence(key):
-    """One place tells all: help, documentation and chart are held to it."""
     info = KEYS[key]
     assert info.annotation is not None
     assert info.default is not PydanticUndefined
@@ -58,7 +57,6 @@ def test_every_key_has_a_type_a_default_and_a_sentence(key):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_has_one_name_everywhere(key):
-    """Flag, variable and file key lead to the same field; the variable is the key in capitals."""
     assert variable(key) == PREFIX + key.upper().replace(".", "__")
     bad = "{" if is_list(KEYS[key]) else "\x00"
     by_flag, by_variable = problems_or_value({key: bad}, {}), problems_or_value({}, {variable(key): bad})
@@ -73,7 +71,6 @@ def problems_or_value(flags, environ):
 
 
 def test_the_defaults_are_fixed():
-    """Commands, probes and manifests that name none of them count on these."""
     settings = load(environ={})
     assert (settings.engine_url, settings.host, settings.port) == ("http://127.0.0.1:8000", "127.0.0.1", 8001)
     assert (settings.admin_token, settings.poll_seconds, settings.policy.mode) == (None, 1.0, "act")
@@ -81,7 +78,6 @@ def test_the_defaults_are_fixed():
 
 
 def test_settings_are_frozen():
-    """Nobody changes them on the way."""
     with pytest.raises(ValidationError):
         load(environ={}).port = 1
 
@@ -90,7 +86,6 @@ def test_settings_are_frozen():
 
 
 def test_the_order_is_flag_file_variable_file_default(write):
-    """Flag, --config, variable, HIGHWATER_CONFIG, default: each beats what comes after it."""
     variable_file = write("variable.toml", "port = 1004\nhost = '1.0.0.4'\npoll_seconds = 4\nlog_level = 'error'\n")
     flag_file = write("flag.yaml", "port: 1002\nhost: 1.0.0.2\n")
     environ = {
@@ -105,7 +100,6 @@ def test_the_order_is_flag_file_variable_file_default(write):
 
 
 def test_a_section_is_merged_key_by_key(write):
-    """A file's policy.mode does not lose its policy.rules to a flag."""
     name = write(
         "a.toml", f"[policy]\nmode = 'observe'\nrules = [{as_toml(GOOD_RULE)}]\n[proxy]\nmax_body_bytes = 4096\n"
     )
@@ -120,7 +114,6 @@ def as_toml(rule) -> str:
 
 @pytest.mark.parametrize("where", ["flag", "variable"])
 def test_lists_are_given_as_json(where):
-    """Rules and paths on the command line and in the environment."""
     texts = {"policy.rules": json.dumps([GOOD_RULE]), "proxy.extra_paths": '["/invocations"]'}
     environ = {variable(key): text for key, text in texts.items()}
     settings = load(texts, environ={}) if where == "flag" else load(environ=environ)
@@ -132,7 +125,6 @@ def test_lists_are_given_as_json(where):
 
 
 def test_all_problems_are_reported_at_once(write):
-    """With key and value, from every place where settings come from."""
     name = write("a.toml", "poll_second = 1\nlog_level = 'loud'\n")
     environ = {"HIGHWATER_PROT": "1", "HIGHWATER_PROXY__EXTRA_PATHS": "[", "HIGHWATER_HISTORY_SECONDS": "1"}
     told = problems({"port": "eighty", "engine_url": "ftp://engine"}, config=name, environ=environ)
@@ -162,7 +154,6 @@ def test_all_problems_are_reported_at_once(write):
     ],
 )
 def test_a_bad_value_is_named_with_what_would_be_right(key, value, told):
-    """In the operator's words, and never a token."""
     assert problems({key: value}) == (told,)
 
 
@@ -185,14 +176,12 @@ def test_a_bad_value_is_named_with_what_would_be_right(key, value, told):
     ],
 )
 def test_a_url_that_cannot_work_is_fatal(url):
-    """At start, with the shapes that can."""
     (problem,) = problems({"engine_url": url})
     assert problem.startswith("engine_url: ")
 
 
 @pytest.mark.parametrize("url", ["http://ann:pa55w@rd@engine:8000", "ann:pa55w@engine:8000", "http://pa55w@[::1"])
 def test_a_password_in_a_url_is_never_shown(url):
-    """Whatever is wrong with the URL: the error goes to a log."""
     (problem,) = problems({"engine_url": url})
     assert problem.startswith("engine_url: '***@")
     assert "pa55w" not in problem
@@ -212,7 +201,6 @@ def test_a_password_in_a_url_is_never_shown(url):
     ],
 )
 def test_what_may_be_a_password_elsewhere_in_a_url_is_not_shown(url, shown):
-    """In its query or fragment, or where a query and a password with a question mark cannot be told apart."""
     (problem,) = problems({"engine_url": url})
     assert problem.startswith(f"engine_url: {shown} must ")
 
@@ -236,13 +224,11 @@ CREDENTIALS = (
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_url_in_a_field_that_is_for_none_is_shown_without_its_credentials(key):
-    """A line of a deployment is easily given to the wrong setting, and its refusal stands in everybody's log."""
     for given in CREDENTIALS:
         assert "hunter2" not in str(problems_or_value({key: given}, {})) or key == "host"
 
 
 def test_a_url_in_the_place_of_a_section_or_a_key_is_shown_without_its_credentials(write):
-    """The same in a file, whose name may be one as well, and in the name of a variable."""
     url = "http://u:hunter2@h"
     texts = [f"{section}: {url}\n" for section in ("tls", "policy", "gate")]
     texts += [f"'{url}': 1\n", f"'{url}': 1\n'{url}': 2\n", f"port: {{'{url}': '{url}'}}\n"]
@@ -256,8 +242,6 @@ def test_a_url_in_the_place_of_a_section_or_a_key_is_shown_without_its_credentia
 
 
 def test_a_field_says_itself_that_its_value_may_hold_a_secret():
-    """Whatever its key; of the others the value is shown, also where their key looks like a token's."""
-
     class Model(BaseModel):
         door: Annotated[int, MayHoldSecret()]
         max_tokens: int
@@ -278,7 +262,6 @@ def test_a_field_says_itself_that_its_value_may_hold_a_secret():
     ],
 )
 def test_a_url_that_can_is_kept(url, kept):
-    """HTTP, HTTPS and a Unix socket."""
     assert load({"engine_url": url}, environ={}).engine_url == kept
 
 
@@ -322,12 +305,10 @@ def test_a_wrong_value_is_never_ignored(flags, word):
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(write, name, text, word):
-    """Wrong syntax, wrong shape, wrong kind."""
     assert any(word in problem for problem in problems(config=write(name, text)))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    """Never silently the defaults."""
     (problem,) = problems(environ={"HIGHWATER_CONFIG": str(tmp_path / "gone.toml")})
     assert "gone.toml" in problem
 
@@ -345,13 +326,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     ],
 )
 def test_a_variable_that_is_nearly_one_is_answered_with_it(name, meant):
-    """One underscore instead of two is the usual slip."""
     (problem,) = problems(environ={name: "1"})
     assert problem == f"{name}: is not a setting; did you mean {meant}?"
 
 
 def test_a_variable_that_is_like_no_other_gets_no_guess():
-    """A wrong guess is worse than none."""
     (problem,) = problems(environ={"HIGHWATER_QUUX": "1"})
     assert problem == "HIGHWATER_QUUX: is not a setting; see highwater serve --help"
 
@@ -371,7 +350,6 @@ def test_a_variable_that_is_like_no_other_gets_no_guess():
     ],
 )
 def test_a_key_that_is_nearly_one_is_answered_with_it(write, text, said):
-    """Also where its section was left out, and within a rule."""
     (problem,) = problems(config=write("a.yaml", text))
     assert problem == said
 
@@ -386,7 +364,6 @@ def test_a_path_where_a_list_belongs_is_shown_as_a_list():
 
 
 def test_service_links_are_not_settings():
-    """A Service called highwater puts these into every pod of its namespace."""
     links = {
         "HIGHWATER_SERVICE_HOST": "10.0.0.1",
         "HIGHWATER_SERVICE_PORT": "8001",
@@ -411,7 +388,6 @@ def test_the_link_that_is_a_setting_by_name_is_explained():
 
 
 def test_the_control_plane_is_on_port_unless_it_has_one_of_its_own():
-    """Token file, messages and commands go by this number."""
     assert load(environ={}).control_plane_port == 8001
     assert load({"control_port": "8002"}, environ={}).control_plane_port == 8002
 
@@ -431,7 +407,6 @@ def test_the_control_plane_is_on_port_unless_it_has_one_of_its_own():
     ],
 )
 def test_who_only_names_a_recorder_folder_wants_to_watch(flags, has_data_plane):
-    """Whoever sets anything about requests wants them passed on; `proxy.enabled` has the last word."""
     assert load(flags, environ={}).has_data_plane is has_data_plane
 
 
@@ -449,7 +424,6 @@ def test_connections_leave_files_to_the_control_port(monkeypatch):
 
 @pytest.mark.parametrize("token", ["tiny123", "with spaces " + TOKEN, "ümlaut" + TOKEN])
 def test_a_token_is_in_no_message(token):
-    """Also a wrong one may be nearly right."""
     told = " ".join(problems({"admin_token": token}))
     assert "admin_token" in told
     assert token not in told
@@ -457,7 +431,6 @@ def test_a_token_is_in_no_message(token):
 
 
 def test_a_token_of_another_type_is_in_no_message(write):
-    """YAML makes a number of digits."""
     told = " ".join(problems(config=write("a.yaml", "admin_token: 1234567890123\n")))
     assert "admin_token" in told
     assert "1234567890123" not in told
@@ -478,14 +451,12 @@ def test_a_token_of_another_type_is_in_no_message(write):
     ],
 )
 def test_a_file_with_a_slip_in_the_tokens_line_is_not_quoted(write, name, text):
-    """Parsers like to show the line; the place is enough."""
     (problem,) = problems(config=write(name, text))
     assert name in problem
     assert TOKEN not in problem
 
 
 def test_a_token_is_masked_wherever_settings_are_shown(caplog):
-    """repr, str, logs and dumps."""
     settings = load(environ={"HIGHWATER_ADMIN_TOKEN": TOKEN})
     with caplog.at_level(logging.DEBUG):
         logging.getLogger("test").info("%r %s", settings, settings)
@@ -523,7 +494,6 @@ def test_a_rule_that_cannot_work_is_refused(change, word):
 
 
 def test_a_rule_without_remedies_owns_all_that_can_help():
-    """In the order of the table."""
     assert Rule(name="d", signal="device_free_bytes", high_water=1, low_water=2).ordered_remedies == (
         "release",
         "trim_encoder_cache",
@@ -532,7 +502,6 @@ def test_a_rule_without_remedies_owns_all_that_can_help():
 
 
 def test_rule_names_are_unique():
-    """A name is a label in metrics."""
     with pytest.raises(ValidationError, match="more than once: fill"):
         PolicyChange(rules=[GOOD_RULE, GOOD_RULE])
 
@@ -579,7 +548,6 @@ def test_an_access_log_is_a_file_or_standard_output(tmp_path):
 
 
 def test_recorders_and_incidents_have_their_folders(tmp_path):
-    """The recorders' need not be there yet, nor the engine's log: the engine makes both."""
     settings = load(
         {
             "recorder_dir": str(tmp_path / "recorder"),
@@ -605,5 +573,4 @@ def test_a_recorders_file_fits_its_readers(rate, seconds):
     ("poll", "idle", "stale"), [(1.0, 1.0, 10.0), (1.0, 5.0, 11.0), (60.0, 5.0, 180.0), (1.0, 60.0, 121.0)]
 )
 def test_a_report_is_stale_when_polls_were_missed(poll, idle, stale):
-    """Three of them, or two of an idle engine's; never before ten seconds: one slow poll is no reason to look dead."""
     assert Settings(poll_seconds=poll, idle_poll_seconds=idle).stale_seconds == stale
