@@ -10,7 +10,7 @@ from tests.situations.run import run
 
 # One of each kind, all of them short; the others are long tests.
 FAST = frozenset({"h100-95-images", "l4-98", "second-wave", "sleeping", "clock-back", "neighbour-visits"})
-LONG = pytest.mark.long("policy")
+LONG = pytest.mark.soak
 
 
 @pytest.mark.timeout(1800)

@@ -114,7 +114,7 @@ def test_a_host_without_any_address_that_the_kernel_has_ends_the_start(monkeypat
     assert "host: '::1' is no address of this machine" in caplog.text
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 def test_an_address_that_is_none_ends_the_start():
     """In JSON where that was asked for, and with an exit status of its own."""
     command = [sys.executable, "-m", "highwater", "serve", "--host", "256.1.1.1", "--log-format", "json"]

@@ -180,7 +180,7 @@ FITS: dict[str, Callable[[], Device]] = {
 }
 
 
-@pytest.mark.whole("hours of a simulated engine")
+@pytest.mark.slow("hours of a simulated engine")
 @pytest.mark.parametrize("situation", FITS)
 def test_steady_traffic_that_fits_is_left_alone(situation):
     """Nothing while it lasts; at most one release when the traffic has gone, and no remedy that gains nothing."""
@@ -190,7 +190,7 @@ def test_steady_traffic_that_fits_is_left_alone(situation):
     assert outcome.in_vain == 0
 
 
-@pytest.mark.whole("hours of a simulated engine")
+@pytest.mark.slow("hours of a simulated engine")
 @pytest.mark.parametrize("rate", [0.08, 0.16, 0.5])
 def test_fragments_do_not_kill(rate):
     """The run that died of it: several GiB in blocks that nobody could use. They are given back at any rate."""
@@ -207,7 +207,7 @@ def test_the_story_s_8b_is_not_fought():
     assert sum(outcome.actions.values()) <= 31
 
 
-@pytest.mark.whole("hours of a simulated engine")
+@pytest.mark.slow("hours of a simulated engine")
 def test_where_nothing_can_help_nothing_is_done():
     """A neighbour takes nearly all that is left: it is told, and the cache is not given away to it."""
     outcome = live_through(replace(vlm(0.5), neighbour=0.5 * H100 + 0.3, peak=0.0))
