@@ -242,7 +242,6 @@ def test_what_is_mounted_is_there(services):
 # --- Prometheus and Grafana ---
 
 
-@pytest.mark.tools
 def test_promtool_accepts_the_scrape(services, tmp_path):
     rules = tmp_path / "rules"
     rules.symlink_to(ROOT / "helm" / "alerts")

@@ -20,7 +20,7 @@ from highwater.demo.process import free_port
 from tests.docker.image import Image
 from tests.patience import LIMIT_SECONDS
 
-pytestmark = [pytest.mark.long("image"), pytest.mark.compiled, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1800)]
 
 MIB = 1024 * 1024
 # Unpacked, as `docker images` shows python:3.12-slim-bookworm. An estimate: no registry of images is asked here.

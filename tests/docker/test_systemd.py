@@ -9,8 +9,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from highwater.settings.keys import keys, variable
 from tests.docker.image import DOCKER, ROOT
 
@@ -52,7 +50,6 @@ def verified(folder: Path, **changed: str) -> str:
     return done.stderr
 
 
-@pytest.mark.tools
 def test_systemd_has_nothing_to_say(tmp_path):
     """It would name a key that it does not know."""
     assert shutil.which("systemd-analyze"), "make tools"

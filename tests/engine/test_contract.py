@@ -16,8 +16,6 @@ from tests.fakes.engine import FakeEngine
 if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("beside")
-
 OPS = ("hello", "memory", "encoder_cache", "release", "trim", "restore", "snapshot", "no_such_op")
 
 

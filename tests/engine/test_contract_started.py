@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("beside")
-
 # vLLM's own workers, each with the version that its attributes are of; that of `larger_story` is vllm-ascend's.
 WORKERS = {"story": "0.12.0", "qwen3_next": "0.12.0", "gemma": "0.23.0"}
 # Made by the fake itself, for `wire`; the worker keeps no such attribute.

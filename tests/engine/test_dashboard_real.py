@@ -6,8 +6,6 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.traffic import send_images
 from tests.browser.conftest import PATIENCE_MS, chromium
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
-
-pytestmark = pytest.mark.long("shown")
 
 TOKEN = "correct-horse-battery"
 IMAGES = 12

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("beside")
-
 MIB = 1024**2
 
 

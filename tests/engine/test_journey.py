@@ -154,7 +154,6 @@ def test_an_engine_that_is_killed_is_told_from_one_that_is_slow(plugged):
     wait_for(sidecar, lambda _: "died" in kinds_of_incidents(sidecar))
 
 
-@pytest.mark.long("recorder")
 def test_a_start_that_fails_leaves_its_phases(plugged):
     (engine, sidecar, _), again = plugged
     engine.stop()

@@ -35,7 +35,7 @@ PATIENCE = 300.0
 ROUNDS = int(os.environ.get("TEST_KILL_ROUNDS", "1"))
 """How often each operation is killed, each time at another moment of it."""
 NOT_OFFERED = 501
-pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(3600, func_only=True)]
+pytestmark = pytest.mark.timeout(3600, func_only=True)
 
 
 class Call(NamedTuple):

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = pytest.mark.long("shown")
-
 ROOT = Path(__file__).parents[2]
 BENCH = Path(__file__).with_name("vllm_bench_serve.py")
 PROMPTS, IMAGES_EACH = 12, 2

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("shown")
-
 DASHBOARDS = Path(__file__).resolve().parents[2] / "helm" / "dashboards"
 MARK = "nothing_else_was_found"
 SCRAPES = 20

@@ -6,13 +6,9 @@ import re
 import urllib.request
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
-
-pytestmark = pytest.mark.long("plan")
 
 PATH = "/memory/plan"
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = pytest.mark.long("clients")
-
 KEY = "sk-engine"
 ABORT_SECONDS = 0.1
 ABORTS = 30

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from .conftest import Victim
 
-pytestmark = pytest.mark.long("recorder")
-
 HANG_SECONDS = 25
 IDLE_SECONDS = 12.0
 

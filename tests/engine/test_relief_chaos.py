@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from .conftest import Victim
 
-pytestmark = pytest.mark.long("relief")
-
 PATIENCE = 300.0
 
 

@@ -40,7 +40,7 @@ ABSURD_RULES = [
     {"name": "images", "signal": "encoder_cache_bytes", "remedies": ["reset_mm_cache"], **ANY_BYTE},
     {"name": "blocks", "signal": "encoder_cache_bytes", "remedies": ["reset_prefix_cache"], **ANY_BYTE},
 ]
-pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(STORM_SECONDS + 1800, func_only=True)]
+pytestmark = pytest.mark.timeout(STORM_SECONDS + 1800, func_only=True)
 
 
 @pytest.fixture

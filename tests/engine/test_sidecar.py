@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("beside")
-
 IMAGES = 40
 
 
@@ -289,7 +287,6 @@ def held_rings(sidecar: DemoSidecar) -> list[str]:
     return [path for path in opened if ".ring" in path]
 
 
-@pytest.mark.long("relief")
 @pytest.mark.timeout(1800 + 900 * LIVES)  # starts an engine more than once
 def test_a_sidecar_outlives_its_engines_and_knows_the_next(
     engine_environment: EngineEnvironment, tmp_path: Path

@@ -11,8 +11,6 @@ import pytest
 from highwater.demo.traffic import send_images
 from tests.engine.conftest import wait_for
 
-pytestmark = pytest.mark.long("beside")
-
 CACHE_LEAST = 4 * 2**20
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("worker")
-
 PATIENCE = 600.0
 
 

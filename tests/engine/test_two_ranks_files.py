@@ -21,8 +21,6 @@ from .test_worker_ext_real import reset_encoder_cache
 if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("worker")
-
 INSTANCE = "00112233445566ff"
 
 

@@ -33,16 +33,13 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = pytest.mark.long("recorder")
-
 PATIENCE_SECONDS = 240.0
 IDLE_SECONDS = 8.0
 WELL = {"/livez": 200, "/readyz": 200, "/health/deep": 200}
 NOT_WELL = {"/livez": 200, "/readyz": 503, "/health/deep": 503}
-TWO_ENGINES = pytest.param("two engines", marks=pytest.mark.long("relief"))
-on_two_engines = pytest.mark.parametrize("engine", [TWO_ENGINES], indirect=True)
+on_two_engines = pytest.mark.parametrize("engine", ["two engines"], indirect=True)
 on_two_workers = pytest.mark.parametrize("engine", ["two workers"], indirect=True)
-on_either = pytest.mark.parametrize("engine", [TWO_ENGINES, "two workers"], indirect=True)
+on_either = pytest.mark.parametrize("engine", ["two engines", "two workers"], indirect=True)
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("worker")
-
 # To import vLLM takes ten seconds: those that need it are asked together.
 ASKED_TOGETHER = ("v2_cache", "collisions", "injection", "packed_weights", "spill_under_v1", "spill_under_v2")
 PROBE = Path(__file__).with_name("worker_ext_probe.py")

@@ -26,7 +26,7 @@ from tests.engines import AnyEngine, send_texts
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("growth")
+pytestmark = pytest.mark.soak
 
 TRAFFIC_SECONDS = 600.0
 IDLE_SECONDS = 14.5

@@ -49,7 +49,7 @@ def judge(release: str, drawn: dict[str, Any]) -> None:
             validate(judged)
 
 
-@pytest.mark.whole("values of the chart, drawn by chance")
+@pytest.mark.slow("values of the chart, drawn by chance")
 @settings(CALM, max_examples=200, derandomize=True)
 @given(**DRAWN)
 def test_two_hundred_combinations_render_and_hold(release: str, drawn: dict[str, Any]) -> None:
@@ -57,7 +57,6 @@ def test_two_hundred_combinations_render_and_hold(release: str, drawn: dict[str,
     judge(release, drawn)
 
 
-@pytest.mark.long("chart")
 @settings(CALM, max_examples=300)
 @given(**DRAWN)
 def test_three_hundred_other_combinations_render_and_hold(release: str, drawn: dict[str, Any]) -> None:
@@ -143,7 +142,7 @@ def test_a_key_that_kubernetes_does_not_have_is_seen() -> None:
         kubernetes_validate.validate(wrong, NEWEST[-1], strict=True)
 
 
-@pytest.mark.whole("values of the chart, drawn by chance")
+@pytest.mark.slow("values of the chart, drawn by chance")
 @settings(CALM, max_examples=30, derandomize=True)
 @given(release=RELEASES)
 def test_any_name_that_helm_allows_becomes_one_that_a_service_may_have(release: str) -> None:

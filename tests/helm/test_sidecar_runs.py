@@ -57,7 +57,7 @@ def may_act(url: str, token: str) -> bool:
     return status in (200, 201)
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 def test_a_changed_token_is_in_force_without_a_restart(tmp_path: Path) -> None:
     """The kubelet swaps the files of a Secret; the sidecar goes on, takes the new one, and refuses the old one."""
     given = values()
@@ -75,7 +75,7 @@ def test_a_changed_token_is_in_force_without_a_restart(tmp_path: Path) -> None:
         assert not may_act(url, old)
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 def test_without_its_secret_the_sidecar_serves_and_refuses_to_act(tmp_path: Path) -> None:
     """The volume is optional, so that the engine starts; what looks is answered, and what acts is not."""
     given = values({"adminToken": {"existingSecret": {"name": "not-there"}}})

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
 
 
-pytestmark = pytest.mark.long("beside")
-
-
 @pytest.fixture(scope="module")
 def explained(
     engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-pytestmark = [pytest.mark.long("plan"), pytest.mark.timeout(1800, func_only=True)]
+pytestmark = pytest.mark.timeout(1800, func_only=True)
 GIB = 1 << 30
 # Bytes for the KV cache: some models are refused with the first, none with the second.
 SMALL, LARGE = 3 * GIB // 10, 6 * GIB

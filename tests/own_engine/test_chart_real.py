@@ -27,8 +27,6 @@ from tests.helm.chart import CI_FILES, Object, ci_values, container, merged, obj
 from tests.helm.node import Node
 from tests.patience import LIMIT_SECONDS, wait_until
 
-pytestmark = pytest.mark.long("chart")
-
 START_SECONDS = 1200.0
 LOOK_SECONDS = 0.25
 MODEL = "/models/tiny-qwen3-vl"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("device")
+pytestmark = pytest.mark.device
 # A real engine is started by other tests of this folder.
 SHORT = [name for name in STEPS if name != "engine"]
 JUDGED = {

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.host.reading import HostReading
 
-pytestmark = pytest.mark.long("recorder")
-
 GROUPS = Path("/sys/fs/cgroup")
 EXACT = 0.02
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [pytest.mark.long("plan"), pytest.mark.timeout(1800, func_only=True)]
+pytestmark = pytest.mark.timeout(1800, func_only=True)
 # Their files here lack what vLLM 0.32 reads: a vision tower, an activation scheme.
 INCOMPLETE = ("gemma-4-26b-a4b", "kimi-k2")
 PRINTED = [start for start in POOLS if start.config not in INCOMPLETE and (start.blocks or start.concurrency)]

@@ -18,7 +18,7 @@ from tests.support.asked_starts import model_folder
 from tests.support.record_answers import kept
 from tests.support.recorded_starts import LLAMA_8B
 
-pytestmark = [pytest.mark.long("plan"), pytest.mark.timeout(900, func_only=True)]
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 
 @pytest.fixture(scope="module", name="model")

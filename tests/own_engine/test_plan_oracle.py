@@ -8,8 +8,6 @@ from highwater.demo.environment import DEFAULT_VERSION
 from kvplan.versions import NEWEST_KNOWN, text_of
 from tests.oracles import disagreements
 
-pytestmark = pytest.mark.long("plan")
-
 
 @pytest.mark.parametrize("version", [DEFAULT_VERSION, text_of(NEWEST_KNOWN)])
 def test_the_plan_is_what_vllm_makes_of_random_caches(version: str) -> None:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = pytest.mark.long("clients")
-
 PATIENCE_SECONDS = 300.0
 ATTEMPTS = 20
 PROMPT_SECONDS = 3.0

@@ -23,7 +23,7 @@ from tests.fakes.cann.state import VARIABLE, new_state, set_state
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
+pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 GIB = 1 << 30
 JUDGED = {
     "reading": {

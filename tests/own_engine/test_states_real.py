@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("recorder")
-
 CONNECTOR = {
     "kv_connector": "HoldingConnector",
     "kv_role": "kv_producer",

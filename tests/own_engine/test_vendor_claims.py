@@ -13,8 +13,6 @@ from tests.vendor_claims import CLAIMS, Claim, Place
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.long("vendor")
-
 LINES = 3
 """How far from the line that is named the text may stand: a statement has several lines."""
 READABLE = [(claim, place) for claim in CLAIMS if claim.unpublished is None for place in claim.places]

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.long("vendor")
-
 OURS = {name for name in dir(MemoryExtension) if not name.startswith("__")} | {ATTRIBUTE}
 RUNNER_V1 = "vllm_ascend/worker/model_runner_v1.py"
 RUNNER_V2 = "vllm_ascend/worker/v2/model_runner.py"

@@ -28,7 +28,7 @@ from tests.unit.plan.readings import rank
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
+pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 TOTAL_BYTES = 2 << 30
 ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * BYTES_PER_NUMBER
 

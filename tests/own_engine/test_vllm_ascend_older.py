@@ -42,7 +42,7 @@ __all__ = [
     "test_the_budget_is_exact",
     "test_the_encoder_cache_holds_what_was_asked_about",
 ]
-pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
+pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 # It has that kernel from a later release on.
 RELEASE = Release("0.23.0", "0.23.0.post1", ("scipy==1.16.3", "gguf==0.19.0"), "ops/triton/compute_slot_mapping.py")
 OLDER = ROOT / "tests" / "support" / "older_ascend"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NEEDS_CPLUSPLUS = pytest.mark.skipif(
     shutil.which("c++") is None, reason="there is no C++ compiler, c++; Debian's package is g++"
 )
-pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER, NEEDS_CPLUSPLUS]
+pytestmark = [pytest.mark.device, NEEDS_COMPILER, NEEDS_CPLUSPLUS]
 RANKS = 2
 TOTAL_BYTES = 2 << 30
 ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * BYTES_PER_NUMBER

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = pytest.mark.long("recorder")
-
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 
 

@@ -172,7 +172,7 @@ async def test_the_compiled_sidecar_serves_and_says_so(built: Path, tmp_path: Pa
     assert "data plane: compiled" in sidecar.log_path.read_text(encoding="utf-8")
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 def test_the_sidecar_from_its_sources_says_so(tmp_path: Path) -> None:
     with DemoSidecar("http://127.0.0.1:1", folder=tmp_path) as sidecar:
         pass
