@@ -57,13 +57,13 @@ test-compat: $(READY) peers ## By name: vLLM 0.12.0, 0.23.0 and 0.27.0 under tra
 	$(BIN)/python -m tests.compat.page docs/compat.json
 
 test-soak: $(READY) peers ## By name: leaks put into real engines, hostile clients, and whatever else takes many minutes
-	$(PYTEST) -m soak tests
+	$(PYTEST) -m "soak and not compat" tests
 
 test-device: $(READY) ## By name: the device kit on a CPU, and the real torch_npu and vllm-ascend on a simulated NPU
 	$(PYTEST) -m device tests
 
-test-compiled: $(READY) peers ## By name: the data plane as mypyc compiles it, from outside
-	TEST_COMPILED=1 $(PYTEST) tests/faithful
+test-compiled: $(READY) peers ## By name: the data plane as mypyc compiles it, from outside and in the image; needs a C compiler
+	TEST_COMPILED=1 $(PYTEST) -m "compiled or not compiled" tests/faithful tests/docker tests/unit/test_wheel.py
 
 lint: $(READY) ## Lint, format check, types, and which folder imports which
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from hypothesis import settings
 HERE = Path(__file__).parent
 COUNTED = (HERE / "unit", HERE / "http")
 """What these tests run counts for the floor of branch coverage; the others go to the same places in other ways."""
-BY_NAME = ("compat", "soak", "device")
+BY_NAME = ("compat", "soak", "device", "compiled")
 """Marks whose tests run only where `-m` names them."""
 
 # A machine that is busy with something else makes an example slow, not wrong.
@@ -50,7 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_asked_for(item: pytest.Item, expression: str) -> bool:
-    return all(name in expression for name in BY_NAME if item.get_closest_marker(name))
+    names = [name for name in BY_NAME if item.get_closest_marker(name)]
+    return not names or any(name in expression for name in names)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from highwater.demo import story
-from highwater.demo.engine import START_SECONDS, DemoEngine, EngineOptions
+from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.errors import DemoError
 from highwater.demo.model import CACHE_TOKENS
 from highwater.demo.traffic import IMAGE_SIDE, send_images
@@ -59,15 +58,6 @@ def test_the_encoder_cache_can_hold_enough_to_be_seen() -> None:
     assert cache_capacity_images() * image_cache_bytes(IMAGE_SIDE, IMAGE_SIDE) == 384 * MIB
 
 
-def test_a_wrong_argument_fails_early_and_says_why(engine_environment: EngineEnvironment, tmp_path: Path) -> None:
-    began = time.monotonic()
-    wrong = DemoEngine(engine_environment, EngineOptions(extra_args=("--no-such-argument",)), folder=tmp_path)
-    with pytest.raises(DemoError, match=r"ended with status 2(.|\n)*--no-such-argument"):
-        wrong.start()
-    assert time.monotonic() - began < START_SECONDS / 2  # by the clock: it would wait for an answer that cannot come
-    assert wrong.pids() == []
-
-
 def failure(environment: EngineEnvironment, *extra_args: str, kills: bool = False) -> list[str]:
     """Tell the story, which fails; return the lines of its failure."""
     try:
@@ -87,6 +77,7 @@ def incidents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
     return lambda: [path.stem.partition("-")[2] for path in tmp_path.glob("*/incidents/*.json")]
 
 
+@pytest.mark.soak
 def test_an_engine_that_is_killed_in_the_story_has_died_in_the_words_of_its_incident(
     engine_environment: EngineEnvironment, incidents: Callable[[], list[str]]
 ) -> None:
@@ -97,6 +88,7 @@ def test_an_engine_that_is_killed_in_the_story_has_died_in_the_words_of_its_inci
     assert incidents() in (["died"], ["hung"])
 
 
+@pytest.mark.soak
 def test_an_engine_that_cannot_start_is_told_by_its_log_first_and_last(
     engine_environment: EngineEnvironment, incidents: Callable[[], list[str]]
 ) -> None:

@@ -90,7 +90,10 @@ def sidecar(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.parametrize("round_number", range(ROUNDS))
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+@pytest.mark.parametrize(
+    "call",
+    [pytest.param(call, id=call.name, marks=() if call is TRIM else pytest.mark.soak) for call in CALLS],
+)
 async def test_an_engine_killed_in_an_operation(
     victim: Victim, sidecar: DemoSidecar, call: Call, round_number: int, record: Callable[..., None]
 ) -> None:

@@ -21,6 +21,7 @@ import openai
 import psutil
 import pytest
 
+from helm.source.metrics import ENGINE_FAMILIES, ENGINE_HISTOGRAMS, names_in
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.errors import DemoError
@@ -214,6 +215,22 @@ def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prom
     assert query("vllm:num_requests_running")
 
 
+def test_the_engines_families_are_there_by_their_names(sidecar: DemoSidecar) -> None:
+    """What is listed of vLLM's is what this vLLM exports."""
+
+    pages = [""]
+
+    def has_the_engines() -> bool:
+        pages.append(httpx.get(f"{sidecar.url}/metrics", trust_env=False, timeout=LIMIT_SECONDS).text)
+        return "\nvllm:" in pages[-1]
+
+    wait_until(has_the_engines)  # all are left out of a page for which the engine is slow to tell them
+    text = pages[-1]
+    assert [name for name in ENGINE_FAMILIES if f"\n{name}{{" not in text] == []
+    assert [name for name in ENGINE_HISTOGRAMS if f"\n{name}_bucket{{" not in text] == []
+    assert names_in(" + ".join(ENGINE_FAMILIES)) == list(ENGINE_FAMILIES)
+
+
 def test_live_events_arrive(sidecar: DemoSidecar) -> None:
     live = {"headers": {"Accept": "text/event-stream"}, "trust_env": False, "timeout": LIMIT_SECONDS}
     with httpx.stream("GET", f"{sidecar.url}/memory/events", **live) as response:
@@ -287,6 +304,7 @@ def held_rings(sidecar: DemoSidecar) -> list[str]:
     return [path for path in opened if ".ring" in path]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1800 + 900 * LIVES)  # starts an engine more than once
 def test_a_sidecar_outlives_its_engines_and_knows_the_next(
     engine_environment: EngineEnvironment, tmp_path: Path

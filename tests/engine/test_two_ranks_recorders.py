@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
+pytestmark = pytest.mark.xdist_group("two_workers")
+
 PATIENCE_SECONDS = 240.0
 IDLE_SECONDS = 8.0
 WELL = {"/livez": 200, "/readyz": 200, "/health/deep": 200}
@@ -162,7 +164,7 @@ def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: 
         assert [rank["dp_rank"] for rank in result["freed_bytes"]["ranks"]] == [0, 1]
 
 
-@pytest.mark.skipif("TEST_TOPOLOGIES" not in os.environ, reason="two minutes; TEST_TOPOLOGIES=1 asks for them")
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("engines", "stages", "shards"),
     [(1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)],

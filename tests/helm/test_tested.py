@@ -7,7 +7,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from packaging.version import Version
 from highwater.demo.environment import DEFAULT_VERSION
 from kvplan.versions import NEWEST_TESTED, text_of
 from tests.helm.chart import CI_FILES, HELM, LEAST, ci_values, container, merged, pod, pods
-from tests.tested import WRITES, confirm, records, rows
+from tests.tested import records, rows
 
 ROOT = HELM.parent
 TESTED = tomllib.loads((ROOT / "docs" / "tested.toml").read_text(encoding="utf-8"))
@@ -35,13 +34,6 @@ def pages() -> Iterator[Path]:
 @pytest.mark.parametrize("path", sorted(pages()), ids=lambda path: path.name)
 def test_every_image_of_vllm_is_one_of_the_matrix(path: Path) -> None:
     assert set(NAMED.findall(path.read_text(encoding="utf-8"))) <= IMAGES
-
-
-def test_there_are_images_to_be_found() -> None:
-    """The judge is awake: each default is named in docker/, and an older one would be seen."""
-    docker = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docker").iterdir() if path.is_file())
-    assert set(NAMED.findall(docker)) == {DEVICES[kind]["image"] for kind in ("nvidia", "ascend", "cpu")}
-    assert NAMED.findall("image: quay.io/ascend/vllm-ascend:v0.12.0rc1") == ["quay.io/ascend/vllm-ascend:v0.12.0rc1"]
 
 
 @pytest.mark.parametrize(
@@ -79,16 +71,6 @@ def test_every_engine_has_the_record_of_a_test_that_ran_it() -> None:
     assert len(rows()) == len(set(rows()))
     for by in {one.by for one in found}:
         assert "confirm(Ran." in (ROOT / by).read_text(encoding="utf-8"), by
-
-
-def test_an_engine_that_nobody_recorded_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(WRITES, raising=False)
-    known = records()[0]
-    confirm(known)
-    with pytest.raises(AssertionError, match=r"has no row of \('9\.9\.9'"):
-        confirm(replace(known, version="9.9.9"))
-    with pytest.raises(AssertionError, match=r"is not in docs/tested\.json"):
-        confirm(replace(known, by="tests/other.py"))
 
 
 def test_the_versions_are_those_that_tests_start() -> None:

@@ -152,10 +152,3 @@ def assert_harmless(pod: Object) -> None:
         assert (rights["runAsNonRoot"], rights["allowPrivilegeEscalation"]) == (True, False)
         assert rights["capabilities"] == {"drop": ["ALL"]}
         assert rights["seccompProfile"] == {"type": "RuntimeDefault"}, "the restricted standard asks for it"
-
-
-def without(pod: Object, *names: str) -> list[str]:
-    """The names of a pod's other volumes and containers."""
-    spec = pod["spec"]
-    all_names = [each["name"] for key in ("initContainers", "containers", "volumes") for each in spec.get(key, [])]
-    return [name for name in all_names if name not in names]

@@ -180,16 +180,6 @@ def test_the_pages_kubectl_lines_install_upgrade_and_remove(reader: MakeReader, 
     assert done.cluster.names() == ["deployment/my-vllm"]
 
 
-def test_arguments_that_change_later_are_changed_by_the_same_lines(newest: MakeReader) -> None:
-    done = attached(newest, "arguments")
-    values = done.folder / "attach.yaml"
-    values.write_text(values.read_text().replace("--max-num-seqs=64", "--max-num-seqs=8"))
-    done.run(commands(KUBECTL, that_has="helm upgrade"))
-    deployment = done.cluster.get("Deployment", "my-vllm")
-    assert engine_of(deployment)["args"] == ["--model=Qwen/Qwen3-VL-8B-Instruct", "--max-num-seqs=8", *OURS]
-    assert deployment["metadata"]["annotations"]["deployment.kubernetes.io/revision"] == "3"
-
-
 def needed(value: Any) -> list[Object]:
     """Every reference in a pod to a ConfigMap or a Secret without which it does not start."""
     found = []
@@ -217,15 +207,9 @@ def test_a_pod_starts_after_the_release_is_gone(newest: MakeReader) -> None:
     assert needed(template) == []
 
 
-def test_what_says_that_a_pod_starts_would_see_a_secret() -> None:
-    reference = {"name": "highwater", "key": "admin-token"}
-    assert needed({"env": [{"valueFrom": {"secretKeyRef": reference}}]}) == [reference]
-
-
-@pytest.mark.parametrize("deployment", [PLAIN, PLAIN.replace("namespace: models, ", "")], ids=["namespace", "without"])
-def test_the_pages_gitops_lines_attach_the_sidecar(reader: MakeReader, deployment: str) -> None:
-    done = in_git(reader, deployment)
-    theirs = yaml.safe_load(deployment)
+def test_the_pages_gitops_lines_attach_the_sidecar(reader: MakeReader) -> None:
+    done = in_git(reader, PLAIN)
+    theirs = yaml.safe_load(PLAIN)
     rendered = [each for each in yaml.safe_load_all(done.run("kubectl kustomize my-vllm")) if each]
     (patched,) = [each for each in rendered if each["kind"] == "Deployment"]
     assert_attached(patched, theirs)
@@ -243,21 +227,6 @@ def test_gitops_repeats_arguments_where_they_cannot_be_added(newest: MakeReader,
         each for each in yaml.safe_load_all(done.run("kubectl kustomize my-vllm")) if each["kind"] == "Deployment"
     ]
     assert_attached(patched, theirs)
-
-
-def test_rendering_again_changes_no_file(newest: MakeReader) -> None:
-    done = in_git(newest, PLAIN)
-    folder = done.folder / "my-vllm"
-    before = {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
-    done.run(commands(GITOPS, that_has="helm template"))
-    assert {path: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
-    assert "\nkind: Secret" not in before[folder / "highwater" / "beside.yaml"]
-
-
-def test_another_container_at_the_place_is_an_error(newest: MakeReader) -> None:
-    done = in_git(newest, PLAIN, containerIndex=1)
-    with pytest.raises(AssertionError, match=r"(?s)spec/containers/1/name.*failed"):
-        done.run("kubectl kustomize my-vllm")
 
 
 def test_the_pages_first_pod_is_as_restricted_as_the_charts(newest: MakeReader) -> None:
@@ -289,12 +258,6 @@ def test_the_page_lets_the_old_pod_go_first(newest: MakeReader) -> None:
     validate(deployment)
 
 
-def test_the_pages_look_at_the_arguments_shows_them(newest: MakeReader) -> None:
-    """As a list that can be written into attach.yaml as it is."""
-    shown = newest(yaml.safe_load(PLAIN)).run(commands(KUBECTL, that_has="jsonpath"))
-    assert yaml.safe_load(shown) == ["--model=Qwen/Qwen3-VL-8B-Instruct", "--max-num-seqs=64"]
-
-
 def test_the_sidecar_holds_up_no_engine(newest: MakeReader, tmp_path: Path) -> None:
     done = attached(newest, "all in command")
     (template,) = pod_templates(done.cluster.get("Deployment", "my-vllm"))
@@ -311,15 +274,3 @@ def test_the_sidecar_holds_up_no_engine(newest: MakeReader, tmp_path: Path) -> N
     command = container(template, "highwater-extension")["command"]
     ended = subprocess.run(command, env={"PATH": f"{failing}:/usr/bin:/bin"}, capture_output=True, check=False)
     assert (ended.returncode, b"without the worker package" in ended.stdout) == (0, True)
-
-
-def test_a_patch_with_replace_would_have_been_seen(newest: MakeReader) -> None:
-    done = attached(newest, "a line for a shell")
-    patch = yaml.safe_load((done.folder / "patch.yaml").read_text())
-    patch["spec"]["template"]["spec"]["containers"][0]["startupProbe"]["$patch"] = "replace"
-    (done.folder / "patch.yaml").write_text(yaml.safe_dump(patch))
-    theirs = yaml.safe_load(A_SHELLS_LINE)
-    done.cluster.store(theirs)
-    done.run("kubectl -n models patch deployment my-vllm --patch-file patch.yaml")
-    with pytest.raises(KeyError, match="startupProbe"):
-        assert_attached(done.cluster.get("Deployment", "my-vllm"), theirs)

@@ -70,12 +70,6 @@ def services(folder: Folder) -> dict[str, Any]:
     return yaml.safe_load(told.stdout)["services"]
 
 
-def test_a_mistake_in_the_page_would_be_seen(folder: Folder) -> None:
-    folder.run("sed 's/mem_limit/memory_limit/' compose.highwater.yaml > wrong.yaml")
-    told = folder.run("COMPOSE_FILE=compose.yaml:wrong.yaml docker compose config --quiet")
-    assert (told.returncode != 0, "memory_limit" in told.stderr) == (True, True)
-
-
 def test_clients_find_the_sidecar_where_the_engine_was(services: dict[str, Any]) -> None:
     pod, sidecar = services["pod"], services["highwater"]
     assert [(port["published"], port["target"], port.get("host_ip")) for port in pod["ports"]] == [

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from helm.source.metrics import OWN, names_in
+from helm.source.metrics import OWN
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.readings.engine import EngineState
 from highwater.readings.event import Trigger
@@ -36,16 +36,6 @@ def series(text: str) -> list[str]:
 
 
 # --- cardinality ---
-
-
-def test_the_page_counts_a_pods_series():
-    whole, bare = (series(SimulatedPod(ranks).page()) for ranks in (8, 0))
-    of_rank = sum(bool(re.search(r'rank="0"|process="(worker )?rank 0"', line)) for line in whole)
-    of_devices = sum(line.startswith("highwater_devices_") for line in whole)
-    assert len(whole) == len(bare) + of_devices + 8 * of_rank
-    told = f"| {len(bare)}, {of_devices} for all devices and {of_rank} for each rank: {len(whole)} with eight |"
-    assert told in PAGE
-    assert f"when each counter began | {sum('_created' in line for line in whole)} |" in PAGE
 
 
 def test_the_simulated_pod_exports_what_a_real_one_does():
@@ -113,12 +103,3 @@ def test_the_adapter_serves_what_the_charts_autoscaler_asks_for():
     (pattern,) = re.findall(r'__name__=~"([^"]+)"', served)
     assert asked
     assert all(name in OWN and re.fullmatch(pattern, name) for name in asked)
-
-
-def test_the_page_lists_every_recording_and_names_only_what_is_there():
-    section = PAGE.partition("## Recording rules")[2].partition("\n## ")[0]
-    listed = re.findall(r"^\| `(\S+)` +\| (\S.*?) +\|$", section, re.MULTILINE)
-    assert [name for name, meaning in listed if meaning] == [recording["record"] for recording in RECORDINGS]
-    said = set(re.findall(r"\b(?:instance|namespace_model)\w*:highwater_\w+:\w+", PAGE))
-    assert said == {recording["record"] for recording in RECORDINGS}
-    assert all(names_in(name) for name in re.findall(r"`(highwater_\w+)[`{]", PAGE))

@@ -6,17 +6,14 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.helm.chart import the
 
 from .conftest import tool
-from .rule_files import ALERTS, RECORDINGS, RECORDINGS_FILE, ROOT, group_of
+from .rule_files import RECORDINGS, RECORDINGS_FILE, ROOT, group_of
 
 VALUES = Path(__file__).parent / "recordings" / "two-models.yaml"
-# What a recording may leave: a rank's own labels in none.
-LEFT = {"namespace", "model", "component", "level", "state", "remedy", "outcome", "code", "le"}
 
 
 def promtool(*arguments: str | Path) -> None:
@@ -39,24 +36,6 @@ def test_they_are_one_group_whose_rules_come_after_what_they_read():
         assert set(read) <= set(made), rule["record"]
         made.append(rule["record"])
     assert len(set(made)) == len(made)
-
-
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording["record"])
-def test_a_recordings_name_says_what_is_left_and_of_what(recording):
-    """Level, family, operation, as Prometheus' own advice has it; the labels are those of its aggregation."""
-    level, family, operation = recording["record"].split(":")
-    assert family in recording["expr"]
-    assert re.fullmatch(r"(max|min|sum|avg|count|missing|room_ratio|seconds_left15m|(rate|increase)5m)", operation)
-    if not level.startswith("instance"):
-        (labels,) = re.findall(r"by \(([^)]*)\)", recording["expr"])
-        # The cluster is in no name: where there is one Prometheus for each, none of its series has it.
-        cluster, *others = labels.split(", ")
-        assert (cluster, "_".join(others)) == ("cluster", level)
-        assert set(others) <= LEFT
-
-
-def test_the_alerts_do_not_need_them():
-    assert not [alert["alert"] for alert in ALERTS if re.search(r"\w:highwater_", alert["expr"])]
 
 
 def test_the_chart_brings_alerts_and_recordings(tmp_path):

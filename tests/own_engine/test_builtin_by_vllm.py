@@ -132,7 +132,10 @@ def beyond_bounds(vllm: Asked, card: str, root: Path, name: str) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module", params=["H100", "B200", "A100", "L4"])
+@pytest.fixture(
+    scope="module",
+    params=["H100", *(pytest.param(name, marks=pytest.mark.soak) for name in ("B200", "A100", "L4"))],
+)
 def card(request: pytest.FixtureRequest) -> Iterator[tuple[str, Asked]]:
     with asked(DEFAULT_VERSION, "--card", request.param) as process:
         yield request.param, process

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.plan_starts import STARTS, differences, plan_of, start_all
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from highwater.demo.environment import EngineEnvironment
+
+pytestmark = pytest.mark.soak
 
 SHAPES = ("full", "sliding")
 

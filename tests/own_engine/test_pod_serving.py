@@ -99,12 +99,14 @@ def killed_slowly(running: tuple[Serving, Kubelet]) -> Outcome:
         return pod.wait_for_next(sidecars, lambda: pod.engine.grow("EngineCore", size, SLOWLY_SECONDS), kubelet)
 
 
+@pytest.mark.soak
 @EACH
 def test_a_slow_kill_is_one_incident(killed_slowly: Outcome, sees: str) -> None:
     assert killed_slowly.state.reason == "OOMKilled"
     assert kinds(killed_slowly.by[sees].incidents) == ["died"]
 
 
+@pytest.mark.soak
 @WITH_RECORDERS
 def test_a_slow_kill_names_the_kernel_and_the_process_that_grew(killed_slowly: Outcome, sees: str) -> None:
     said = killed_slowly.by[sees]
@@ -112,11 +114,13 @@ def test_a_slow_kill_names_the_kernel_and_the_process_that_grew(killed_slowly: O
     assert any("EngineCore" in each["text"] for each in said.incidents[0]["findings"]), said.text
 
 
+@pytest.mark.soak
 @EACH
 def test_a_slow_kill_never_acquits_memory(killed_slowly: Outcome, sees: str) -> None:
     assert not acquits_memory(killed_slowly.by[sees].text), killed_slowly.by[sees].text
 
 
+@pytest.mark.soak
 @UNCOUNTED
 def test_a_slow_kill_that_nobody_counted_is_not_known(killed_slowly: Outcome, sees: str) -> None:
     assert names_last_state(killed_slowly.by[sees].text), killed_slowly.by[sees].text
@@ -185,12 +189,14 @@ def evicted(running: tuple[Serving, Kubelet]) -> Outcome:
         return Outcome(kubelet.states[-1], say(sidecars))
 
 
+@pytest.mark.soak
 @WITH_LOG
 def test_an_eviction_is_an_event_and_no_incident(evicted: Outcome, sees: str) -> None:
     assert evicted.by[sees].incidents == []
     assert [each for each in evicted.by[sees].events if "the engine ended in order" in each["summary"]]
 
 
+@pytest.mark.soak
 @EACH
 def test_an_eviction_never_acquits_memory(evicted: Outcome, sees: str) -> None:
     assert not acquits_memory(evicted.by[sees].text), evicted.by[sees].text
@@ -210,6 +216,7 @@ def late(evicted: Outcome, running: tuple[Serving, Kubelet]) -> Iterator[Sidecar
         yield sidecars
 
 
+@pytest.mark.soak
 @WITH_RECORDERS
 def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(late: Sidecars, sees: str) -> None:
     """And since when; the incident, if it was one, is another sidecar's."""
@@ -218,5 +225,6 @@ def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(late: Sidecars, sees
     assert report["engine"]["since"] < report["sidecar_started_at"]
 
 
+@pytest.mark.soak
 def test_a_sidecar_that_sees_no_file_does_not_know_that_there_was_an_engine(late: Sidecars) -> None:
     assert (late[NEITHER].report()["engine"]["state"], late[NEITHER].health()) == ("starting", 200)

@@ -16,6 +16,8 @@ from tests.pod.judging import acquits_memory, blames_host_memory, kinds, names_l
 from tests.pod.serving import Outcome, serving
 from tests.pod.sidecar import BOTH, LOG, NEITHER, RECORDERS
 
+pytestmark = pytest.mark.soak
+
 MIB = 1024**2
 LIMIT_BYTES = 3072 * MIB
 TOO_MUCH_BYTES = 64 * MIB

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater import __version__, cli
+from highwater import __version__, cli, exit_codes
 from highwater.commands import serve
 from highwater.settings.keys import keys, variable
 from highwater.settings.settings import Settings
@@ -109,3 +109,9 @@ def test_the_help_loads_no_server():
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr) == (0, "")
+
+
+def test_the_documentation_has_every_code():
+    named = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    listed = [code for codes, _ in exit_codes.MEANINGS for code in codes]
+    assert listed == sorted(named)

@@ -66,13 +66,6 @@ def test_links_lead_somewhere(document: str):
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-def test_the_readmes_commands_are_the_makefiles():
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    told = re.findall(r"`?make ([a-z-]+)", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text())
-    assert told
-    assert set(told) <= targets
-
-
 @pytest.mark.parametrize("document", ["README.md", "docs/policy.md"])
 def test_the_policys_examples_are_valid(document: str):
     blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
@@ -151,6 +144,16 @@ def test_the_runbook_of_internal_errors_names_every_part():
     assert [part for part in get_args(Part) if f"`{part}`" not in page] == []
 
 
-def test_the_sidecars_own_process_is_asked_for_by_its_prefix():
-    pages = [page.read_text(encoding="utf-8") for page in (DOCS / "runbooks").glob("*.md")]
-    assert [page for page in pages if re.search(r"(?<!highwater_)process_(resident|\()", page)] == []
+def alerts() -> set[tuple[str, str]]:
+    rules = yaml.safe_load((ROOT / "helm" / "alerts" / "highwater.rules.yaml").read_text())
+    return {(rule["alert"], rule["labels"]["severity"]) for group in rules["groups"] for rule in group["rules"]}
+
+
+def test_the_list_has_every_alert_with_its_severity_runbook_and_first_step():
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/(\w+)\.md\) +\| (\w+) +\| [\w ]+ +\| \S", page, re.MULTILINE)
+    assert all(name == runbook for name, runbook, _ in listed)
+    assert len(listed) == len(alerts())
+    assert {(name, severity) for name, _, severity in listed} == alerts()
+    severities = [severity for _, _, severity in listed]
+    assert severities == sorted(severities, key=["critical", "warning", "info"].index)

@@ -46,17 +46,6 @@ async def test_every_operation_has_a_row_that_says_whether_it_needs_the_token(op
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_every_parameter_is_named_in_its_row(operations):
-    missing = [
-        (path, parameter["name"])
-        for (method, path), operation in operations.items()
-        for parameter in operation.get("parameters", [])
-        if parameter["in"] == "query" and f"?{parameter['name']}=" not in row_of(method, path)[1]
-    ]
-    assert missing == []
-
-
-@pytest.mark.asyncio(loop_scope="module")
 async def test_no_row_is_about_a_path_that_is_gone(operations):
     listed = {
         (method.strip().lower(), path.strip().strip("`"))

@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from highwater import __version__
-from highwater.demo.errors import DemoError
 from highwater.demo.sidecar import DemoSidecar
 from tests import build_support
 from tests.build_support import compiled_app, environ_for
@@ -177,57 +176,3 @@ def test_the_sidecar_from_its_sources_says_so(tmp_path: Path) -> None:
     with DemoSidecar("http://127.0.0.1:1", folder=tmp_path) as sidecar:
         pass
     assert "data plane: pure Python" in sidecar.log_path.read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree of one module, and a build that only copies it."""
-    root = tmp_path / "sources"
-    for name in build_support.SOURCES:
-        if "." in name or name.isupper():
-            (root / name).write_text("", encoding="utf-8")
-        else:
-            (root / name).mkdir(parents=True)
-    (root / "app" / "highwater").mkdir()
-    (root / "app" / "highwater" / "one.py").write_text("ONE = 1\n", encoding="utf-8")
-
-    def pip_wheel(tree: Path, wheels: Path, log_path: Path) -> None:
-        del log_path
-        wheels.mkdir()
-        with zipfile.ZipFile(wheels / "a.whl", "w") as archive:
-            archive.write(tree / "app" / "highwater" / "one.py", "highwater/one.py")
-            archive.writestr("vllm_highwater-0.dist-info/METADATA", "")
-
-    monkeypatch.setenv("HIGHWATER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(build_support, "ROOT", root)
-    monkeypatch.setattr(build_support, "obstacle", lambda: None)
-    monkeypatch.setattr(build_support, "_pip_wheel", pip_wheel)
-    return root
-
-
-def test_what_is_compiled_is_never_older_than_its_source(sources: Path) -> None:
-    first, again = compiled_app(), compiled_app()
-    (sources / "app" / "highwater" / "one.py").write_text("ONE = 2\n", encoding="utf-8")
-    second = compiled_app()
-    assert first == again != second
-    assert [(folder / "highwater" / "one.py").read_text(encoding="utf-8") for folder in (first, second)] == [
-        "ONE = 1\n",
-        "ONE = 2\n",
-    ]
-    assert {path.name for path in second.iterdir()} == {"highwater"}
-
-
-def test_old_builds_are_removed(sources: Path) -> None:
-    built = []
-    for number in range(5):
-        (sources / "app" / "highwater" / "one.py").write_text(f"ONE = {number}\n", encoding="utf-8")
-        built.append(compiled_app())
-        os.utime(built[-1], (number, number))
-    assert [folder.exists() for folder in built] == [False, False, True, True, True]
-
-
-def test_without_a_compiler_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(DemoError, match="there is no C compiler"):
-        compiled_app()

@@ -24,13 +24,11 @@ def installed(folder: Path) -> Path:
 
 
 def test_the_program_is_named_for_any_working_folder(tmp_path: Path):
-    """`make` runs it from a virtual environment that is not on the shell's path."""
     program = installed(tmp_path / "a tree" / ".venv" / "bin")
     assert own_command(str(program)) == shlex.quote(str(program))
 
 
 def test_run_as_a_module_it_is_the_program_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without a console script, the module is run."""
     program = installed(tmp_path / "bin")
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
     assert own_command("/x/highwater/__main__.py") == str(program)
@@ -40,7 +38,6 @@ def test_run_as_a_module_it_is_the_program_beside_the_interpreter(tmp_path: Path
 
 @pytest.mark.parametrize("line", commands_to_try(".venv/bin/highwater", URL, 8017))
 def test_each_line_can_be_pasted(line: str):
-    """No shell takes a `?` of it for a pattern, each command of ours exists, and each names this sidecar."""
     words = shlex.split(line)
     assert words[0] in {"curl", ".venv/bin/highwater"}
     assert words[0] == "curl" or words[1] in main.commands
@@ -50,7 +47,6 @@ def test_each_line_can_be_pasted(line: str):
 
 
 def test_the_pages_port_is_taken_if_it_is_free(monkeypatch: pytest.MonkeyPatch):
-    """Else any that is free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(commands, "USUAL_PORT", port)
