@@ -12,7 +12,6 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,33 +161,6 @@ def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: 
         (result,) = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"]})["results"]
         assert result["outcome"] == "done"
         assert [rank["dp_rank"] for rank in result["freed_bytes"]["ranks"]] == [0, 1]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("engines", "stages", "shards"),
-    [(1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)],
-    ids=["pp2", "pp2-tp2", "dp2-tp2", "dp2-pp2"],
-)
-def test_every_rank_of_a_product_is_heard_of(
-    engine_factory: Callable[..., DemoEngine], tmp_path: Path, engines: int, stages: int, shards: int
-) -> None:
-    places = [*product(range(engines), range(stages), range(shards))]
-    options = {"data_parallel": engines, "pipeline_parallel": stages, "tensor_parallel": shards}
-    with (
-        engine_factory(multimodal=False, **options) as engine,
-        sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(tmp_path / "recorders")) as sidecar,
-    ):
-        report = wait_for(sidecar, lambda report: report["ranks_reported"] == len(places))
-        assert (report["ranks_expected"], report["ranks_missing"]) == (len(places), [])
-        ranks = report["ranks"]
-        assert [(rank["dp_rank"], rank["pp_rank"], rank["tp_rank"]) for rank in ranks] == places
-        assert sorted(rank["pid"] for rank in ranks) == sorted(worker_pids(engine))
-        for rank in ranks:
-            assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
-        with stopped(ranks[-1]["pid"]):
-            (missing,) = wait_for(sidecar, is_unresponsive)["ranks_missing"]
-        assert (missing["dp_rank"], missing["pp_rank"], missing["tp_rank"]) == places[-1]
 
 
 @on_two_workers

@@ -25,23 +25,11 @@ def steps(path: Path) -> list[dict]:
     return [step for job in jobs(path).values() for step in job["steps"]]
 
 
-def linted(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "zizmor"), "--offline", "--no-progress", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_zizmor_finds_nothing(path):
-    done = linted(path)
+    command = [str(BIN / "zizmor"), "--offline", "--no-progress", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-
-
-def test_zizmor_would_find_something(tmp_path):
-    text = WORKFLOWS[0].read_text().replace('make "$TASK"', 'echo "${{ github.head_ref }}"')
-    (tmp_path / "check.yaml").write_text(text)
-    done = linted(tmp_path / "check.yaml")
-    assert done.returncode != 0
-    assert "template-injection" in done.stdout
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -49,16 +37,6 @@ def test_each_is_a_workflow_by_githubs_schema(path):
     command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.github-workflows", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_each_action_is_pinned_by_its_whole_hash(path):
-    uses = re.findall(r"uses: (\S+)(.*)", path.read_text(encoding="utf-8"))
-    assert uses
-    for action, comment in uses:
-        assert re.fullmatch(r"[\w-]+/[\w.-]+@[0-9a-f]{40}", action), action
-        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), (action, comment)
-    assert len({action for action, _ in uses}) == len({action.partition("@")[0] for action, _ in uses})
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
