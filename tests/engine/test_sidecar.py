@@ -257,6 +257,32 @@ def test_an_idle_engines_workers_are_left_alone(engine: DemoEngine, sidecar: Dem
     assert cpu_seconds(pid) - used < 0.6 * seconds
 
 
+# --- commands of the terminal ---
+
+
+def ran(*arguments: str, url: str, status: int = 0) -> str:
+    """What a command printed, which must have ended so."""
+    command = [sys.executable, "-m", "highwater", *arguments, "--url", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    assert status == done.returncode, (arguments, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def test_check_finds_nothing_wrong(sidecar: DemoSidecar) -> None:
+    findings = json.loads(ran("check", "--json", url=sidecar.url))["findings"]
+    levels = {finding["name"]: finding["level"] for finding in findings}
+    # The tests' engine is started by a module of theirs: such a command line does not say whether it opens a gRPC port.
+    assert {name for name, level in levels.items() if level in ("fail", "skip")} <= {"gRPC"}
+    assert levels["extension"] == levels["ranks"] == levels["thresholds"] == levels["exposure"] == "ok"
+    assert levels["policy"] == "note"
+
+
+@pytest.mark.parametrize("command", [["top"], ["status"], ["reclaim"]], ids=" ".join)
+def test_vllm_itself_is_no_sidecar(engine: DemoEngine, command: list[str]) -> None:
+    assert "no Highwater sidecar (vLLM itself" in ran(*command, url=engine.url, status=3)
+
+
 # --- an engine's lives ---
 
 # How often the engine is killed and started again; each life is half a minute.

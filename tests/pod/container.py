@@ -26,8 +26,7 @@ from typing import Any
 _NEW_MOUNTS, _NEW_IPC, _NEW_PIDS = 0x00020000, 0x08000000, 0x20000000  # CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID
 _BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18  # MS_BIND, MS_REC, MS_PRIVATE
 _SIGNAL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-_GROUPS = "/sys/fs/cgroup"
-MEMORY = f"{_GROUPS}/memory"
+MEMORY = "/sys/fs/cgroup/memory"
 LOOK_SECONDS = 0.02
 _REMOVE_SECONDS = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
