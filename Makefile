@@ -56,10 +56,14 @@ test-compat: $(READY) peers ## By name: vLLM 0.12.0, 0.23.0 and 0.27.0 under tra
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json TEST_STORM_SECONDS=$${TEST_STORM_SECONDS:-12} $(BIN)/pytest -m compat tests
 	$(BIN)/python -m tests.compat.page docs/compat.json
 
+# Growth's figures are of a whole machine's processes and of /dev/shm: no other engine runs beside its own.
 test-soak: $(READY) peers ## By name: leaks put into real engines, hostile clients, and whatever else takes many minutes
-	$(PYTEST) -m "soak and not compat" tests
+	$(BIN)/highwater demo --prepare
+	$(PYTEST) -m "soak and not compat" tests --ignore tests/growth
+	$(PYTEST) -m soak tests/growth
 
 test-device: $(READY) ## By name: the device kit on a CPU, and the real torch_npu and vllm-ascend on a simulated NPU
+	$(BIN)/highwater demo --prepare
 	$(PYTEST) -m device tests
 
 test-compiled: $(READY) peers ## By name: the data plane as mypyc compiles it, from outside and in the image; needs a C compiler
