@@ -212,6 +212,7 @@ def test_the_bytes_of_a_card_have_bounds_and_what_was_pretended_is_said(vllm: As
     assert json.loads(json.dumps(answer)) == answer
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("config", [LLAMA_8B, QWEN15_MOE], ids=["dense", "experts"])
 def test_vllm_ascends_runner_is_asked_without_torch_npu(
     engine_environment: EngineEnvironment, models: Path, config: Config

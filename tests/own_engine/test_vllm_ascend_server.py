@@ -6,6 +6,7 @@ The API server and its EngineCore are processes of their own, which share the de
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +170,8 @@ def test_of_a_lost_device_no_memory_is_told(story: tuple[Told, dict[str, Any]]) 
 
 def test_a_death_by_a_lost_device_is_no_shortage(story: tuple[Told, dict[str, Any]]) -> None:
     _, after = story
-    assert after["lost_incident"].startswith(f"The engine died: the log says that {LOST}")
+    # On a busy machine what it leaves may have been seen to hang first: that incident's name stays.
+    assert re.match(rf"The engine (died|hung): the log says that {re.escape(LOST)}", after["lost_incident"])
     assert LOST in after["dead_check"]
 
 
