@@ -78,7 +78,6 @@ def asked(engine: DemoEngine, what: str) -> int:
 
 
 def watch(sidecar: DemoSidecar, seconds: float) -> list[dict[str, Any]]:
-    """The reports of so many seconds."""
     until, reports = time.monotonic() + seconds, []
     while time.monotonic() < until:
         reports.append(sidecar.call("GET", "/memory"))

@@ -85,7 +85,6 @@ async def ask(sidecar: DemoSidecar, path: str) -> httpx.Response | httpx.HTTPErr
 
 
 async def is_served(url: str, engine: DemoEngine) -> None:
-    """A new request gets its answer."""
     result = await send_texts(url, engine.served_model, texts=["still there?"], max_tokens=2)
     assert result.errors == ()
 

@@ -377,5 +377,4 @@ def test_a_sidecar_outlives_its_engines_and_knows_the_next(
 
 
 def is_whole(report: dict[str, Any]) -> bool:
-    """A fresh report of every rank."""
     return bool(report["ranks"] and not report["stale"])

@@ -25,7 +25,6 @@ PATIENCE = 600.0
 
 @pytest.fixture(scope="module")
 def two_ranks(two_workers: DemoEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    """Two workers and a sidecar."""
     with sidecar_beside(two_workers, tmp_path_factory.mktemp("tp2")) as sidecar:
         yield two_workers, sidecar
 

@@ -25,7 +25,6 @@ INSTANCE = "00112233445566ff"
 
 
 def start(engine: DemoEngine, folder: Path, **arguments: Any) -> list[dict[str, Any]]:
-    """Both workers' answers to `recorder_start`."""
     given = {"directory": str(folder), "instance": INSTANCE} | arguments
     return ask_all(engine, "recorder_start", json.dumps(given))
 

@@ -95,7 +95,6 @@ def status(url: str) -> int:
 
 
 def probes(sidecar: DemoSidecar) -> dict[str, int]:
-    """What probes are answered with."""
     return {path: status(sidecar.url + path) for path in WELL}
 
 

@@ -23,7 +23,6 @@ PATIENCE_SECONDS = 300.0
 
 
 def values(*more: Object) -> Object:
-    """Free ports, and whatever else."""
     port, control, engine = free_port(), free_port(), free_port()
     config = {"host": "127.0.0.1", "port": port, "control_port": control}
     found: Object = {"config": config, "engine": {"listen": {"port": engine}}}

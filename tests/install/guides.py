@@ -33,7 +33,6 @@ def saved_files(text: str) -> dict[str, str]:
 
 
 def save(text: str, folder: Path) -> None:
-    """Do so."""
     for name, content in saved_files(text).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +57,6 @@ def followed(lines: str, folder: Path, tools: Tools) -> str:
 
 
 def manifests(text: str) -> list[Object]:
-    """Every object of a stream."""
     return [each for each in yaml.safe_load_all(text) if each]
 
 

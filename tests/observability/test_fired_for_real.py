@@ -101,7 +101,6 @@ class Told:
         return Response()
 
     async def wait(self, name: str, status: str) -> dict[str, Any]:
-        """The first such alert."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             for alert in self.alerts:

@@ -40,7 +40,6 @@ def call(name: str, *arguments: object) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    """Mount one thing."""
     call("mount", source.encode(), target.encode(), None if kind is None else kind.encode(), flags, None)
 
 

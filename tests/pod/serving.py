@@ -101,7 +101,6 @@ def is_seen(sidecar: PodSidecar) -> bool:
 
 
 def say(sidecars: Sidecars) -> dict[str, Said]:
-    """Return what each says now."""
     return {
         name: Said(
             incidents=each.incidents(), events=each.events(), text=each.text(), oom_kills=each.samples_with("oom_kill")

@@ -26,7 +26,6 @@ NEXT_KEYS = {"added_in_the_next_version": {"deep": [1, None, "x"]}}
 
 
 def answers(change):
-    """What the workers answer, each changed."""
     return lambda given: {"results": [json.dumps(change(dict(one))) for one in given]}
 
 

@@ -18,7 +18,6 @@ STATES = re.compile(rf"(?<![\d.]){re.escape(current())}(?![\d.])")
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The files that state the version."""
     for place in PLACES:
         (tmp_path / place.file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / place.file, tmp_path / place.file)

@@ -16,7 +16,6 @@ SOURCE_ROOTS = ("app", "worker_ext")
 
 
 def section(title: str) -> str:
-    """Return one section, without its title."""
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 

@@ -30,7 +30,6 @@ def row_of(method: str, path: str) -> tuple[str, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def operations() -> dict[tuple[str, str], dict]:
-    """Every operation of the running application."""
     transport = httpx.ASGITransport(create_app(Settings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
         paths = (await client.get("/memory/openapi.json")).json()["paths"]

@@ -30,7 +30,6 @@ COMPILED = {
 
 
 def built_in(project: Path, folder: Path) -> Path:
-    """The wheel of a project's folder."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HATCH_")}
     done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, check=False)
