@@ -1,7 +1,7 @@
-"""One real engine from its start to its death, beside a sidecar: what every check tries, whatever has changed.
+"""One real engine from its start to its death, beside a sidecar.
 
 It has the plugin and development mode, and no flag: it is watched without a call, serves through the proxy, gives
-memory back, and is killed. All else that needs an engine is a long test of some topic (tests/topics.py).
+memory back, and is killed.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def test_a_trim_that_finds_nothing_costs_milliseconds(probe, capsys):
     answer = probe("spill_costs")
     with capsys.disabled():
         print("\nspilling:", json.dumps(answer))  # noqa: T201 - a figure to see
-    # Of a core that others use too: 27 were measured beside three busy lanes.
+    # Of a core that others use too: 27 were measured beside three busy programs.
     assert all(found["cpu_median_ms"] < 80 for found in answer["trims"].values())
     assert answer["access_us"]["ours"] < 5
 
