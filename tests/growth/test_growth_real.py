@@ -26,7 +26,7 @@ from tests.engines import AnyEngine, send_texts
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("growth")
+pytestmark = pytest.mark.soak
 
 # At most: a test ends once its verdicts are there.
 TRAFFIC_SECONDS = 900.0

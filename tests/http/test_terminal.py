@@ -37,7 +37,7 @@ from tests.http.conftest import serving
 from tests.http.test_control_plane import both_on_ports
 from tests.unit.commands.reports import as_json, report
 
-pytestmark = pytest.mark.long("coverage")
+pytestmark = pytest.mark.slow("commands as processes")
 
 TOKEN = "correct-horse-battery"
 PATIENCE = 60.0

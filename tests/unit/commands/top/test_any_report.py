@@ -57,7 +57,7 @@ def of_hint(hint: typing.Any) -> st.SearchStrategy:
     return st.from_type(hint)
 
 
-@pytest.mark.whole("reports and screens, drawn by chance")
+@pytest.mark.slow("reports and screens, drawn by chance")
 @pytest.mark.untraced
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(first=anything_of(Report), second=anything_of(Report), event=anything_of(Event), height=st.integers(1, 60))
