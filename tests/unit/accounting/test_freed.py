@@ -51,7 +51,6 @@ def test_a_release_is_credited_with_the_workers_own_word(device, said):
 
 @pytest.mark.parametrize("remedy", ["release", "trim_encoder_cache", "reset_encoder_cache"])
 def test_what_traffic_took_is_no_negative_gain(remedy):
-    """Nor does one rank's loss make another's gain smaller."""
     few, many = {"torch_cached_bytes": 1, "encoder_cache_bytes": 1}, {"torch_cached_bytes": 9, "encoder_cache_bytes": 9}
     found = credit(remedy, [rank(**few), rank(number=1, **many)], [rank(**many), rank(number=1, **few)])
     assert [one.freed_bytes for one in found.ranks] == [0, 8]

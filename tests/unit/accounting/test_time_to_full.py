@@ -120,7 +120,6 @@ def with_cache(*, budget: float, others: float = 0.0, seconds: int = 60):
 
 @pytest.mark.parametrize("passed", [0.95, 1.0, 1.5])
 def test_an_encoder_cache_fills_no_device_beyond_its_budget(passed):
-    """Nor one that is at its budget already."""
     grown = with_cache(budget=PACE * 60 * passed)
     assert (grown.seconds_to_full, grown.component) == (None, "encoder_cache_bytes")
     assert grown.cache_room_bytes == pytest.approx(max(PACE * 60 * (passed - 1), 0), abs=1024)

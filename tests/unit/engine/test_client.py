@@ -79,7 +79,6 @@ async def test_a_worker_call_carries_no_timeout(engine, fake):
 
 
 async def test_one_worker_call_in_flight_at_most(engine, fake):
-    """However many ask, they go one after the other."""
     answers = await asyncio.gather(*(engine.rpc("memory") for _ in range(10)))
     assert len(answers) == len(fake.ops()) == 10
     assert fake.most_rpcs_in_flight == 1
@@ -269,7 +268,6 @@ class _Body(httpx.AsyncByteStream):
     ids=["large", "compressed", "endless"],
 )
 async def test_no_answer_is_read_without_end(body, headers, error, match):
-    """Neither of memory nor of time."""
     transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, stream=body))
     engine = Engine("http://engine:8000", transport=transport, request_seconds=0.2)
     with pytest.raises(error, match=match):

@@ -82,7 +82,6 @@ ROWS = [
 
 @pytest.mark.parametrize(("rounds", "state"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
 def test_the_state_is_that_of_the_table(rounds, state):
-    """Of an engine that was ready."""
     assert after(*rounds).state == state
 
 
@@ -94,7 +93,6 @@ def test_a_stopped_process_is_named_before_the_ranks_that_wait_for_it():
 
 
 def test_what_never_answered_is_starting_however_long_it_does_not():
-    """Also where a port is open already."""
     for seen in (REFUSED, LATE, BROKEN):
         assert after(*[seen] * 50, before=EngineVerdict(), every=60.0).state == "starting"
 
@@ -206,7 +204,6 @@ def test_the_page_keeps_no_list_of_states_either(path):
 
 
 def test_a_state_is_told_in_words():
-    """With why, where that is known."""
     engine = EngineStatus(url="http://e", state="not_answering", hint="a call is late")
     assert in_words(engine) == "the engine is not answering: a call is late"
 

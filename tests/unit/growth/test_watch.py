@@ -194,7 +194,6 @@ async def test_a_broken_file_costs_its_broken_lines(tmp_path: Path):
 
 
 async def test_a_folder_in_the_files_place_is_reported(tmp_path: Path):
-    """And verdicts go on without it."""
     watched = Watched(tmp_path)
     await leaking(watched)
     assert watched.verdict() == "leak"
@@ -324,7 +323,6 @@ async def test_the_file_is_written_anew_when_it_is_full(tmp_path: Path, monkeypa
 
 
 def test_counts_that_begin_again_are_another_engines():
-    """Even if the pids are the same."""
     book, key = FloorBook(), SeriesKey("rank 0", "weights_bytes", "device", "bytes", "a")
     assert book.add(1.0, 1.0, WorkCounts(requests=50), {key: 1.0})
     assert book.add(2.0, 2.0, WorkCounts(requests=3), {key: 1.0})
@@ -360,7 +358,6 @@ async def test_what_each_sleep_leaves_behind_is_a_series_with_one_floor_a_sleep(
 
 
 async def test_a_few_sleeps_that_leave_more_each_time_are_said_with_the_remedy():
-    """Long before a leak is sure."""
     watched = Watched()
     for cycle in range(8):
         await slept(watched, 1.26 + 0.2365 * cycle)
@@ -370,7 +367,6 @@ async def test_a_few_sleeps_that_leave_more_each_time_are_said_with_the_remedy()
 
 
 async def test_sleeps_that_leave_the_same_behind_are_flat():
-    """And nothing is advised."""
     watched = Watched()
     for cycle in range(12):
         await slept(watched, 1.26 + 0.0001 * (cycle % 2))

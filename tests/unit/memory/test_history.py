@@ -192,7 +192,6 @@ def test_what_lies_before_a_relief_by_hand_is_left_out_unless_it_comes_again(his
 
 
 def test_events_are_numbered_and_shown_newest_first(history, clock):
-    """With the time of the clock."""
     for number in range(3):
         history.record("state", f"event {number}")
         clock.advance(1.0)
@@ -221,7 +220,6 @@ def test_too_many_events_forget_the_oldest(history):
 
 
 def test_a_mark_keeps_the_readings_of_its_moment(history, fake, clock):
-    """And leaves an event that tells the use."""
     mark = history.mark("before", fake.readings())
     clock.advance(5.0)
     fake.serve_images()
@@ -231,7 +229,6 @@ def test_a_mark_keeps_the_readings_of_its_moment(history, fake, clock):
 
 
 def test_a_name_used_again_moves_to_now(history, clock):
-    """And to the end of the list."""
     for name in ("a", "b", "a"):
         history.mark(name, ())
         clock.advance(1.0)

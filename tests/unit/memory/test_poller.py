@@ -531,7 +531,6 @@ async def test_polls_never_overlap(core):
 
 
 async def test_listeners_are_told_of_every_poll(core):
-    """Of good ones and of bad ones."""
     told = []
     core.poller.listeners.append(told.append)
     await core.tick()
@@ -555,7 +554,6 @@ async def test_an_idle_engines_workers_are_left_alone(core):
 
 @pytest.mark.parametrize("change", [{"running": 1}, {"waiting": 1}, {"tokens": 5}])
 async def test_an_engine_that_did_anything_is_read_at_once(core, change):
-    """Also where it is idle again by now."""
     await core.tick(1.0, spare_idle=True)
     vars(core.fake).update(change)
     await core.tick(1.0, spare_idle=True)

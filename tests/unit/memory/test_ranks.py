@@ -64,7 +64,6 @@ def recorded(rank: int, at: float, *, torch: TorchMemory = FULL, status: str = "
     ],
 )
 def test_the_best_reading_of_each_rank(answers, records, kept, expected):
-    """In the ranks' order."""
     found = best_readings(answers, records, kept=kept, fuller_for_seconds=5.0)
     assert (None if found is None else [(one.rank, one.source) for one in found]) == expected
 

@@ -166,7 +166,6 @@ async def test_a_workers_error_is_ours(scene, code, kind):
 
 
 async def test_on_cpu_there_is_none(scene):
-    """In the worker's words."""
     scene.core.fake.snapshot = None
     for dry_run in (True, False):
         assert await refused(scene, NotOffered, dry_run=dry_run) == NO_SNAPSHOT
@@ -174,7 +173,6 @@ async def test_on_cpu_there_is_none(scene):
 
 
 async def test_an_engine_that_is_not_there_is_not_asked(scene):
-    """Nor one without our extension."""
     scene.core.fake.down = True
     await scene.core.tick()
     await scene.core.tick()
@@ -246,7 +244,6 @@ async def test_what_was_never_finished_goes_in_an_hour(scene):
 
 
 async def test_a_rank_that_nobody_knew_is_listed_as_unknown(scene):
-    """And the file of another data-parallel engine beside it."""
     (scene.folder / OTHERS.replace("-0-0-1", "-x-x-7")).write_bytes(b"abc")
     (scene.folder / OTHERS.replace("-0-0-1", "-3-1-8")).write_bytes(b"abcd")
     files, _ = await scene.snapshots.files.listed()
@@ -272,7 +269,6 @@ async def test_a_folder_that_is_not_there_is_empty(scene, tmp_path):
 
 
 async def test_a_file_is_read_to_the_size_that_was_told(scene):
-    """And closed then."""
     (scene.folder / OTHERS).write_bytes(b"0123456789")
     file, size = await scene.snapshots.files.open(OTHERS)
     with (scene.folder / OTHERS).open("ab") as longer:

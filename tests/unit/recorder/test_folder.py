@@ -259,7 +259,6 @@ def test_a_worker_that_outlives_another_tells_of_the_kernels_kill(recorder, writ
     ],
 )
 def test_a_worker_that_is_not_idle_makes_its_sample_no_younger(recorder, writers, machine, what, change):
-    """Whatever it is that happens."""
     writer = writers()
     writer.sample(0.0)
     machine.seconds = 1
@@ -390,7 +389,6 @@ def test_text_is_made_fit_for_terminals(recorder, writers):
 
 
 def test_a_rank_is_silent_after_three_heartbeats_of_an_idle_one(recorder, writers, machine):
-    """However seldom it samples."""
     writer = writers(rate=1.0)
     writer.sample(-100)
     writer.heartbeat()
@@ -415,7 +413,6 @@ def test_the_kernel_tells_why_a_rank_is_silent(recorder, writers, machine, state
 
 
 def test_a_process_that_is_gone_is_dead(recorder, writers, machine):
-    """Also where another has its number now."""
     machine.process()
     writers().sample()
     only(recorder)
@@ -469,7 +466,6 @@ def test_a_process_that_was_never_seen_here_is_only_silent(recorder, writers, ma
 
 
 def test_a_rank_that_ended_in_order_is_ended(recorder, writers, machine):
-    """However long ago."""
     machine.process()
     writer = writers()
     writer.sample()
@@ -518,7 +514,6 @@ def test_another_machines_wall_clock_may_be_wrong(recorder, writers, machine, sk
 
 
 def test_a_new_file_is_found_within_a_second(recorder, writers, machine):
-    """And the folder is not listed more often."""
     assert recorder.read() == ()
     writers().sample()
     machine.seconds = 0.9
@@ -600,7 +595,6 @@ def test_a_file_that_cannot_be_read_any_more_is_named(recorder, writers, machine
 
 
 def test_a_folder_that_is_not_there_is_named(recorder, folder, machine, writers):
-    """Until it is."""
     folder.rmdir()
     assert recorder.read() == ()
     assert recorder.problems == (f"recorder_dir: {folder} cannot be listed: no such file or directory",)
@@ -645,7 +639,6 @@ def test_of_two_that_claim_one_rank_the_younger_living_one_counts(recorder, writ
 
 
 def test_workers_that_do_not_know_their_rank_are_not_taken_for_one(recorder, writers):
-    """Nor are those of two machines, replicas or stages."""
     for pid, identity in enumerate(
         ({"rank": None}, {"rank": None}, {}, {"host": "node-b"}, {"dp_rank": 1}, {"pp_rank": 1}, {"tp_rank": 1}), 1
     ):
@@ -806,7 +799,6 @@ def test_a_damaged_ring_is_removed_only_where_it_begins_as_ours(recorder, folder
 
 
 def test_directories_links_and_pipes_are_never_removed(recorder, folder):
-    """Whatever their name."""
     (folder / f"highwater-{OTHER}-1.ring").mkdir()
     (folder / f"highwater-{OTHER}-2.ring").symlink_to("/etc/passwd")
     os.mkfifo(folder / f"highwater-{OTHER}-3.ring")
@@ -815,7 +807,6 @@ def test_directories_links_and_pipes_are_never_removed(recorder, folder):
 
 
 def test_what_cannot_be_removed_is_said(recorder, writers, machine, monkeypatch):
-    """And the rest is removed all the same."""
     for pid in (1, 2):
         writer = writers(instance=OTHER, pid=pid)
         writer.sample(-100)

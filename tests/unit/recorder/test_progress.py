@@ -398,7 +398,6 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_the_verdict_is_that_of_the_table(row):
-    """And its sentence says why."""
     _, ranks, demand, requested_seconds, *expected, words = row
     progress = judge(ranks, demand, requested_seconds=requested_seconds)
     assert [progress.verdict, progress.since_seconds] == expected
@@ -476,7 +475,6 @@ demands = st.builds(
 
 @given(ranks=ranks_of_any_kind, demand=demands, requested=st.floats(0, 1000))
 def test_there_is_a_verdict_on_anything(ranks, demand, requested):
-    """With a sentence, and a word on each rank."""
     progress = judge(ranks, demand, requested_seconds=requested)
     assert progress.verdict in {"progressing", "idle", "busy", "stuck", "unknown"}
     assert progress.summary
@@ -498,7 +496,6 @@ def test_an_engine_that_is_asked_for_nothing_is_never_stuck(ages, proxied, reque
 
 @given(step=st.floats(0, 120), demand=demands, requested=st.floats(0, 1e6))
 def test_one_long_step_is_never_stuck(step, demand, requested):
-    """Whatever waits behind it."""
     assert judge([stepping(seconds=step), rank(1)], demand, requested_seconds=requested).verdict in {
         "progressing",
         "busy",

@@ -293,7 +293,6 @@ async def test_a_file_that_was_taken_away_comes_back(core, tmp_path):
 
 
 async def test_a_file_that_is_no_good_is_told(core, tmp_path):
-    """By its name, and why."""
     await spared(core)
     name = rings(tmp_path)[1]
     (tmp_path / "recorder" / name).write_bytes(b"nonsense")
@@ -361,7 +360,6 @@ async def test_without_recorders_the_other_engines_ranks_are_missing(layout):
 
 @pytest.mark.parametrize("layout", ["tp 2", "pp 2"])
 async def test_one_engine_whole_misses_nobody(layout):
-    """Without recorders too."""
     report = await core_on(**LAYOUTS[layout]).tick()
     assert (report.ranks_expected, report.ranks_reported, report.ranks_missing) == (2, 2, ())
 
@@ -654,7 +652,6 @@ async def test_an_api_server_that_is_late_for_longer_than_any_step_answers_nobod
 
 
 async def test_requests_that_no_step_follows_are_stuck(core):
-    """And the loop answers no call either."""
     await aloft(core)
     core.fake.end_step()
     core.fake.running = 2

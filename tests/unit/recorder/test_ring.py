@@ -101,7 +101,6 @@ def reason(path: Path) -> str:
 
 
 def test_each_record_is_read_once_and_in_order(writer, ring):
-    """Around the end of the file as well."""
     assert new_numbers(ring) == []
     last = 0
     for count in (1, 11, 11, 0, 30, 11, 11, 31, 1):
@@ -319,7 +318,6 @@ def test_the_watchdogs_stacks_are_there_until_it_is_moved_on(writer, ring):
 
 @given(body=st.binary(max_size=400), which=st.sampled_from(["heartbeat", "table"]))
 def test_what_stands_beside_may_be_anything(folder, body, which):
-    """With a checksum that fits."""
     with closing(FakeWriter(folder, pid=77)) as writer:
         writer.append_heartbeat(body) if which == "heartbeat" else writer.append_table(body)
         with closing(Ring(writer.path)) as ring:
@@ -344,7 +342,6 @@ def test_a_record_that_is_being_written_is_read_next_time(writer, ring):
 
 
 def test_damaged_records_are_passed_by(writer, ring):
-    """Also several, and also the last of a window."""
     write(writer, 1, 5)
     new_numbers(ring)
     write(writer, 6, 12)
@@ -366,7 +363,6 @@ def test_a_record_that_is_no_json_object_is_passed_by(writer, ring, body):
 
 @pytest.mark.parametrize("damaged", range(33, 100, 3))
 def test_one_damaged_record_does_not_even_delay_the_newest(tmp_path, damaged):
-    """Wherever halving comes upon it."""
     with closing(FakeWriter(tmp_path, slots=128)) as writer:
         write(writer, 1, 100)
         writer.damage(damaged)
@@ -418,7 +414,6 @@ def test_a_hole_of_zeros_does_not_hide_what_follows(writer, ring):
 
 
 def test_a_file_that_is_no_ring_is_named(tmp_path):
-    """Each by what is wrong with it."""
     good = header(json.dumps(IDENTITY).encode(), slots=4)
     size = file_bytes(4)
     whole = good.ljust(size, b"\0")
@@ -524,8 +519,6 @@ def test_what_takes_a_files_place_at_the_last_moment_is_not_read(tmp_path, write
 
 
 def test_what_may_not_be_read_is_named(tmp_path, writer, monkeypatch):
-    """By the system's own word."""
-
     def denied(*args, **options):
         raise PermissionError(13, os.strerror(13))
 
@@ -547,7 +540,6 @@ def test_a_disk_that_gives_nothing_more_is_named(ring, monkeypatch):
 
 
 def test_no_file_stays_open_that_is_not_used(tmp_path, writer):
-    """However often a bad one is tried."""
     before = len(os.listdir("/proc/self/fd"))
     writer.damage(1)
     bad = file_with(tmp_path, b"HIGHWATR")
@@ -620,7 +612,6 @@ def test_a_file_of_any_length_harms_nobody(whole, folder, size):
 
 @given(content=st.binary(max_size=5000), with_magic=st.booleans())
 def test_random_bytes_harm_nobody(folder, content, with_magic):
-    """Also behind our own first bytes."""
     assert read_all(file_with(folder, (b"HIGHWATR\2\0" if with_magic else b"") + content)) == []
 
 

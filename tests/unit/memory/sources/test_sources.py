@@ -87,7 +87,6 @@ async def test_the_load_is_the_engines_own_count(engine, fake):
 
 
 async def test_before_0_12_the_kv_usage_had_another_name(engine, fake):
-    """And there was no sleep state at all."""
     fake.version, fake.kv_usage = "0.11.0", 0.25
     load = (await EngineMetrics(engine).read()).load
     assert load is not None
