@@ -48,21 +48,22 @@ fast: $(READY) ## Units, HTTP on real ports and the chart, without what takes lo
 no-engine: $(READY) tools peers ## All that need no engine, a browser and a Prometheus among them; the floor of branch coverage
 	$(PYTEST) -m "not engine" --cov --cov-report= --durations=15
 
-engine: $(READY) tools ## Those that need a real vLLM, which is installed first, outside the tree
+# The test of growth rests for most of its minutes: it is the first to begin, and the others run beside it.
+engine: $(READY) tools peers ## Those that need a real vLLM, which is installed first, outside the tree; a simulated NPU among them
 	$(BIN)/highwater demo --prepare
-	$(PYTEST) -m engine tests/engine tests/own_engine --durations=15
+	$(PYTEST) -m engine tests/growth tests/engine tests/own_engine --durations=15
 
 test-compat: $(READY) peers ## By name: vLLM 0.12.0, 0.23.0 and 0.27.0 under traffic, the build for CUDA (28 GB), and other proxies
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json TEST_STORM_SECONDS=$${TEST_STORM_SECONDS:-12} $(BIN)/pytest -m compat tests
 	$(BIN)/python -m tests.compat.page docs/compat.json
 
 # Growth's figures are of a whole machine's processes and of /dev/shm: no other engine runs beside its own.
-test-soak: $(READY) peers ## By name: leaks put into real engines, hostile clients, and whatever else takes many minutes
+test-soak: $(READY) peers ## By name: more leaks in real engines, hostile clients, and whatever else takes many minutes
 	$(BIN)/highwater demo --prepare
 	$(PYTEST) -m "soak and not compat" tests --ignore tests/growth
 	$(PYTEST) -m soak tests/growth
 
-test-device: $(READY) ## By name: the device kit on a CPU, and the real torch_npu and vllm-ascend on a simulated NPU
+test-device: $(READY) peers ## By name: the device kit on a CPU, and the real torch_npu and vllm-ascend in a process on a simulated NPU
 	$(BIN)/highwater demo --prepare
 	$(PYTEST) -m device tests
 

@@ -189,14 +189,12 @@ def evicted(running: tuple[Serving, Kubelet]) -> Outcome:
         return Outcome(kubelet.states[-1], say(sidecars))
 
 
-@pytest.mark.soak
 @WITH_LOG
 def test_an_eviction_is_an_event_and_no_incident(evicted: Outcome, sees: str) -> None:
     assert evicted.by[sees].incidents == []
     assert [each for each in evicted.by[sees].events if "the engine ended in order" in each["summary"]]
 
 
-@pytest.mark.soak
 @EACH
 def test_an_eviction_never_acquits_memory(evicted: Outcome, sees: str) -> None:
     assert not acquits_memory(evicted.by[sees].text), evicted.by[sees].text
@@ -216,7 +214,6 @@ def late(evicted: Outcome, running: tuple[Serving, Kubelet]) -> Iterator[Sidecar
         yield sidecars
 
 
-@pytest.mark.soak
 @WITH_RECORDERS
 def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(late: Sidecars, sees: str) -> None:
     """And since when; the incident, if it was one, is another sidecar's."""
@@ -225,6 +222,5 @@ def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(late: Sidecars, sees
     assert report["engine"]["since"] < report["sidecar_started_at"]
 
 
-@pytest.mark.soak
 def test_a_sidecar_that_sees_no_file_does_not_know_that_there_was_an_engine(late: Sidecars) -> None:
     assert (late[NEITHER].report()["engine"]["state"], late[NEITHER].health()) == ("starting", 200)

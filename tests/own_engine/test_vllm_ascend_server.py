@@ -22,7 +22,7 @@ from tests.tested import Ran, confirm
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [pytest.mark.device, NEEDS_COMPILER]
+pytestmark = NEEDS_COMPILER
 LOST = "the NPU was lost (507010)"
 
 
