@@ -28,7 +28,6 @@ class Dtype:
 
 
 BF16 = Dtype("bfloat16", 2)
-FP32 = Dtype("float32", 4)
 
 
 class FullAttentionSpec(SimpleNamespace):

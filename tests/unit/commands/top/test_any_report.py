@@ -37,7 +37,7 @@ def anything_of(kind: type) -> st.SearchStrategy:
     special = {
         EngineStatus: {"capabilities": CAN},
         RemedyResult: {"detail": st.just(())},
-        # An event of no year that a terminal can show is left out (tests/unit/client/test_answers.py).
+        # An event of no year that a terminal can show is left out (tests/unit/client/test_sidecar.py).
         Event: {"at": st.floats(0, 2e11)},
     }.get(kind, {})
     return st.builds(kind, **{name: special.get(name, of_hint(hint)) for name, hint in hints.items()})
