@@ -16,7 +16,7 @@ MINUTES ?= 120
 # For every Python and machine that the package is for; what is pinned stays so until it is told to go (-U).
 PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quiet
 
-.PHONY: help demo demo-ascend test test-fast test-long test-whole test-compat lint format docs pictures site bench situations device device-wheels soak soak-proxy requirements sbom version release tools peers clean
+.PHONY: help demo demo-ascend test fast no-engine engine test-compat test-soak test-device test-compiled lint format docs pictures site bench situations device device-wheels soak soak-proxy requirements sbom version release tools peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,24 +35,40 @@ demo: $(READY) ## A real vLLM engine that is watched, then the story told on one
 demo-ascend: $(READY) ## The story on a simulated NPU, under the real vllm-ascend and torch_npu; needs a C compiler
 	$(BIN)/python -m bench.npu_story --results $(STORY)
 
-test: $(READY) tools ## Every test, side by side, with a real engine; long ones where what they are about has changed
-	$(BIN)/python -m tests.check
+# A file's tests go to one process, and so do those of one engine. One process more than cores: tests of servers wait for
+# much of their time. Compiled tests are kept from run to run: rewriting their asserts takes longer than many of them.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --dist loadgroup \
+  --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 
-test-long: $(READY) tools ## The same with every long test, whatever has changed
-	$(BIN)/python -m tests.check --long all
+test: no-engine engine ## Every test but those that are run by name alone (test-...)
 
-test-whole: $(READY) tools peers ## What .ci/run runs: the tests, lint, types, and the SBOM beside them; the data plane compiled
-	TEST_COMPILED=1 $(BIN)/python -m tests.check --whole
+fast: $(READY) ## Units, HTTP on real ports and the chart, without what takes long: two minutes on two idle cores
+	$(PYTEST) -m "not slow" --hypothesis-profile=fast tests/unit tests/http tests/helm
 
-# Compiled tests are kept from run to run: to rewrite the asserts of all in each process takes longer than many tests.
-# One process more than cores: tests of servers wait for much of their time.
-test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores, some 200 CPU-seconds; it says what it leaves out
-	env -u PYTHONDONTWRITEBYTECODE TEST_LONG=none $(BIN)/python -m pytest -q -p tests.cheaper -p tests.fast \
-	  --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile tests/unit tests/http tests/helm
+no-engine: $(READY) tools peers ## All that need no engine, a browser and a Prometheus among them; the floor of branch coverage
+	$(PYTEST) -m "not engine" --cov --cov-report= --durations=15
 
-test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0; the build for CUDA (28 GB)
-	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat
+# The test of growth rests for most of its minutes: it is the first to begin, and the others run beside it.
+engine: $(READY) tools peers ## Those that need a real vLLM, which is installed first, outside the tree; a simulated NPU among them
+	$(BIN)/highwater demo --prepare
+	$(PYTEST) -m engine tests/growth tests/engine tests/own_engine --durations=15
+
+test-compat: $(READY) peers ## By name: vLLM 0.12.0, 0.23.0 and 0.27.0 under traffic, the build for CUDA (28 GB), and other proxies
+	HIGHWATER_COMPAT_RESULTS=docs/compat.json TEST_STORM_SECONDS=$${TEST_STORM_SECONDS:-12} $(BIN)/pytest -m compat tests
 	$(BIN)/python -m tests.compat.page docs/compat.json
+
+# Growth's figures are of a whole machine's processes and of /dev/shm: no other engine runs beside its own.
+test-soak: $(READY) peers ## By name: more leaks in real engines, hostile clients, and whatever else takes many minutes
+	$(BIN)/highwater demo --prepare
+	$(PYTEST) -m "soak and not compat" tests --ignore tests/growth
+	$(PYTEST) -m soak tests/growth
+
+test-device: $(READY) peers ## By name: the device kit on a CPU, and the real torch_npu and vllm-ascend in a process on a simulated NPU
+	$(BIN)/highwater demo --prepare
+	$(PYTEST) -m device tests
+
+test-compiled: $(READY) peers ## By name: the data plane as mypyc compiles it, from outside and in the image; needs a C compiler
+	TEST_COMPILED=1 $(PYTEST) -m "compiled or not compiled" tests/faithful tests/docker tests/unit/test_wheel.py
 
 lint: $(READY) ## Lint, format check, types, and which folder imports which
 	$(BIN)/ruff check .

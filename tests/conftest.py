@@ -1,4 +1,4 @@
-"""Fixtures and hooks of every test: no deadlines on examples, tokens in a folder of the run, long tests left out."""
+"""Hooks and fixtures of every test: which are left out unless asked for by name, and which share a process of xdist."""
 
 import os
 import sys
@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.topics import TOPICS, asked_for
-
 HERE = Path(__file__).parent
-WITH_TOOLS = {HERE / "browser", HERE / "observability"}
+COUNTED = (HERE / "unit", HERE / "http")
+"""What these tests run counts for the floor of branch coverage; the others go to the same places in other ways."""
+BY_NAME = ("compat", "soak", "device", "compiled")
+"""Marks whose tests run only where `-m` names them."""
 
 # A machine that is busy with something else makes an example slow, not wrong.
 settings.register_profile("patient", deadline=None)
+settings.register_profile("fast", settings.get_profile("patient"), max_examples=25)  # with --hypothesis-profile=fast
 settings.load_profile("patient")
 
 
@@ -35,35 +37,32 @@ def _slow_starts() -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(trylast=True)  # the folders' own mark their tests first
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups; the folders' own hooks are tryfirst too, and earlier
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if WITH_TOOLS & {*item.path.parents}:
-            item.add_marker(pytest.mark.tools)
-    if left := [item for item in items if topic_of(item) not in {None, *asked_for()}]:
+    left = [item for item in items if not _is_asked_for(item, config.option.markexpr)]
+    if left:
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
+    for item in items:
+        # The tests of a file share its fixtures; those of one engine have its name in a mark of their own.
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
+
+
+def _is_asked_for(item: pytest.Item, expression: str) -> bool:
+    names = [name for name in BY_NAME if item.get_closest_marker(name)]
+    return not names or any(name in expression for name in names)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Take coverage's tracer off a test that is marked so: it goes through the same lines thousands of times."""
+    """Take coverage's tracer off what does not count, and off what goes through the same lines thousands of times."""
     tracer = sys.gettrace()
-    if item.get_closest_marker("untraced") is None or tracer is None:
+    counts = any(folder in item.path.parents for folder in COUNTED) and item.get_closest_marker("untraced") is None
+    if counts or tracer is None:
         return (yield)
     sys.settrace(None)
     try:
         return (yield)
     finally:
         sys.settrace(tracer)
-
-
-def topic_of(item: pytest.Item) -> str | None:
-    """Return the topic that a long test is about, by the mark nearest to it; most tests have none."""
-    mark = item.get_closest_marker("long")
-    if mark is None:
-        return None
-    topic: str = mark.args[0]
-    if topic not in TOPICS:
-        raise pytest.UsageError(f"{item.nodeid} is a long test of {topic}; tests/topics.py has {list(TOPICS)}")
-    return topic

@@ -1,8 +1,9 @@
 """Waiting, with limits that a busy machine does not use up: they are counted in turns of the loop that waits.
 
 A limit is there so that a test which waits for what never comes ends; it decides nothing else. Whatever is waited for
-may stand still for seconds, and so may the test: other lanes share the cores. So there is one limit for all, a minute,
-and no test has a shorter one of its own (ruff's TID251 and `tests/unit/test_patience.py` look for them).
+may stand still for seconds, and so may the test: others share the cores. So there is one limit for all, a minute, and
+no test has a shorter one of its own (ruff's TID251 refuses the usual ways); what is measured by the clock says why on
+its line.
 """
 
 from __future__ import annotations

@@ -64,7 +64,6 @@ class Ran:
 
     @property
     def engine(self) -> tuple[str, str, str, str]:
-        """What a row of docs/tested.toml states."""
         return self.version, self.runner, self.device, self.beside
 
 
@@ -75,7 +74,6 @@ def rows() -> list[tuple[str, str, str, str]]:
 
 
 def records() -> list[Ran]:
-    """Return what is on record."""
     return [Ran(**one) for one in json.loads(PATH.read_text("utf-8"))]
 
 

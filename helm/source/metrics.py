@@ -12,7 +12,7 @@ from pathlib import Path
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "unit" / "api" / "golden" / "metrics.txt"
 
 # vLLM's own families, which are not there where Prometheus scrapes `/metrics?engine=0`. What they mean is vLLM's to say
-# (vllm/v1/metrics/loggers.py); `tests/engine/test_observability_real.py` asks the real engine for each.
+# (vllm/v1/metrics/loggers.py); `tests/engine/test_sidecar.py` asks the real engine for each.
 ENGINE_FAMILIES = {
     "vllm:num_requests_running": "Requests in the running batch, by engine.",
     "vllm:num_requests_waiting": "Requests queued in the scheduler, by engine.",

@@ -91,7 +91,6 @@ async def heap_bytes(page: Page) -> int:
 
 
 async def main() -> None:
-    """Print the figures."""
     async with chromium() as browser, an_hour_of_eight() as here:
         for _ in range(LOADS):
             context = await browser.new_context(viewport={"width": 1440, "height": 1000})

@@ -83,7 +83,6 @@ class Story:
         }
 
     def __call__(self, ago: float) -> None:
-        """What happened that many seconds ago."""
         fake = self._fake
         if ago in self._plan:
             self._plan[int(ago)]()

@@ -43,7 +43,6 @@ _WORDS = """() => {
 
 
 async def opened(browser: Browser, port: int, **options: Any) -> Page:
-    """The page with all its readings."""
     options = {"viewport": DESKTOP, "color_scheme": "light", "locale": "en-GB", "timezone_id": "UTC", **options}
     page = await (await browser.new_context(**options)).new_page()
     await page.goto(f"http://127.0.0.1:{port}/dashboard")
@@ -100,13 +99,11 @@ def unlike(one: Path, other: Path) -> float:
 
 
 async def tell(running: Beside) -> None:
-    """The story's hour."""
     an_hour(running.history, running.fake, running.clock, Story(running.history, running.fake))
     await running.sidecar.poll()
 
 
 async def main(folder: Path | None) -> None:
-    """All of them."""
     async with chromium() as browser:
         if folder is None:
             await shown_picture(browser, PICTURE)

@@ -89,7 +89,6 @@ def done(fake: FakeEngine) -> list[str]:
 
 
 async def test_the_numbers_are_those_of_memory(visit):
-    """Every rank's bytes to the byte, and the big numbers as the story tells them."""
     async with beside() as here:
         here.fake.serve_images()
         await here.sidecar.poll()
@@ -109,7 +108,6 @@ async def test_the_numbers_are_those_of_memory(visit):
 
 
 async def test_it_is_live(visit):
-    """A new reading is there without anybody asking for it."""
     async with beside() as here:
         page = await visit(here.port)
         before = await number(page, "used")
@@ -140,7 +138,6 @@ async def test_what_is_not_known_is_a_dash_and_no_line(visit):
 
 
 async def test_a_chart_is_also_a_table(visit):
-    """For people who do not see it: the same numbers, and a sentence."""
     async with beside() as here:
         here.fake.serve_images()
         await here.sidecar.poll()
@@ -153,7 +150,6 @@ async def test_a_chart_is_also_a_table(visit):
 
 
 async def test_several_ranks_show_their_skew(visit):
-    """The difference between the most and the least."""
     async with beside(engine={"tensor_parallel": 3}) as here:
         here.fake.workers[2].non_torch += GIB
         await here.sidecar.poll()
@@ -227,7 +223,6 @@ async def test_growth_says_when_the_device_is_full(visit):
 
 
 async def test_the_charts_begin_with_the_whole_hour(visit):
-    """All of them, also those that are further down: nobody has to scroll there first, or to wait for live readings."""
     async with beside(poll_seconds=20.0, history_seconds=86_400) as here:
         an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
         await here.sidecar.poll()
@@ -240,7 +235,6 @@ async def test_the_charts_begin_with_the_whole_hour(visit):
 
 
 async def test_a_history_that_comes_late_is_drawn_from_its_beginning(visit):
-    """The charts do not wait for a slow sidecar, and the page is complete only with what it told."""
     async with beside(poll_seconds=20.0, history_seconds=86_400) as here:
         an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
         await here.sidecar.poll()
@@ -275,7 +269,6 @@ class EngineWithHelpers(HostReader):
 
 
 async def test_the_chart_of_the_containers_memory_begins_with_the_whole_hour(visit):
-    """It is kept beside each reading; and below it processes of one name are one row, with sum and largest."""
     async with beside(poll_seconds=20.0, history_seconds=86_400) as here:
         host = here.sidecar.app.services.host
         host._reader, host.now = EngineWithHelpers(None), None
@@ -296,8 +289,6 @@ async def test_the_chart_of_the_containers_memory_begins_with_the_whole_hour(vis
 
 
 async def test_what_is_empty_takes_no_room(visit):
-    """No reset, no incident, a model without an encoder cache: the panels come with what they show."""
-
     def text_model(fake: FakeEngine) -> None:
         for worker in fake.workers:
             told = worker.memory
@@ -317,7 +308,6 @@ async def test_what_is_empty_takes_no_room(visit):
 
 
 async def test_before_any_engine_there_is_no_empty_panel(visit):
-    """Only what says why: nothing is known that a chart could show."""
     async with beside(engine_port=free_port()) as here:
         page = await visit(here.port)
         assert not await page.locator("#line-charts").is_visible()
@@ -359,7 +349,6 @@ async def test_a_reset_by_its_button_shows_what_it_freed(visit):
 
 
 async def test_a_mark_is_on_every_chart(visit):
-    """With its name, typed and sent by keyboard."""
     async with beside() as here:
         page = await visit(here.port)
         await page.fill("#mark-name", "after bench")
@@ -372,7 +361,6 @@ async def test_a_mark_is_on_every_chart(visit):
 
 
 async def test_reclaim_asks_first_what_it_would_do(visit):
-    """The dry run does nothing; the real one frees, and tells by component."""
     async with beside() as here:
         here.fake.serve_images()
         await here.sidecar.poll()
@@ -395,7 +383,6 @@ async def test_a_refusal_says_why(visit):
 
 
 async def test_now_asks_before_it_harms(visit):
-    """In mode now a dialog says what that means; cancelled, nothing is done."""
     async with beside() as here:
         page = await visit(here.port)
         await page.select_option("#mode", "now")
@@ -413,7 +400,6 @@ async def test_now_asks_before_it_harms(visit):
 
 
 async def test_the_token_is_asked_for_and_kept_nowhere(visit):
-    """Without one it asks; a wrong one is told apart; the right one does what was wanted; a reload forgets it."""
     async with beside(admin_token=TOKEN) as here:
         page = await visit(here.port)
         await page.fill("#mark-name", "mine")
@@ -450,7 +436,6 @@ async def test_a_token_that_is_not_given_does_nothing(visit):
 
 
 async def test_from_elsewhere_the_token_is_asked_for(visit):
-    """Also where loopback is trusted: the page's address is not one of it."""
     async with beside() as here:
         page = await visit(here.port, host=ELSEWHERE)
         await page.click("#reset_encoder_cache")
@@ -473,7 +458,6 @@ async def test_a_sidecar_without_a_token_says_what_to_set(visit, tmp_path):
 
 
 async def test_the_entries_are_asked_for_with_the_token(visit):
-    """Without it no worker is called, and the panel says so; with it the whole names are there. Who asked is shown."""
     async with beside(admin_token=TOKEN) as here:
         here.fake.serve_images(3)
         await here.sidecar.poll()
@@ -497,8 +481,6 @@ async def test_the_entries_are_asked_for_with_the_token(visit):
 
 
 async def test_names_are_text_wherever_they_come_from(visit):
-    """Model, device, host, entry, mark: none of them can bring markup."""
-
     def hostile(fake: FakeEngine) -> None:
         fake.model = HOSTILE
         for worker in fake.workers:
@@ -563,7 +545,6 @@ async def test_workers_that_nothing_shows_are_not_missing(visit):
 
 
 async def test_a_list_that_was_not_asked_again_says_of_when_it_is(visit):
-    """An engine that is busy is not asked: what the list says is of before."""
     async with beside() as here:
         page = await visit(here.port)
         await page.locator("#encoder").scroll_into_view_if_needed()
@@ -601,7 +582,6 @@ async def test_links_to_incidents_end_with_the_sidecar_that_had_them(visit):
 
 
 async def test_without_any_engine_it_says_so(visit):
-    """No numbers, no zeros: dashes, and the hint."""
     async with beside(engine_port=free_port()) as here:
         page = await visit(here.port)
         await shown(page, "[data-notice=engine]", "nothing answers yet")
@@ -612,14 +592,12 @@ async def test_without_any_engine_it_says_so(visit):
 
 
 async def test_without_the_extension_it_says_how_to_load_it(visit):
-    """The engine serves, and its workers cannot be asked."""
     async with beside(engine={"extension": None}) as here:
         page = await visit(here.port)
         await shown(page, "[data-notice=hint]", "--worker-extension-cls")
 
 
 async def test_missing_ranks_are_named(visit):
-    """The second data-parallel engine is not heard of without recorders."""
     async with beside(engine={"data_parallel": 2}) as here:
         page = await visit(here.port)
         missing = (await here.memory())["ranks_missing"]
@@ -681,7 +659,6 @@ async def test_a_silent_connection_is_a_lost_one(visit):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_old_figures_can_be_read(visit, scheme):
-    """They are pale, and not too pale."""
     async with beside() as here:
         page = await visit(here.port, color_scheme=scheme)
         here.fake.down = True
@@ -692,7 +669,6 @@ async def test_old_figures_can_be_read(visit, scheme):
 
 
 async def test_a_page_says_since_when_its_sidecar_knows_anything(visit):
-    """A flag in the charts, an event, and counts that say from when on they are."""
     async with beside(policy=PolicySettings()) as here:
         page = await visit(here.port)
         await shown(page, "#events li", "sidecar started: it knows nothing of what was before")
@@ -705,7 +681,6 @@ async def test_a_page_says_since_when_its_sidecar_knows_anything(visit):
 
 
 async def test_an_incident_leads_back_to_the_page(visit, tmp_path):
-    """Its own page runs nothing and is of no origin, and still has a way back."""
     async with beside(incidents={"folder": tmp_path}) as here:
         await here.sidecar.app.services.incidents.open_incident(evidence("died", rank(reading(0))))
         page = await visit(here.port)
@@ -715,10 +690,6 @@ async def test_an_incident_leads_back_to_the_page(visit, tmp_path):
 
 
 async def test_it_finds_a_restarted_sidecar_again(visit, tmp_path):
-    """The connection is lost, said so, and there again by itself; what was drawn stays, what is new comes.
-
-    And what the one before knew is lost, which is said too.
-    """
     fake = FakeEngine()
     async with serving(fake) as port:
         url = f"http://127.0.0.1:{port}"
@@ -752,7 +723,6 @@ async def test_it_finds_a_restarted_sidecar_again(visit, tmp_path):
 
 
 async def test_a_shortage_is_told_with_what_is_missing_where(visit):
-    """Above all else, rank by rank, with what could be given back; and in the tile and the panel of the policy."""
     async with beside(policy=PolicySettings(mode="observe")) as here:
         page = await visit(here.port)
         assert await page.locator("[data-notice=shortage]").count() == 0
@@ -774,7 +744,6 @@ async def test_a_shortage_is_told_with_what_is_missing_where(visit):
 
 
 async def test_a_figure_that_moves_is_no_new_notice(visit):
-    """A screen reader announces the shortage once; the number is that of the last reading."""
     async with beside(policy=PolicySettings(mode="observe")) as here:
         here.fake.workers[0].non_torch += 6400 * MIB
         await here.sidecar.poll()
@@ -790,8 +759,6 @@ async def test_a_figure_that_moves_is_no_new_notice(visit):
 
 
 async def test_each_ranks_waters_are_lines_in_its_own_chart(visit):
-    """Where the engine's plan leaves it another slack; the legend names only what is the same everywhere."""
-
     def holds_more_at_rest(fake: FakeEngine) -> None:
         fake.workers[1].cached, fake.workers[1].non_torch = 0, 6000 * MIB
 
@@ -820,7 +787,6 @@ async def test_a_rule_that_cannot_act_is_told_with_the_reason(visit):
 
 
 async def test_whatever_the_policy_says_is_text(visit):
-    """Reasons carry names of engines, hosts and libraries."""
     async with beside(policy=PolicySettings(mode="observe")) as here:
         here.fake.workers[0].non_torch += 6400 * MIB
         await here.sidecar.poll()
@@ -845,7 +811,6 @@ async def test_whatever_the_policy_says_is_text(visit):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 async def test_nothing_is_in_anyones_way(visit, scheme, width):
-    """Axe finds nothing, with a dialog or without; and nothing is wider than a phone."""
     async with beside(admin_token=TOKEN, policy=PolicySettings(mode="observe")) as here:
         an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
         here.fake.workers[1].non_torch += 5 * GIB  # so that a notice and the policy's tables are there
@@ -865,7 +830,6 @@ def violations(results: Any) -> list[str]:
 
 
 async def test_the_colours_are_the_systems_until_chosen(visit):
-    """The choice outlives a reload, and is there before the first paint."""
     async with beside() as here:
         page = await visit(here.port, color_scheme="dark")
         background = "getComputedStyle(document.body).backgroundColor"
@@ -880,7 +844,6 @@ async def test_the_colours_are_the_systems_until_chosen(visit):
 
 
 async def test_eight_ranks_and_an_hour_are_there_at_once(visit):
-    """At one reading a second. The limit is generous: docs/dashboard.md has what was measured."""
     async with an_hour_of_eight() as here:
         page = await visit(here.port)
         painted = await times_to_paint(page)
@@ -901,8 +864,6 @@ async def test_memory_stays_flat(visit):
 
 
 async def test_the_budget_is_drawn_with_its_line(visit):
-    """The tightest rank's parts as wide as they are, the budget line where it ends, and words to paste."""
-
     def tell(fake: FakeEngine) -> None:
         fake.budget = wire(story(), version="0.12.0")
 
@@ -930,7 +891,6 @@ async def test_the_budget_is_drawn_with_its_line(visit):
 
 
 async def test_without_a_start_the_budget_takes_no_room(visit):
-    """Its panel is hidden."""
     async with beside() as running:
         page = await visit(running.port)
         assert await page.locator("#budget").is_hidden()

@@ -13,13 +13,11 @@ MAX_UNLIKE = 0.01
 
 @pytest.mark.parametrize("page", ["README.md", "docs/dashboard.md"])
 async def test_what_is_simulated_is_called_so_beside_its_picture(page):
-    """In the line after it, where a reader sees it."""
     _, _, after = (PICTURE.parents[2] / page).read_text(encoding="utf-8").partition(f"images/{PICTURE.name})\n\n")
     assert after.startswith("*Simulated: ")
 
 
 async def test_the_picture_of_the_page_is_as_it_would_be_drawn_now(browser, tmp_path):
-    """If not: ``make pictures``."""
     drawn = tmp_path / PICTURE.name
     await shown_picture(browser, drawn)
     assert words_of(PICTURE) == words_of(drawn)

@@ -50,7 +50,6 @@ LOCKED = (("torch_npu", TORCH_NPU, tuple(NPU_FILES)), ("vllm_ascend", VLLM_ASCEN
 
 
 def table() -> dict[str, object]:
-    """Return the whole table."""
     ran = {name: found for package, version in RAN.items() for name, found in _names(package, version)}
     read = [
         (name, package, version, found)
@@ -64,7 +63,6 @@ def table() -> dict[str, object]:
 
 
 def _names(package: str, version: str) -> Iterator[tuple[str, str]]:
-    """Yield name and signature."""
     source = source_of(package, version)
     assert source is not None
     if package == "torch_npu":

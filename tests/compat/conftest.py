@@ -25,16 +25,14 @@ HANGING_VERSIONS = ("0.12.0", "0.23.0")
 """Those that `/reset_mm_cache` under traffic can hang; fixed in 0.25.1."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = [item for item in items if HERE in item.path.parents]
-    if ours and "compat" not in config.option.markexpr:
-        items[:] = [item for item in items if item not in ours]
-        config.hook.pytest_deselected(items=ours)
-    for item in ours:
-        item.add_marker(pytest.mark.compat)
-        if item.get_closest_marker("timeout") is None:
-            # The fixtures' time is not the test's: an install has no limit, a start has its own.
-            item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.compat)
+            if item.get_closest_marker("timeout") is None:
+                # The fixtures' time is not the test's: an install has no limit, a start has its own.
+                item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

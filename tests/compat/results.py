@@ -44,6 +44,5 @@ def read(path: Path) -> list[Result]:
 
 
 def keep(path: Path, result: Result) -> None:
-    """Put a record into the file."""
     kept = sorted([one for one in read(path) if one.key != result.key] + [result], key=lambda one: one.key)
     path.write_text(json.dumps([asdict(one) for one in kept], indent=2) + "\n")

@@ -20,7 +20,6 @@ def versions_of(name: str) -> dict[str, str]:
 
 
 def test_the_table_is_what_the_published_packages_have():
-    """`python -m tests.compat.ascend_sources` writes it."""
     assert table() == STORED
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 def test_an_older_engines_budget_is_explained(
     version: str, engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
-    """From its recorder's file alone."""
     rings = tmp_path / "rings"
     with (
         engine_factory(**watching(rings)) as engine,
@@ -47,7 +46,6 @@ class SelfSizing(AnyEngine):
 def test_a_share_of_the_machine_is_explained(
     version: str, engine_environment: EngineEnvironment, tmp_path: Path
 ) -> None:
-    """Requested as the log has it, less the process, is the KV cache: to the byte."""
     if version == "0.12.0":
         pytest.skip("its CPU worker knows no share of the machine: VLLM_CPU_KVCACHE_SPACE alone sizes the KV cache")
     rings = tmp_path / "rings"

@@ -86,7 +86,6 @@ def step(kit: tuple[Path, str], tmp_path: Path) -> Callable[..., dict[str, Any]]
 
 
 def test_what_is_missing_is_named(step: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
-    """With the release, and the command that brings it."""
     starts = step(tmp_path)["starts"]
     assert starts["status"] == "skipped"
     assert "build/device-vllm.tar.xz is missing: `make device-wheels WHEELS_TORCH=2.11.0+cu130`" in starts["why"]
@@ -96,7 +95,6 @@ def test_what_is_missing_is_named(step: Callable[..., dict[str, Any]], tmp_path:
 def test_an_engine_without_kernels_starts_until_it_asks_for_a_device(
     step: Callable[..., dict[str, Any]], archive: Path
 ) -> None:
-    """Its arguments are taken, its modules imported, the extension is beneath its worker; then there is no device."""
     starts = step(archive.parents[1])["starts"]
     assert (starts["status"], starts["why"]) == (
         "failed",

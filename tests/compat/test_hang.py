@@ -29,7 +29,6 @@ TOLD_SECONDS = 20.0
 async def test_an_engine_that_hangs_of_a_forced_reset_is_unresponsive(
     version: str, engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
-    """What `test_naive_calls` does straight, forced through the sidecar: the log's message is in the incident."""
     if version not in HANGING_VERSIONS:
         pytest.skip(f"vLLM {version} does not hang of it")
     settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_RECORDER_DIR": str(tmp_path / "recorders")}

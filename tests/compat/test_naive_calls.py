@@ -122,7 +122,6 @@ async def one_of_a_herd(engine: DemoEngine, number: int) -> int | None:
 async def test_clearing_the_workers_encoder_cache_kills_the_engine(
     version: str, engine_factory: Callable[..., DemoEngine], record: Callable[..., None], tmp_path: Path
 ) -> None:
-    """The scheduler goes on counting on entries that the worker has no more."""
     folders = (SHIM_FOLDER, link_extension(tmp_path), HERE / "on_engine_path")
     options = {
         "extra_args": ("--worker-extension-cls", "naive_worker.NaiveWorker"),

@@ -39,7 +39,6 @@ async def test_texts_and_images_are_answered_and_the_extension_sees_them(
 
 
 def version_of(engine: DemoEngine) -> Any:
-    """What the engine calls itself."""
     return httpx.get(f"{engine.url}/version", trust_env=False, timeout=LIMIT_SECONDS).json()["version"]
 
 

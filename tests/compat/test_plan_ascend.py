@@ -16,7 +16,6 @@ SOURCES = tuple(dict.fromkeys(tuple(source) for rule in RULES for source in rule
 
 @pytest.mark.parametrize(("version", "path", "line", "words"), SOURCES)
 def test_a_rule_stands_where_it_was_read(version: str, path: str, line: int, words: str) -> None:
-    """The line says so, and a statement begins there where it is no comment."""
     package = source_of("vllm_ascend", version)
     assert package is not None
     text = package.text(f"vllm_ascend/{path}")
@@ -27,7 +26,6 @@ def test_a_rule_stands_where_it_was_read(version: str, path: str, line: int, wor
 
 
 def test_memory_bytes_are_not_looked_at_up_to_0_18() -> None:
-    """The rule that there is nothing: no line of the worker's profile names the flag."""
     for version, path in (("0.13.0", "worker/worker.py"), ("0.18.0", "worker/worker.py")):
         package = source_of("vllm_ascend", version)
         assert package is not None

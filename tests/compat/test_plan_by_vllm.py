@@ -29,7 +29,6 @@ VERSIONS = ["0.12.0", "0.18.0", "0.23.0", "0.27.0", DEFAULT_VERSION, "0.33.0"]
     ids=[*VERSIONS, f"{CUDA_VERSION} for CUDA, without a driver"],
 )
 def test_a_version_is_asked(version: str, of_cuda: bool, tmp_path: Path) -> None:
-    """Dense, with sliding windows, a mixture of experts, and images; with and without the card's bytes."""
     folders = {
         "llama": model_folder(tmp_path, "llama", LLAMA_8B),
         "gpt-oss": model_folder(tmp_path, "gpt-oss", GPT_OSS_20B),

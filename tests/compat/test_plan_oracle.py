@@ -18,13 +18,11 @@ OTHERS = sorted(set(BORROWED) - set(MUCH_ASKED))
 
 @pytest.mark.parametrize("asked", MUCH_ASKED)
 def test_a_thousand_random_caches_are_planned_as_vllm_makes_them(asked: str) -> None:
-    """No difference in blocks, tokens, concurrency, needed bytes, estimated length or refusals."""
     assert disagreements(asked, count=1000, seed=1) == []
 
 
 @pytest.mark.parametrize("asked", OTHERS)
 def test_every_other_version_is_planned_as_it_is(asked: str) -> None:
-    """Each rule of `generations` is seen in the version that brought it, and not before."""
     assert disagreements(asked, count=300, seed=2) == []
 
 

@@ -41,7 +41,6 @@ def telling_engine(
 
 
 async def test_an_undisturbed_engine(telling_engine: DemoEngine, record: Callable[..., None]) -> None:
-    """The control: it gives the same answers, where its version does, while nothing is done to it."""
     async with storming(telling_engine.url, telling_engine.served_model, fresh_from=1_000) as storm:
         await asyncio.sleep(STORM_SECONDS)
     assert storm.failures == []
@@ -52,7 +51,6 @@ async def test_an_undisturbed_engine(telling_engine: DemoEngine, record: Callabl
 
 
 async def test_trims_between_requests_change_no_answer(telling_engine: DemoEngine, record: Callable[..., None]) -> None:
-    """One request at a time, where every version gives the same answers: everything is spilled before each."""
     asks = [nth(0, turn, fresh_from=2_000) for turn in range(60)]
     url, model = telling_engine.url, telling_engine.served_model
     await ask_one_by_one(url, model, asks)  # what was computed before is computed otherwise: its prefix is cached

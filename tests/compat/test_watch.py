@@ -24,7 +24,6 @@ PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 async def test_an_engine_with_the_plugin_and_nothing_else_is_seen(
     version: str, engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
-    """Its start from before the model is loaded, its memory, and its encoder cache; nobody can call a worker."""
     rings = tmp_path / "rings"
     with engine_factory(**watching(rings)) as engine:
         (path,) = rings.glob("*.ring")

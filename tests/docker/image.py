@@ -171,6 +171,5 @@ def _ignored(folder: str, names: list[str]) -> set[str]:
 
 
 def ignore_lines() -> list[str]:
-    """The patterns of .dockerignore."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]

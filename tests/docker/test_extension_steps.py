@@ -11,11 +11,10 @@ from highwater import __version__
 from tests.docker.image import DOCKER, build
 from tests.docker.stage import obstacle
 
-pytestmark = [pytest.mark.long("image"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_an_image_volume_is_all_that_an_engine_needs_on_its_path(tmp_path: Path) -> None:
-    """The package, and the metadata of the plugin, at its root."""
     if reason := obstacle():
         pytest.skip(reason)
     root = build(DOCKER / "extension.Dockerfile", tmp_path).stage.folder

@@ -20,7 +20,7 @@ from highwater.demo.process import free_port
 from tests.docker.image import Image
 from tests.patience import LIMIT_SECONDS
 
-pytestmark = [pytest.mark.long("image"), pytest.mark.compiled, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1800)]
 
 MIB = 1024 * 1024
 # Unpacked, as `docker images` shows python:3.12-slim-bookworm. An estimate: no registry of images is asked here.
@@ -98,7 +98,6 @@ def _wait_until_alive(container: Container) -> None:
 
 
 def test_it_lives_without_an_engine(container: Container) -> None:
-    """A sidecar may start first; it is alive, and not ready."""
     answers = [
         httpx.get(f"{container.url}/{path}", trust_env=False, timeout=LIMIT_SECONDS).status_code
         for path in ("livez", "readyz")
@@ -107,14 +106,12 @@ def test_it_lives_without_an_engine(container: Container) -> None:
 
 
 def test_the_data_plane_is_the_compiled_one(container: Container) -> None:
-    """It says so, and the library is in the process."""
     assert "data plane: compiled" in container.log.read_text(encoding="utf-8")
     maps = Path(f"/proc/{container.process.pid}/maps").read_text(encoding="utf-8")
     assert "__mypyc.cpython" in maps
 
 
 def test_it_runs_as_nobody_and_can_do_nothing(container: Container) -> None:
-    """A number without a name, no capability, and no way to get one."""
     status = container.status()
     assert status["Uid"].split() == status["Gid"].split() == ["65532"] * 4
     assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh")} == {0}
@@ -123,14 +120,12 @@ def test_it_runs_as_nobody_and_can_do_nothing(container: Container) -> None:
 
 @pytest.mark.parametrize("folder", ["/", "/opt/venv", "/usr/local/lib", "/tmp", "/var/lib", "/etc"])
 def test_nothing_can_be_written_but_the_volume(container: Container, folder: str) -> None:
-    """All that it needs of a file system is its volume: it needs no /tmp and no home."""
     assert container.run("touch", f"{folder}/written").returncode != 0
     assert container.run("touch", f"{container.image.volumes[0]}/written").returncode == 0
     (container.volume / "written").unlink()
 
 
 def test_what_it_keeps_is_in_its_volume(container: Container) -> None:
-    """A changed policy, the token that it took, and nothing else; nothing went wrong on the way."""
     token = container.run("highwater", "token").stdout.strip()
     headers = {"Authorization": f"Bearer {token}"}
     change = httpx.put(
@@ -153,7 +148,6 @@ def test_the_health_check_is_the_sidecars_own(container: Container) -> None:
 
 
 def test_it_brings_the_worker_extension(container: Container) -> None:
-    """Of the same version, to be copied into a volume that the engine has."""
     told = container.run("python3", "-c", "import highwater_worker; print(highwater_worker.__file__)")
     assert (told.returncode, told.stdout[:10], told.stdout.strip()[-28:]) == (
         0,
@@ -163,7 +157,6 @@ def test_it_brings_the_worker_extension(container: Container) -> None:
 
 
 def test_it_is_small(image: Image) -> None:
-    """What we add to the base, byte code of the standard library and all, measured; the base itself as estimated."""
     venv = sum(path.lstat().st_size for path in image.stage.path("/opt/venv").rglob("*") if path.is_file()) / MIB
     byte_code = sum(path.stat().st_size for path in image.stage.path("/usr/local/lib").rglob("*.pyc")) / MIB
     assert byte_code > 1
@@ -171,7 +164,6 @@ def test_it_is_small(image: Image) -> None:
 
 
 def test_no_tool_of_the_build_is_in_it(image: Image) -> None:
-    """No pip, no compiler's leavings, no tests."""
     venv = image.stage.path("/opt/venv")
     assert not [path for path in venv.rglob("*") if path.name in {"pip", "setuptools", "mypy", "hatchling"}]
     assert not list(venv.rglob("highwater/**/*.c"))

@@ -9,8 +9,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from highwater.settings.settings import keys, variable
 from tests.docker.image import DOCKER, ROOT
 
@@ -52,7 +50,6 @@ def verified(folder: Path, **changed: str) -> str:
     return done.stderr
 
 
-@pytest.mark.tools
 def test_systemd_has_nothing_to_say(tmp_path):
     """It would name a key that it does not know."""
     assert shutil.which("systemd-analyze"), "make tools"
@@ -69,7 +66,6 @@ def test_workers_and_sidecar_share_their_folder():
 
 
 def test_the_engine_is_watched_and_nothing_else():
-    """No development mode, no argument, and it starts without the sidecar."""
     names = {name for name, _ in settings_of(DROP_IN)}
     assert set(environ_of(DROP_IN)) == {"PYTHONPATH", "HIGHWATER_RECORDER_DIR"}
     assert not {"ExecStart", "Requires", "BindsTo", "PartOf"} & names
@@ -83,7 +79,6 @@ def test_every_setting_of_the_sidecar_is_one():
 
 
 def test_the_page_installs_what_the_units_start():
-    """The same paths in both."""
     assert f"python3 -m venv {Path(PROGRAM).parents[1]}" in PAGE
     assert f"{PROGRAM} extension --copy-to {environ_of(DROP_IN)['PYTHONPATH']}" in PAGE
     assert f"ExecStart={PROGRAM} serve" in SIDECAR.read_text("utf-8")

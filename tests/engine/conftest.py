@@ -20,7 +20,6 @@ from highwater.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep
 from tests.engines import AnyEngine
 from tests.patience import LIMIT_SECONDS
-from tests.topics import asked_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,14 +29,21 @@ RESULTS = "HIGHWATER_COMPAT_RESULTS"
 """Names the file that results go to; without it they are not kept."""
 TEST_SECONDS = 1800
 # How long clients storm beside each remedy; docs/compat.json and docs/relief.md were made with a minute.
-STORM_SECONDS = float(os.environ.get("TEST_STORM_SECONDS") or (12 if "relief" in asked_for() else 4))
+STORM_SECONDS = float(os.environ.get("TEST_STORM_SECONDS", "4"))
+SHARED = ("ruined", "two_workers", "engine")
+"""Engines of the session: the tests of one go to one worker of xdist, so that it is started once."""
 # They share the engine that may be ruined: the first wants it undisturbed, the others kill it and start it again.
 RUINOUS = ("test_recorder_real", "test_kills", "test_relief_chaos")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)  # stable: all others keep their order
     mark_as_engine_tests(items, HERE)
+    for item in items:
+        shared = next((name for name in SHARED if name in item.fixturenames), None)
+        if shared and HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(shared))
 
 
 def mark_as_engine_tests(items: list[pytest.Item], folder: Path) -> None:

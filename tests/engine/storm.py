@@ -52,7 +52,6 @@ class Storm:
     seconds: float = 0.0
 
     def keep(self, ask: Ask, text: str) -> None:
-        """Take an answer in."""
         self.answered += 1
         before = self.answers.setdefault(ask, text)
         if before != text:

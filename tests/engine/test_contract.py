@@ -16,8 +16,6 @@ from tests.fakes.engine import FakeEngine
 if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("beside")
-
 OPS = ("hello", "memory", "encoder_cache", "release", "trim", "restore", "snapshot", "no_such_op")
 
 
@@ -62,13 +60,11 @@ async def clients(engine: DemoEngine) -> Any:
 
 @pytest.mark.parametrize("op", OPS)
 async def test_a_worker_answers_in_the_same_shape(clients: Any, op: str) -> None:
-    """Every op, and an unknown one."""
     fake, real = [shape((await client.rpc(op))[0]) for client in clients]
     assert differences(fake, real) == []
 
 
 async def test_recorders_are_started_and_stopped_alike(clients: Any, tmp_path: Path) -> None:
-    """Begun, and begun already; ended, and ended already; the files have names that tell whose they are."""
     told: list[list[Any]] = []
     for number, client in enumerate(clients):
         payload = {"directory": str(tmp_path / str(number)), "instance": "00112233445566bb"}
@@ -87,20 +83,17 @@ async def test_recorders_are_started_and_stopped_alike(clients: Any, tmp_path: P
 
 @pytest.mark.parametrize("path", ["/version", "/is_paused", "/is_sleeping"])
 async def test_a_question_is_answered_in_the_same_shape(clients: Any, path: str) -> None:
-    """The small GETs."""
     fake, real = [shape(await client.get_json(path)) for client in clients]
     assert fake == real
 
 
 @pytest.mark.parametrize("path", ["/reset_mm_cache", "/reset_encoder_cache", "/reset_prefix_cache"])
 async def test_a_reset_is_answered_alike(clients: Any, path: str) -> None:
-    """Status, and the keys of the body."""
     fake, real = [await client.post(path) for client in clients]
     assert (fake.status, shape(fake.json_object())) == (real.status, shape(real.json_object()))
 
 
 async def test_detection_finds_the_same(clients: Any) -> None:
-    """What can be done does not differ between the two, sizes and model aside."""
     fake, real = [(await detect(client)).public() for client in clients]
     for configured in ("tensor_parallel", "gpu_memory_utilization", "executor"):
         del fake[configured], real[configured]
@@ -108,14 +101,12 @@ async def test_detection_finds_the_same(clients: Any) -> None:
 
 
 async def test_routes_are_probed_alike(clients: Any) -> None:
-    """A GET tells a POST-only route from one that is not there."""
     for path in ("/collective_rpc", "/reset_mm_cache", "/nothing_here"):
         fake, real = [await client.has_post(path) for client in clients]
         assert fake == real, path
 
 
 async def test_a_result_is_one_ascii_json_text(clients: Any) -> None:
-    """On the wire a worker's result is a string, not an object."""
     for client in clients:
         response = await client._client.post("/collective_rpc", json={"method": "highwater_rpc", "args": ["hello"]})
         (result,) = response.json()["results"][:1]

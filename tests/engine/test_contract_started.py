@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("beside")
-
 # vLLM's own workers, each with the version that its attributes are of; that of `larger_story` is vllm-ascend's.
 WORKERS = {"story": "0.12.0", "qwen3_next": "0.12.0", "gemma": "0.23.0"}
 # Made by the fake itself, for `wire`; the worker keeps no such attribute.
@@ -106,7 +104,6 @@ def test_a_fake_worker_has_attributes_of_its_version_only(name: str, version: st
 
 
 async def test_a_real_workers_budget_has_the_shape_of_the_fakes(engine: DemoEngine, engine_environment: Any) -> None:
-    """The same keys; of a layer the fake has only fields that the real one has."""
     async with EngineClient(engine.url, rpc_deadline_seconds=60, request_seconds=60) as client:
         client.allow_rpc()
         real = (await client.rpc("budget"))[0]["engine_budget"]

@@ -1,7 +1,7 @@
-"""One real engine from its start to its death, beside a sidecar: what every check tries, whatever has changed.
+"""One real engine from its start to its death, beside a sidecar.
 
 It has the plugin and development mode, and no flag: it is watched without a call, serves through the proxy, gives
-memory back, and is killed. All else that needs an engine is a long test of some topic (tests/topics.py).
+memory back, and is killed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def asked(engine: DemoEngine, what: str) -> int:
 
 
 def watch(sidecar: DemoSidecar, seconds: float) -> list[dict[str, Any]]:
-    """The reports of so many seconds."""
     until, reports = time.monotonic() + seconds, []
     while time.monotonic() < until:
         reports.append(sidecar.call("GET", "/memory"))
@@ -87,7 +86,6 @@ def watch(sidecar: DemoSidecar, seconds: float) -> list[dict[str, Any]]:
 
 
 def test_an_engine_that_loads_is_watched(plugged):
-    """Phase by phase, with its rank's memory, while its API server refuses connections; then it is the same life."""
     _, sidecar, loading = plugged[0]
     shown = [report for report in loading if report["ranks"] and not report["stale"]]
     assert {report["engine"]["state"] for report in shown} == {"starting"}
@@ -116,7 +114,6 @@ def test_an_idle_engine_is_watched_without_a_call(plugged):
 
 
 def test_an_engine_at_work_is_watched_without_a_call(plugged):
-    """What images leave on the device is seen as it comes."""
     engine, sidecar, _ = plugged[0]
     before = sidecar.call("GET", "/memory")["ranks"][0]["encoder_cache"]["entries"]
     asyncio.run(send_images(sidecar.url, engine.served_model, images=range(81_000, 81_010)))
@@ -136,7 +133,6 @@ def test_memory_is_given_back_by_the_plugin_alone(plugged):
 
 
 def test_a_client_gets_through_the_proxy_what_the_engine_says(plugged):
-    """The same words, finished for the same reason, and counted alike."""
     engine, sidecar, _ = plugged[0]
     body = {"model": engine.served_model, "prompt": "Memory", "max_tokens": 8, "seed": 7}
     answers = [
@@ -148,7 +144,6 @@ def test_a_client_gets_through_the_proxy_what_the_engine_says(plugged):
 
 
 def test_an_engine_that_is_killed_is_told_from_one_that_is_slow(plugged):
-    """It is gone, a probe may restart its container, and an incident has its last minutes; the end of this engine."""
     engine, sidecar, _ = plugged[0]
     (pid,) = worker_pids(engine)
     os.kill(pid, signal.SIGKILL)
@@ -158,9 +153,7 @@ def test_an_engine_that_is_killed_is_told_from_one_that_is_slow(plugged):
     wait_for(sidecar, lambda _: "died" in kinds_of_incidents(sidecar))
 
 
-@pytest.mark.long("recorder")
 def test_a_start_that_fails_leaves_its_phases(plugged):
-    """The core finds no room for its KV cache; what its worker had done by then stays in the report."""
     (engine, sidecar, _), again = plugged
     engine.stop()
     wait_for(sidecar, lambda report: report["engine"]["state"] == "gone")

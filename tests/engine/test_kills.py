@@ -35,7 +35,7 @@ PATIENCE = 300.0
 ROUNDS = int(os.environ.get("TEST_KILL_ROUNDS", "1"))
 """How often each operation is killed, each time at another moment of it."""
 NOT_OFFERED = 501
-pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(3600, func_only=True)]
+pytestmark = pytest.mark.timeout(3600, func_only=True)
 
 
 class Call(NamedTuple):
@@ -90,11 +90,13 @@ def sidecar(victim: Victim, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.parametrize("round_number", range(ROUNDS))
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+@pytest.mark.parametrize(
+    "call",
+    [pytest.param(call, id=call.name, marks=() if call is TRIM else pytest.mark.soak) for call in CALLS],
+)
 async def test_an_engine_killed_in_an_operation(
     victim: Victim, sidecar: DemoSidecar, call: Call, round_number: int, record: Callable[..., None]
 ) -> None:
-    """The caller is told, the next life serves at once, and every figure is the next life's own."""
     version = victim.engine.environment.version
     if call is RESET and version == "0.12.0":
         call = OLD_RESET

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = pytest.mark.long("shown")
-
 ROOT = Path(__file__).parents[2]
 BENCH = Path(__file__).with_name("vllm_bench_serve.py")
 PROMPTS, IMAGES_EACH = 12, 2
@@ -99,14 +97,12 @@ def mib(cell: str) -> float:
 
 @pytest.mark.timeout(1800)  # the benchmark loads all of vLLM first
 def test_the_benchmark_runs_as_without_us(recorded: Recorded) -> None:
-    """Its own table comes through on stdout, and none of its requests failed."""
     assert re.search(rf"Successful requests:\s+{PROMPTS}\b", recorded.done.stdout)
     assert "highwater:" not in recorded.done.stdout
     assert "highwater: wrote" in recorded.done.stderr
 
 
 def test_the_report_tells_what_the_images_left(recorded: Recorded) -> None:
-    """Each image was cached, and the peak is no lower than what was read before or after."""
     columns = row(recorded.text, "MiB")
     encoder = dict(zip(columns, row(recorded.text, "encoder cache"), strict=True))
     used = dict(zip(columns, row(recorded.text, "used"), strict=True))
@@ -119,7 +115,6 @@ def test_the_report_tells_what_the_images_left(recorded: Recorded) -> None:
 
 
 def test_the_report_tells_what_each_remedy_gave_back(recorded: Recorded) -> None:
-    """The reset of the host's cache frees no encoder output, the encoder cache's own all of them."""
     freed = dict(zip(row(recorded.text, "MiB", 1), row(recorded.text, "encoder cache", 1), strict=True))
     left = dict(zip(row(recorded.text, "MiB"), row(recorded.text, "encoder cache"), strict=True))
     assert mib(freed["reset_mm_cache freed"]) == 0
@@ -128,7 +123,6 @@ def test_the_report_tells_what_each_remedy_gave_back(recorded: Recorded) -> None
 
 
 def test_the_report_knows_the_engine(recorded: Recorded) -> None:
-    """Version, model, device, the settings that bear on memory, and the recorders' readings; the same in both forms."""
     for told in ("0.32.0", "tiny-qwen3-vl", "--max-num-batched-tokens", "the workers' recorders", "load ended"):
         assert told in recorded.text
     assert recorded.page.count("<svg") == 1

@@ -6,13 +6,9 @@ import re
 import urllib.request
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
-
-pytestmark = pytest.mark.long("plan")
 
 PATH = "/memory/plan"
 
@@ -28,7 +24,6 @@ def test_as_it_runs_the_plan_has_the_engines_own_blocks(engine: DemoEngine, side
 
 
 def test_half_the_bytes_are_half_the_blocks(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """Exactly: the bytes are given."""
     now = sidecar.call("POST", PATH, {})["kv_cache"]
     half = sidecar.call("POST", PATH, {"kv_cache_memory_bytes": now["available_bytes"] // 2})["kv_cache"]
     assert half["blocks"] == now["blocks"] // 2

@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import socket
-import subprocess
-import time
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER, DemoEngine
+from highwater.demo.engine import DemoEngine
 from highwater.demo.traffic import image_url
 from tests.patience import LIMIT_SECONDS
 
@@ -33,14 +26,9 @@ from .test_sidecar import get, post
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from highwater.demo.environment import EngineEnvironment
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = pytest.mark.long("clients")
-
 KEY = "sk-engine"
-ABORT_SECONDS = 0.1
-ABORTS = 30
 PATIENCE_SECONDS = 300.0
 CLIENT = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS}
 # What vLLM makes anew for each answer: times, a signature of what was thought, and ids, of which the sidecar's request
@@ -152,8 +140,6 @@ EXTRA = {"extra_body": {"top_k": 5, "min_tokens": 24, "return_token_ids": True, 
     ids=["text", "images", "extra_body", "logprobs", "two"],
 )
 def test_a_chat_completion(ways: Ways, request_: dict[str, Any]) -> None:
-    """Text, usage, token ids, log probabilities: all of it."""
-
     def ask(url: str) -> Any:
         with client(url) as ours:
             return ours.chat.completions.create(model=ways.model, **request_)
@@ -165,8 +151,6 @@ def test_a_chat_completion(ways: Ways, request_: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("messages", [MESSAGES, pictures()], ids=["text", "images"])
 def test_a_chat_stream(ways: Ways, messages: list[dict[str, Any]]) -> None:
-    """To its end, usage included."""
-
     def ask(url: str) -> Any:
         with client(url) as ours:
             options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -178,22 +162,7 @@ def test_a_chat_stream(ways: Ways, messages: list[dict[str, Any]]) -> None:
     assert answer["usage"]
 
 
-def test_the_async_client(ways: Ways) -> None:
-    """Whole and streamed."""
-
-    async def converse(url: str) -> Any:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", **CLIENT) as ours:
-            whole = await ours.chat.completions.create(model=ways.model, **CHAT)
-            stream = await ours.chat.completions.create(model=ways.model, stream=True, **CHAT)
-            return whole, joined([chunk async for chunk in stream])
-
-    whole, streamed = ways.same(lambda url: asyncio.run(converse(url)))
-    assert whole["choices"][0]["message"]["content"] == streamed["content"]
-
-
 def test_the_other_faces(ways: Ways) -> None:
-    """Completions, responses, and the list of models."""
-
     def ask(url: str) -> Any:
         with client(url) as ours:
             completion = ours.completions.create(model=ways.model, prompt="memory", max_tokens=8, seed=7, logprobs=1)
@@ -216,8 +185,6 @@ def test_the_other_faces(ways: Ways) -> None:
     ids=["model", "value", "type", "length", "tools"],
 )
 def test_an_error(ways: Ways, change: dict[str, Any], kind: type[openai.APIStatusError]) -> None:
-    """Class, type and message are the engine's."""
-
     def ask(url: str) -> Any:
         with client(url) as ours, pytest.raises(kind) as caught:
             ours.chat.completions.create(**({"model": ways.model} | CHAT | change))
@@ -226,24 +193,10 @@ def test_an_error(ways: Ways, change: dict[str, Any], kind: type[openai.APIStatu
     ways.same(ask)
 
 
-def test_a_body_that_is_no_json(ways: Ways) -> None:
-    """The engine judges it, nobody before it."""
-
-    def ask(url: str) -> Any:
-        told = {"content": b'{"model": ', "headers": {"content-type": "application/json"}}
-        answer = httpx.post(f"{url}/v1/chat/completions", **told, trust_env=False, timeout=LIMIT_SECONDS)
-        return answer.status_code, answer.headers["content-type"], answer.json()
-
-    status, _, _ = ways.same(ask)
-    assert status == 400
-
-
 # --- openai, with what the engine must be told ---
 
 
 def test_reasoning(locked: Ways) -> None:
-    """Apart from the content, whole and in deltas."""
-
     def ask(url: str) -> Any:
         with client(url, KEY) as ours:
             request = {
@@ -264,8 +217,6 @@ def test_reasoning(locked: Ways) -> None:
 
 
 def test_tools(locked: Ways) -> None:
-    """A call, whole and in deltas."""
-
     def ask(url: str) -> Any:
         with client(url, KEY) as ours:
             request = {"model": locked.model, "messages": MESSAGES, "max_tokens": 120, "tools": TOOLS, "seed": 7}
@@ -292,8 +243,6 @@ def test_an_engine_without_dev_mode_is_served_and_told_what_to_add(locked: Ways)
 
 
 def test_the_engines_key(locked: Ways) -> None:
-    """Right and wrong, by either client's header; the sidecar itself needs none for its questions."""
-
     def ask(url: str) -> Any:
         with client(url, KEY) as ours, client(url, "wrong") as strangers:
             models = ours.models.list().data
@@ -319,8 +268,6 @@ def claude(url: str, key: str = "none") -> anthropic.Anthropic:
 
 
 def test_a_message(ways: Ways) -> None:
-    """Text, usage, and the count of tokens beforehand."""
-
     def ask(url: str) -> Any:
         with claude(url) as ours:
             counted = ours.messages.count_tokens(model=ways.model, messages=MESSAGES)
@@ -332,8 +279,6 @@ def test_a_message(ways: Ways) -> None:
 
 
 def test_a_message_stream(ways: Ways) -> None:
-    """Events in their order, and the message that they make."""
-
     def ask(url: str) -> Any:
         with claude(url) as ours, ours.messages.stream(model=ways.model, **MESSAGE) as stream:
             kinds = [event.type for event in stream]
@@ -346,8 +291,6 @@ def test_a_message_stream(ways: Ways) -> None:
 
 
 def test_an_error_in_a_message(ways: Ways) -> None:
-    """In this face's own shape."""
-
     def ask(url: str) -> Any:
         with claude(url) as ours, pytest.raises(anthropic.NotFoundError) as caught:
             ours.messages.create(**({"model": "nobody"} | MESSAGE))
@@ -356,154 +299,10 @@ def test_an_error_in_a_message(ways: Ways) -> None:
     assert ways.same(ask)["type"] == "error"
 
 
-# --- curl ---
-
-
-def curl(*arguments: str, body: object = None) -> subprocess.CompletedProcess[str]:
-    command = ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", "60", *arguments]
-    if body is not None:
-        command += ["--header", "content-type: application/json", "--data-binary", "@-"]
-    text = json.dumps(body) if body is not None else ""
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def spoken(events: str) -> tuple[str, Any]:
-    """What the events of a stream say, and whether they end as they should."""
-    lines = [line.removeprefix("data: ") for line in events.splitlines() if line]
-    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines[:-1]]
-    return "".join(delta.get("content") or "" for delta in deltas), lines[-1]
-
-
-@pytest.mark.parametrize("version", ["--http1.1", "--http1.0"])
-def test_curl_without_buffer(ways: Ways, version: str) -> None:
-    """Also as a client of HTTP/1.0."""
-    body = {"model": ways.model, "stream": True, **CHAT}
-    said, end = ways.same(lambda url: spoken(curl("-N", version, f"{url}/v1/chat/completions", body=body).stdout))
-    assert said
-    assert end == "[DONE]"
-
-
-@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/v1/chat/completions", "/nowhere/at/all"])
-def test_curl_head(ways: Ways, path: str) -> None:
-    """Status and fields, and no body; what is admitted by no rule never reaches the engine."""
-
-    def ask(url: str) -> Any:
-        status, *fields = curl("--head", f"{url}{path}").stdout.strip().splitlines()
-        names = {field.partition(":")[0].lower() for field in fields}
-        return status, names - {"date", "x-request-id", "connection"}
-
-    if path.startswith("/nowhere"):
-        assert curl("--head", f"{ways.sidecar.url}{path}").stdout.startswith("HTTP/1.1 404")
-    else:
-        ways.same(ask)
-
-
-def test_curl_expects_to_be_told_to_continue(ways: Ways) -> None:
-    """A large body is held back until the engine asks for it."""
-    body = {"model": ways.model, **CHAT, "user": "x" * 3_000_000}
-    arguments = ("--verbose", "--header", "expect: 100-continue", "--expect100-timeout", "30")
-
-    def ask(url: str) -> Any:
-        done = curl(*arguments, f"{url}/v1/chat/completions", body=body)
-        assert re.search(r"^< HTTP/1.1 100", done.stderr, re.MULTILINE)
-        return json.loads(done.stdout)
-
-    assert ways.same(ask)["choices"]
-
-
-# --- vllm bench serve ---
-
-BENCH = Path(__file__).with_name("vllm_bench_serve.py")
-
-
-@pytest.mark.timeout(1800)  # it loads all of vLLM first
-def test_vllm_bench_serve(ways: Ways, engine_environment: EngineEnvironment, tmp_path: Path) -> None:
-    """The same prompts, the same texts, none failed."""
-    urls = {"asked once before": ways.engine.url, "direct": ways.engine.url, "through": ways.sidecar.url}
-    arguments = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions"]
-    arguments += ["--model", ways.model, "--tokenizer", str(ways.engine.folder / "model")]
-    arguments += ["--dataset-name", "random", "--random-input-len", "32", "--random-output-len", "16"]
-    arguments += ["--num-prompts", "8", "--max-concurrency", "1", "--ignore-eos", "--temperature", "0"]
-    arguments += ["--save-result", "--save-detailed", "--result-dir", str(tmp_path)]
-    runs = [[*arguments, "--base-url", url, "--result-filename", f"{name}.json"] for name, url in urls.items()]
-    environ = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    done = subprocess.run(
-        [str(engine_environment.python), str(BENCH), *runs[0], "+", *runs[1], "+", *runs[2]],
-        env=environ,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    results = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in urls}
-    kept = ("completed", "failed", "input_lens", "output_lens", "generated_texts", "errors")
-    direct, through = [{name: results[way][name] for name in kept} for way in ("direct", "through")]
-    assert through == direct
-    assert (direct["completed"], direct["failed"]) == (8, 0)
-
-
 # --- clients that leave ---
 
 
-class Count:
-    """The engine's own count of what runs, asked over one connection."""
-
-    def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, trust_env=False, timeout=LIMIT_SECONDS)
-
-    def close(self) -> None:
-        self._client.close()
-
-    def wait_for(self, number: int) -> float:
-        """Ask until so many run; returns when they did, on the monotonic clock."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while self._running() != number:
-            assert time.monotonic() < deadline
-        return time.monotonic()
-
-    def _running(self) -> float:
-        text = self._client.get("/metrics").text
-        return float(re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE)[1])
-
-
-def seconds_until_idle(url: str, model: str, count: Count, *, stream: bool) -> float:
-    """From when a client is gone until the engine's own count says so."""
-    body = {"model": model, "messages": MESSAGES, "max_tokens": 3000, "ignore_eos": True, "stream": stream}
-    content = json.dumps(body).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: engine\r\ncontent-type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", httpx.URL(url).port)) as connection:
-        connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
-        if stream:
-            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        count.wait_for(1)
-    gone = time.monotonic()
-    return count.wait_for(0) - gone
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["in_the_middle", "before_the_first_byte"])
-def test_a_client_that_leaves_is_given_up_at_once(ways: Ways, stream: bool) -> None:
-    """The engine has nothing running 100 ms later; on a slow machine, not much later than when they talk directly.
-
-    The fastest of some times count: whatever else runs here makes each of them longer by chance, and none shorter.
-    """
-    direct: list[float] = []
-    through: list[float] = []
-    with closing(Count(ways.engine.url)) as count:
-        while len(through) < ABORTS and not (through and is_prompt(min(direct), min(through))):
-            direct.append(seconds_until_idle(ways.engine.url, ways.model, count, stream=stream))
-            through.append(seconds_until_idle(ways.sidecar.url, ways.model, count, stream=stream))
-    assert is_prompt(min(direct), min(through)), (direct, through)
-
-
-def is_prompt(direct: float, through: float) -> bool:
-    return through < max(ABORT_SECONDS, 2 * direct + ABORT_SECONDS / 2)
-
-
 async def test_one_that_leaves_takes_no_other_along(ways: Ways) -> None:
-    """Of four streams two are given up; the others come to their end, every token of them."""
     request = {"model": ways.model, "messages": MESSAGES, "max_tokens": 200, "stream": True}
     more = {"extra_body": {"ignore_eos": True}, "stream_options": {"include_usage": True}}
 

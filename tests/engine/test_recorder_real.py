@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from .conftest import Victim
 
-pytestmark = pytest.mark.long("recorder")
-
 HANG_SECONDS = 25
 IDLE_SECONDS = 12.0
 
@@ -80,7 +78,6 @@ class IsSettled:
 async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(
     engine: DemoEngine, sidecar: DemoSidecar
 ) -> None:
-    """Ten samples a second under load, one after the last request with all entries in it, and then only heartbeats."""
     await asyncio.to_thread(httpx.post, f"{engine.url}/reset_encoder_cache", timeout=60)
     began = time.monotonic()
     texts = [f"text {n}" for n in range(8)]
@@ -107,7 +104,6 @@ async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(
 
 
 async def test_a_step_that_holds_pythons_lock_shows_where_it_is(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """No Python thread of the worker runs: the heartbeat stops, and the stack is there all the same."""
     await asyncio.to_thread(call, engine, "hang_in_next_step", HANG_SECONDS)
     sending = asyncio.create_task(send_texts(engine.url, engine.served_model, texts=["a text"], max_tokens=4))
 

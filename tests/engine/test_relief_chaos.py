@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from .conftest import Victim
 
-pytestmark = pytest.mark.long("relief")
-
 PATIENCE = 300.0
 
 
@@ -87,14 +85,12 @@ async def ask(sidecar: DemoSidecar, path: str) -> httpx.Response | httpx.HTTPErr
 
 
 async def is_served(url: str, engine: DemoEngine) -> None:
-    """A new request gets its answer."""
     result = await send_texts(url, engine.served_model, texts=["still there?"], max_tokens=2)
     assert result.errors == ()
 
 
 @pytest.mark.parametrize("path", ["/reset_mm_cache?mode=safe", "/reset_prefix_cache?mode=safe"])
 async def test_a_sidecar_killed_in_the_middle_of_a_gated_reset(victim: DemoEngine, tmp_path: Path, path: str) -> None:
-    """Resets one after the other, and short requests beside them: the engine serves at once, and was never paused."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         held = asyncio.create_task(ask_until_one_fails(sidecar, victim))
         reset = asyncio.create_task(reset_until_one_fails(sidecar, path))
@@ -121,7 +117,6 @@ async def reset_until_one_fails(sidecar: DemoSidecar, path: str) -> httpx.HTTPEr
 async def test_a_sidecar_killed_while_it_holds_requests_holds_none_afterwards(
     victim: DemoEngine, tmp_path: Path
 ) -> None:
-    """Nothing of the gate outlives it; the engine was never paused."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         stream, reset, held = await reset_that_holds_a_request(sidecar, victim)
         kill(sidecar_process(sidecar, victim))
@@ -163,7 +158,6 @@ def metrics(sidecar: DemoSidecar) -> str:
 
 
 async def test_an_engine_killed_during_a_reset(victim: DemoEngine, tmp_path: Path) -> None:
-    """The reset fails and says why, nobody is held any longer; the next engine serves at once."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         stream, reset, held = await reset_that_holds_a_request(sidecar, victim)
         kill(victim.pids())
@@ -183,7 +177,6 @@ async def test_an_engine_killed_during_a_reset(victim: DemoEngine, tmp_path: Pat
 
 
 async def test_a_full_disk_costs_no_reset(victim: DemoEngine, tmp_path: Path) -> None:
-    """Nothing can be written down, and nothing has to be."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         (pid,) = sidecar_process(sidecar, victim)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))

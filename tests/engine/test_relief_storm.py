@@ -40,7 +40,7 @@ ABSURD_RULES = [
     {"name": "images", "signal": "encoder_cache_bytes", "remedies": ["reset_mm_cache"], **ANY_BYTE},
     {"name": "blocks", "signal": "encoder_cache_bytes", "remedies": ["reset_prefix_cache"], **ANY_BYTE},
 ]
-pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(STORM_SECONDS + 1800, func_only=True)]
+pytestmark = pytest.mark.timeout(STORM_SECONDS + 1800, func_only=True)
 
 
 @pytest.fixture
@@ -128,7 +128,6 @@ async def remedy(sidecar: DemoSidecar, path: str) -> dict[str, Any]:
 async def test_trim_five_times_a_second(
     telling_engine: DemoEngine, quiet_sidecar: DemoSidecar, record: Callable[..., None]
 ) -> None:
-    """Everything that no request needs, moved out under the clients' hands; most of it comes back at once."""
     async with storming(quiet_sidecar.url, telling_engine.served_model, fresh_from=10_000) as storm:
         trims = await over_and_over(lambda: asyncio.to_thread(ask_all, telling_engine, "trim"), 0.2)
     answers = [one for (one,) in trims]
@@ -167,7 +166,6 @@ RESETS = (
 async def test_a_safe_reset(
     telling_engine: DemoEngine, quiet_sidecar: DemoSidecar, record: Callable[..., None], reset: Reset
 ) -> None:
-    """Over and over; or refused with the reason, over and over."""
     by, version = getattr(ways(telling_engine), reset.way), telling_engine.environment.version
     async with storming(quiet_sidecar.url, telling_engine.served_model, fresh_from=reset.fresh_from) as storm:
         path = f"/{reset.name}?mode=safe"
@@ -202,7 +200,6 @@ def remedies_done(sidecar: DemoSidecar) -> list[str]:
 async def test_the_policy_at_an_absurdly_low_threshold(
     telling_engine: DemoEngine, tmp_path: Path, record: Callable[..., None]
 ) -> None:
-    """It acts without end, with everything it has, and harms nobody."""
     settings = {
         "HIGHWATER_POLL_SECONDS": "0.2",
         "HIGHWATER_POLICY__RULES": json.dumps(ABSURD_RULES),

@@ -21,6 +21,7 @@ import openai
 import psutil
 import pytest
 
+from helm.source.metrics import ENGINE_FAMILIES, ENGINE_HISTOGRAMS, names_in
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.errors import DemoError
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from highwater.demo.environment import EngineEnvironment
-
-pytestmark = pytest.mark.long("beside")
 
 IMAGES = 40
 
@@ -67,7 +66,6 @@ def post(sidecar: DemoSidecar, path: str, **kwargs: Any) -> httpx.Response:
 
 
 def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """Exclusive components sum to used bytes exactly, and used is the worker's RSS."""
     report = wait_for(sidecar, lambda report: not report["stale"] and report["ranks"])
     (rank,) = report["ranks"]
     assert sum(rank["components"][name] or 0 for name in COMPONENT_NAMES) == rank["used_bytes"]
@@ -81,7 +79,6 @@ def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: DemoEngine
 
 
 async def test_the_story_is_told_and_its_numbers_agree(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """Growth shows, reset_mm_cache leaves the encoder cache alone, reclaim empties it, the policy acts by itself."""
     sidecar.call("POST", "/memory/reclaim")  # what tests before this one left
     sidecar.call("PUT", "/policy", {"mode": "act"})
     said: list[str] = []
@@ -116,7 +113,6 @@ def test_a_drop_in_reset_answers_as_vllm_does_and_tells_more(engine: DemoEngine,
 
 
 async def test_the_cache_is_listed_entry_by_entry(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """Each image is one entry, largest first, with its shape and age; totals agree with the report."""
     sidecar.call("POST", "/reset_encoder_cache")
     sizes = [(512, 512), (256, 256)]
     for seed, (width, height) in enumerate(sizes, start=9000):
@@ -151,7 +147,6 @@ async def test_images_through_the_proxy_by_the_real_client(engine: DemoEngine, s
 
 
 async def test_a_client_that_leaves_takes_its_request_along(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """After a disconnect in mid-stream the engine has nothing running."""
     body = {
         "model": engine.served_model,
         "messages": [{"role": "user", "content": "x"}],
@@ -170,7 +165,6 @@ async def test_a_client_that_leaves_takes_its_request_along(engine: DemoEngine, 
 
 
 def test_no_way_leads_to_the_workers(sidecar: DemoSidecar) -> None:
-    """/collective_rpc is refused by any method and spelling, /memory goes on."""
     for path in ("/collective_rpc", "/v1/../collective_rpc", "/v1/%2e%2e/collective_rpc", "//collective_rpc"):
         url = httpx.URL(sidecar.url, raw_path=path.encode())
         answer = httpx.post(
@@ -207,7 +201,6 @@ def test_an_engine_that_sleeps_takes_a_release_and_nothing_else(engine: DemoEngi
 
 
 def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prometheus: Callable[..., Any]) -> None:
-    """Prometheus stores our families, ours and the engine's from one target, and promtool finds nothing to say."""
     exposition = get(sidecar, "/metrics?engine=0").text
     lint = subprocess.run(
         ["promtool", "check", "metrics"], input=exposition, text=True, capture_output=True, check=False
@@ -222,8 +215,23 @@ def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prom
     assert query("vllm:num_requests_running")
 
 
+def test_the_engines_families_are_there_by_their_names(sidecar: DemoSidecar) -> None:
+    """What is listed of vLLM's is what this vLLM exports."""
+
+    pages = [""]
+
+    def has_the_engines() -> bool:
+        pages.append(httpx.get(f"{sidecar.url}/metrics", trust_env=False, timeout=LIMIT_SECONDS).text)
+        return "\nvllm:" in pages[-1]
+
+    wait_until(has_the_engines)  # all are left out of a page for which the engine is slow to tell them
+    text = pages[-1]
+    assert [name for name in ENGINE_FAMILIES if f"\n{name}{{" not in text] == []
+    assert [name for name in ENGINE_HISTOGRAMS if f"\n{name}_bucket{{" not in text] == []
+    assert names_in(" + ".join(ENGINE_FAMILIES)) == list(ENGINE_FAMILIES)
+
+
 def test_live_events_arrive(sidecar: DemoSidecar) -> None:
-    """A reader of the event stream gets the report at once, and a mark as it is made."""
     live = {"headers": {"Accept": "text/event-stream"}, "trust_env": False, "timeout": LIMIT_SECONDS}
     with httpx.stream("GET", f"{sidecar.url}/memory/events", **live) as response:
         lines = response.iter_lines()
@@ -247,6 +255,32 @@ def test_an_idle_engines_workers_are_left_alone(engine: DemoEngine, sidecar: Dem
     wait_until(have_been_of_every_age, pause_seconds=0.25)
     seconds = time.monotonic() - began
     assert cpu_seconds(pid) - used < 0.6 * seconds
+
+
+# --- commands of the terminal ---
+
+
+def ran(*arguments: str, url: str, status: int = 0) -> str:
+    """What a command printed, which must have ended so."""
+    command = [sys.executable, "-m", "highwater", *arguments, "--url", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    assert status == done.returncode, (arguments, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def test_check_finds_nothing_wrong(sidecar: DemoSidecar) -> None:
+    findings = json.loads(ran("check", "--json", url=sidecar.url))["findings"]
+    levels = {finding["name"]: finding["level"] for finding in findings}
+    # The tests' engine is started by a module of theirs: such a command line does not say whether it opens a gRPC port.
+    assert {name for name, level in levels.items() if level in ("fail", "skip")} <= {"gRPC"}
+    assert levels["extension"] == levels["ranks"] == levels["thresholds"] == levels["exposure"] == "ok"
+    assert levels["policy"] == "note"
+
+
+@pytest.mark.parametrize("command", [["top"], ["status"], ["reclaim"]], ids=" ".join)
+def test_vllm_itself_is_no_sidecar(engine: DemoEngine, command: list[str]) -> None:
+    assert "no Highwater sidecar (vLLM itself" in ran(*command, url=engine.url, status=3)
 
 
 # --- an engine's lives ---
@@ -296,16 +330,11 @@ def held_rings(sidecar: DemoSidecar) -> list[str]:
     return [path for path in opened if ".ring" in path]
 
 
-@pytest.mark.long("relief")
+@pytest.mark.soak
 @pytest.mark.timeout(1800 + 900 * LIVES)  # starts an engine more than once
 def test_a_sidecar_outlives_its_engines_and_knows_the_next(
     engine_environment: EngineEnvironment, tmp_path: Path
 ) -> None:
-    """Started before the engine, through its deaths and starts: states are told, growth starts anew, nothing leaks.
-
-    The first is its starter's, and goes with it whatever its processes call themselves. What the dead leave in the
-    recorders' folder is never taken for a living rank.
-    """
     options = EngineOptions(multimodal=False, port=free_port())
     engine = DemoEngine(engine_environment, options, folder=tmp_path / "engine")
     recorders = tmp_path / "recorders"
@@ -348,5 +377,4 @@ def test_a_sidecar_outlives_its_engines_and_knows_the_next(
 
 
 def is_whole(report: dict[str, Any]) -> bool:
-    """A fresh report of every rank."""
     return bool(report["ranks"] and not report["stale"])

@@ -20,20 +20,16 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("worker")
-
 PATIENCE = 600.0
 
 
 @pytest.fixture(scope="module")
 def two_ranks(two_workers: DemoEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    """Two workers and a sidecar."""
     with sidecar_beside(two_workers, tmp_path_factory.mktemp("tp2")) as sidecar:
         yield two_workers, sidecar
 
 
 def test_both_ranks_are_seen(two_ranks: tuple[DemoEngine, DemoSidecar]) -> None:
-    """Each with its own process and its own copy of every encoder output."""
     engine, sidecar = two_ranks
     report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
     assert report["ranks_expected"] == 2
@@ -44,7 +40,6 @@ def test_both_ranks_are_seen(two_ranks: tuple[DemoEngine, DemoSidecar]) -> None:
 
 
 async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[DemoEngine, DemoSidecar]) -> None:
-    """Releases while texts are generated: no request fails, and every release is measured on both ranks."""
     engine, sidecar = two_ranks
     # The first batch of a fresh engine takes longer than a worker call may.
     assert (await send_texts(sidecar.url, engine.served_model, texts=["warm", "up"])).failed == 0
@@ -60,7 +55,6 @@ async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[DemoEng
 
 
 async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple[DemoEngine, DemoSidecar]) -> None:
-    """Trims and resets beside sixteen clients: nobody fails, and both ranks move the same entries."""
     engine, sidecar = two_ranks
     answers: list[list[dict[str, Any]]] = []
     async with storming(sidecar.url, engine.served_model, fresh_from=60_000) as storm:

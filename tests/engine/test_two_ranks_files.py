@@ -21,13 +21,10 @@ from .test_worker_ext_real import reset_encoder_cache
 if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("worker")
-
 INSTANCE = "00112233445566ff"
 
 
 def start(engine: DemoEngine, folder: Path, **arguments: Any) -> list[dict[str, Any]]:
-    """Both workers' answers to `recorder_start`."""
     given = {"directory": str(folder), "instance": INSTANCE} | arguments
     return ask_all(engine, "recorder_start", json.dumps(given))
 
@@ -46,7 +43,6 @@ def resident_bytes(pid: int) -> int:
 
 
 async def test_both_ranks_files_say_what_their_processes_are(two_workers: DemoEngine, tmp_path: Path) -> None:
-    """Who wrote them, how many steps were taken, and how large the processes are."""
     await asyncio.to_thread(reset_encoder_cache, two_workers)
     started = start(two_workers, tmp_path, rate=20)
     assert [(one["ok"], one["already"], one["notes"]) for one in started] == [(True, False, [])] * 2

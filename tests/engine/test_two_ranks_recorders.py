@@ -12,7 +12,6 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +32,15 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = pytest.mark.long("recorder")
+pytestmark = pytest.mark.xdist_group("two_workers")
 
 PATIENCE_SECONDS = 240.0
 IDLE_SECONDS = 8.0
 WELL = {"/livez": 200, "/readyz": 200, "/health/deep": 200}
 NOT_WELL = {"/livez": 200, "/readyz": 503, "/health/deep": 503}
-TWO_ENGINES = pytest.param("two engines", marks=pytest.mark.long("relief"))
-on_two_engines = pytest.mark.parametrize("engine", [TWO_ENGINES], indirect=True)
+on_two_engines = pytest.mark.parametrize("engine", ["two engines"], indirect=True)
 on_two_workers = pytest.mark.parametrize("engine", ["two workers"], indirect=True)
-on_either = pytest.mark.parametrize("engine", [TWO_ENGINES, "two workers"], indirect=True)
+on_either = pytest.mark.parametrize("engine", ["two engines", "two workers"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +95,6 @@ def status(url: str) -> int:
 
 
 def probes(sidecar: DemoSidecar) -> dict[str, int]:
-    """What probes are answered with."""
     return {path: status(sidecar.url + path) for path in WELL}
 
 
@@ -147,7 +144,6 @@ def worker_calls(engine: DemoEngine) -> int:
 
 @on_two_engines
 def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: DemoEngine, tmp_path: Path) -> None:
-    """Each with its own place, process and memory; a remedy measures both."""
     with flying(engine, tmp_path) as sidecar:
         report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
         assert (report["ranks_expected"], report["ranks_missing"], report["engine"]["hint"]) == (2, [], None)
@@ -164,34 +160,6 @@ def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: 
         (result,) = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"]})["results"]
         assert result["outcome"] == "done"
         assert [rank["dp_rank"] for rank in result["freed_bytes"]["ranks"]] == [0, 1]
-
-
-@pytest.mark.skipif("TEST_TOPOLOGIES" not in os.environ, reason="two minutes; TEST_TOPOLOGIES=1 asks for them")
-@pytest.mark.parametrize(
-    ("engines", "stages", "shards"),
-    [(1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)],
-    ids=["pp2", "pp2-tp2", "dp2-tp2", "dp2-pp2"],
-)
-def test_every_rank_of_a_product_is_heard_of(
-    engine_factory: Callable[..., DemoEngine], tmp_path: Path, engines: int, stages: int, shards: int
-) -> None:
-    """Each with its own place and process; a killed one is missing by its place."""
-    places = [*product(range(engines), range(stages), range(shards))]
-    options = {"data_parallel": engines, "pipeline_parallel": stages, "tensor_parallel": shards}
-    with (
-        engine_factory(multimodal=False, **options) as engine,
-        sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(tmp_path / "recorders")) as sidecar,
-    ):
-        report = wait_for(sidecar, lambda report: report["ranks_reported"] == len(places))
-        assert (report["ranks_expected"], report["ranks_missing"]) == (len(places), [])
-        ranks = report["ranks"]
-        assert [(rank["dp_rank"], rank["pp_rank"], rank["tp_rank"]) for rank in ranks] == places
-        assert sorted(rank["pid"] for rank in ranks) == sorted(worker_pids(engine))
-        for rank in ranks:
-            assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
-        with stopped(ranks[-1]["pid"]):
-            (missing,) = wait_for(sidecar, is_unresponsive)["ranks_missing"]
-        assert (missing["dp_rank"], missing["pp_rank"], missing["tp_rank"]) == places[-1]
 
 
 @on_two_workers
@@ -306,7 +274,6 @@ def is_said_to_be_stopped(report: dict[str, Any]) -> bool:
 
 @on_two_workers
 async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp_path: Path) -> None:
-    """Both workers live and wait for what EngineCore does not send them."""
     with flying(engine, tmp_path) as sidecar:
         async with a_request_under_way(engine, sidecar):
             with stopped(core_of(worker_pids(engine)[0])):
@@ -323,7 +290,6 @@ async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp
 
 @on_two_workers
 async def test_a_long_step_is_no_hang(engine: DemoEngine, tmp_path: Path) -> None:
-    """It lasts several times what a worker call may: the engine is busy, and ready."""
     body = {"model": engine.served_model, "prompt": [1] * (MOST_TOKENS - 200), "max_tokens": 1}
     with flying(engine, tmp_path, HIGHWATER_RPC_DEADLINE_SECONDS="1") as sidecar:
         async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False, timeout=600) as client:
@@ -345,7 +311,6 @@ async def test_a_long_step_is_no_hang(engine: DemoEngine, tmp_path: Path) -> Non
 
 @on_two_workers
 def test_a_killed_worker_leaves_an_incident_with_its_last_minutes(engine: DemoEngine, tmp_path: Path) -> None:
-    """Each rank's last reading and series are there, and the message in the engine's log that tells the cause."""
     folder = tmp_path / "incidents"
     folder.mkdir()
     with flying(engine, tmp_path, HIGHWATER_INCIDENTS__FOLDER=str(folder)) as sidecar:

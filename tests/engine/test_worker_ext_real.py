@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("worker")
-
 # To import vLLM takes ten seconds: those that need it are asked together.
 ASKED_TOGETHER = ("v2_cache", "collisions", "injection", "packed_weights", "spill_under_v1", "spill_under_v2")
 PROBE = Path(__file__).with_name("worker_ext_probe.py")
@@ -99,7 +97,6 @@ def test_no_worker_class_has_one_of_our_names(probe):
 
 
 def test_vllm_loads_a_class_of_two_extensions(probe):
-    """It takes one name; a class that inherits from both brings both."""
     answer = probe("injection")
     assert answer["bases"][-1] == "Both"
     assert (answer["other"], answer["hello"]) == ("other", True)
@@ -128,7 +125,6 @@ def test_real_tensors_are_counted_by_storage(probe):
 
 
 def test_reserved_pages_that_nobody_wrote_are_not_resident(probe):
-    """On CPU the parts must fit into the process's resident size."""
     answer = probe("residency")
     size = answer["size"]
     assert answer["untouched"] < size / 50
@@ -171,7 +167,6 @@ def test_a_device_that_is_full_costs_no_entry(probe):
 
 
 def test_runner_v1s_own_methods_use_a_cache_that_spills(probe):
-    """They store, read, free and reset as ever; what they free is not brought back first."""
     answer = probe("spill_under_v1")
     assert (answer["trimmed"]["kind"], answer["trimmed"]["spilled_entries"]) == ("dict", 6)
     assert answer["read"] == {"second": True, "gapped": True}
@@ -182,7 +177,6 @@ def test_runner_v1s_own_methods_use_a_cache_that_spills(probe):
 
 
 def test_runner_v2s_own_methods_use_a_cache_that_spills(probe):
-    """Its encoder runner takes spilled entries for cached, and gathers them."""
     answer = probe("spill_under_v2")
     assert (answer["needed"]["spilled_entries"], answer["needed"]["kept"]["needed_entries"]) == (0, 2)
     assert (answer["trimmed"]["kind"], answer["trimmed"]["spilled_entries"]) == ("encoder_outputs", 2)
@@ -193,11 +187,10 @@ def test_runner_v2s_own_methods_use_a_cache_that_spills(probe):
 
 
 def test_a_trim_that_finds_nothing_costs_milliseconds(probe, capsys):
-    """So does an access to a cache that is watched cost next to nothing."""
     answer = probe("spill_costs")
     with capsys.disabled():
         print("\nspilling:", json.dumps(answer))  # noqa: T201 - a figure to see
-    # Of a core that others use too: 27 were measured beside three busy lanes.
+    # Of a core that others use too: 27 were measured beside three busy programs.
     assert all(found["cpu_median_ms"] < 80 for found in answer["trims"].values())
     assert answer["access_us"]["ours"] < 5
 
@@ -218,7 +211,6 @@ def test_free_heap_goes_back_to_the_kernel(probe, pattern, mechanism):
 
 
 def test_a_live_engine_introduces_itself(engine: DemoEngine):
-    """What the sidecar decides by."""
     hello = ask(engine, "hello")
     assert hello["ops"] == [
         "budget", "encoder_cache", "hello", "memory", "record_stacks", "recorder_start", "recorder_stop", "release",
@@ -232,7 +224,6 @@ def test_a_live_engine_introduces_itself(engine: DemoEngine):
 
 
 def test_a_live_engines_parts_fit_into_its_process(engine: DemoEngine):
-    """Weights, KV cache and encoder outputs are all in the worker's resident size."""
     memory = ask(engine, "memory")
     assert memory["notes"] == []
     assert memory["pid"] in worker_pids(engine)
@@ -243,7 +234,6 @@ def test_a_live_engines_parts_fit_into_its_process(engine: DemoEngine):
 
 
 async def test_images_fill_the_cache_and_a_reset_with_release_gives_it_back(engine: DemoEngine):
-    """The story of this project, seen from inside one worker."""
     reset_encoder_cache(engine)
     ask(engine, "release")
     empty = ask(engine, "memory")
@@ -279,7 +269,6 @@ def describe_image(engine: DemoEngine, seed: int) -> str:
 
 
 def test_a_live_engine_answers_the_same_from_entries_that_were_spilled(engine: DemoEngine):
-    """The scheduler never notices: the same images again need no encoder, only their way back."""
     seeds = range(9_000_000, 9_000_004)  # nobody else's: what the prefix cache knows is not encoded again
     reset_encoder_cache(engine)
     first = [describe_image(engine, seed) for seed in seeds]
@@ -301,5 +290,4 @@ def test_a_live_engine_answers_the_same_from_entries_that_were_spilled(engine: D
 
 
 def test_the_probe_sees_this_trees_extension():
-    """The engine imports it through a link, not from an installed copy."""
     assert Path(highwater_worker.__file__).parent == Path(__file__).parents[2] / "worker_ext" / "highwater_worker"

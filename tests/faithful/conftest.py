@@ -19,10 +19,11 @@ from tests.faithful.unfaithful import AT_TIMES, UNFAITHFUL
 
 HERE = Path(__file__).parent
 TEST_SECONDS = 600
-CONTROLS = {"direct", "nginx", "vllm-router"}
-"""The engine itself and other proxies: what they do shows what the tests are worth, and nothing of the sidecar."""
+OTHER_PROXIES = {"nginx", "vllm-router"}
+"""What they do shows what the tests are worth, and nothing of the sidecar."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE not in item.path.parents:
@@ -30,8 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("timeout") is None:
             # The fixtures' time is not the test's: a front may have to be installed and started.
             item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
-        if front_of(item) in CONTROLS:
-            item.add_marker(pytest.mark.long("controls"))
+        if front_of(item) in OTHER_PROXIES:
+            item.add_marker(pytest.mark.compat)
         for name in names_of(item):
             if reason := UNFAITHFUL.get(name):
                 item.add_marker(

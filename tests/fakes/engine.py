@@ -135,7 +135,6 @@ class FakeWorker:
         }
 
     def record(self, now: float) -> None:
-        """Its recorder's next sample."""
         self.recorder.record(self.memory(now), self.entries, now)
 
     def memory(self, now: float) -> dict[str, Any]:
@@ -441,7 +440,6 @@ class FakeEngine:
             worker.recorder.step_since = worker.recorder.last_step_at = self._clock()
 
     def end_step(self) -> None:
-        """The step is over."""
         for worker in self.workers:
             worker.recorder.step_since, worker.recorder.last_step_at = None, self._clock()
             worker.recorder.steps += 1

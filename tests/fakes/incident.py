@@ -91,12 +91,10 @@ def series(known: RankReading, used: Sequence[int], step: float = 0.1) -> tuple[
 
 
 def entry(mm_hash: str = "ab" * 32, size: int = 8 * MIB, **changes: Any) -> EncoderEntry:
-    """One of the largest entries."""
     return EncoderEntry(mm_hash=mm_hash, bytes=size, **{"residency": "device", "age_seconds": 12.0} | changes)
 
 
 def event(summary: str = "engine ready -> down", at: float = AT - 1, **changes: Any) -> Event:
-    """Something that happened before."""
     return Event(**{"id": 1, "at": at, "kind": "state", "summary": summary} | changes)
 
 

@@ -169,7 +169,6 @@ class FakeRecorder:
 
 
 def phase(name: str, at: float, error: str | None = None, *, seconds: float = 2.0) -> dict[str, Any]:
-    """One phase of a worker's start."""
     return {"name": name, "at": at, "seconds": seconds, "used_bytes": 1000, "error": error}
 
 

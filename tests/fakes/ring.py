@@ -141,7 +141,6 @@ class FakeWriter:
     # --- samples ---
 
     def append(self, body: dict[str, Any] | bytes) -> None:
-        """The next record of the ring."""
         self.sequence += 1
         os.pwrite(self._file, slot(self.sequence, body), self.offset(self.sequence))
 
@@ -157,7 +156,6 @@ class FakeWriter:
         os.pwrite(self._file, content, self.offset(sequence) + 12)
 
     def offset(self, sequence: int) -> int:
-        """Where a record stands."""
         return RING_AT + (sequence - 1) % self.slots * SLOT_BYTES
 
     def sample(self, seconds: float = 0.0, **changes: Any) -> None:
@@ -180,12 +178,10 @@ class FakeWriter:
         self.append_heartbeat(body | changes)
 
     def append_heartbeat(self, body: dict[str, Any] | bytes) -> None:
-        """The next heartbeat."""
         self.heartbeats += 1
         os.pwrite(self._file, frame(self.heartbeats, _content(body), HEARTBEAT_BYTES), self.heartbeat_at())
 
     def heartbeat_at(self) -> int:
-        """Where the last heartbeat stands."""
         return HEADER_BYTES + (self.heartbeats - 1) % 2 * HEARTBEAT_BYTES
 
     def stopped(self, seconds: float = 0.0, **changes: Any) -> None:
@@ -203,12 +199,10 @@ class FakeWriter:
         self.append_table(struct.pack("<I", len(text)) + text + b"".join(packed))
 
     def append_table(self, body: bytes) -> None:
-        """The next entry table."""
         self.tables += 1
         os.pwrite(self._file, frame(self.tables, body, TABLE_BYTES), self.table_at())
 
     def table_at(self) -> int:
-        """Where the last entry table stands."""
         return HEADER_BYTES + 2 * HEARTBEAT_BYTES + (self.tables - 1) % 2 * TABLE_BYTES
 
     def watchdog(self, seconds: float = 0.0, text: str = "", *, after: float = 3.0) -> None:
@@ -224,7 +218,6 @@ def moment(seconds: float) -> dict[str, float]:
 
 
 def header(identity: bytes, *, slots: int, version: int = 2, header_bytes: int = HEADER_BYTES) -> bytes:
-    """The beginning of a file."""
     sizes = (SLOT_BYTES, slots, HEARTBEAT_BYTES, TABLE_BYTES, STACK_BYTES, len(identity))
     start = b"HIGHWATR" + struct.pack("<HHIIIIII", version, header_bytes, *sizes)
     return start + struct.pack("<I", zlib.crc32(start + identity)) + identity

@@ -18,12 +18,10 @@ _CONTEXT.set_forkserver_preload(["highwater.main", "highwater.demo.traffic", __n
 
 
 def start(**settings: Any) -> BaseProcess:
-    """Start one."""
     process = _CONTEXT.Process(target=serve, kwargs=settings, daemon=True)
     process.start()
     return process
 
 
 def serve(**settings: Any) -> None:
-    """Serve until killed."""
     run(Settings(admin_token=TOKEN, log_level="error", **settings))

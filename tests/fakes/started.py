@@ -28,7 +28,6 @@ class Dtype:
 
 
 BF16 = Dtype("bfloat16", 2)
-FP32 = Dtype("float32", 4)
 
 
 class FullAttentionSpec(SimpleNamespace):
@@ -52,7 +51,6 @@ class MambaSpec(SimpleNamespace):
 
 
 def full(kv_heads: int, head: int, block: int, dtype: Dtype = BF16) -> FullAttentionSpec:
-    """Keys and values of every token."""
     return FullAttentionSpec(block_size=block, num_kv_heads=kv_heads, head_size=head, dtype=dtype, sliding_window=None)
 
 
@@ -79,7 +77,6 @@ def started(
     parallel: Mapping[str, int] = {},
     architecture: str = "Qwen3VLForConditionalGeneration",
 ) -> SimpleNamespace:
-    """Return a worker after its start."""
     made = SimpleNamespace(
         num_blocks=blocks, kv_cache_groups=groups, kv_cache_tensors=[SimpleNamespace(size=blocks * block_bytes)]
     )

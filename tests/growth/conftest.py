@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.engine.conftest import engine_environment
 
 __all__ = ["engine_environment"]
+HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "tests/growth" in str(item.path):
+        if HERE in item.path.parents:
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.timeout(3600, func_only=True))
+            # They rest for most of their time, and their names keep them apart: each has a process of its own.
+            item.add_marker(pytest.mark.xdist_group(item.name))

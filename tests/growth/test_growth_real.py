@@ -26,8 +26,6 @@ from tests.engines import AnyEngine, send_texts
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("growth")
-
 # At most: a test ends once its verdicts are there.
 TRAFFIC_SECONDS = 900.0
 IDLE_SECONDS = 14.5
@@ -120,6 +118,7 @@ def named(verdicts: dict[str, Any], owner: str, measure: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.soak
 def test_leaks_per_request_are_told_apart_by_process(engine_environment, tmp_path):
     """Five at once in four places: API server, EngineCore, worker, /dev/shm and descriptors.
 
@@ -162,6 +161,7 @@ def test_a_leak_per_image_a_step_and_a_cache_are_three_verdicts(engine_environme
     assert cache["verdict"] == "plateau", cache["text"]
 
 
+@pytest.mark.soak
 def test_a_leak_under_a_load_that_never_ends_is_found_by_windows_of_equal_work(engine_environment, tmp_path):
     """EngineCore keeps 4 MiB a second beside three clients, so that no idle floor is ever taken; nothing else leaks."""
     name = "EngineCore anonymous_bytes"

@@ -96,7 +96,6 @@ def pods(values: Mapping[str, Any]) -> list[Object]:
 
 
 def pod(values: Mapping[str, Any]) -> Object:
-    """The one with the sidecar."""
     (only,) = [each for each in pods(values) if container(each, "highwater")]
     return only
 
@@ -118,7 +117,6 @@ def env(each: Object) -> dict[str, Any]:
 
 
 def mounts(each: Object) -> dict[str, str]:
-    """The volume at each path."""
     return {entry["mountPath"]: entry["name"] for entry in each["volumeMounts"]}
 
 

@@ -89,7 +89,6 @@ def device(draw: Draw) -> Values:
 
 @st.composite
 def engine(draw: Draw, *, needs_socket: bool) -> Values:
-    """The rest of `engine`."""
     return {
         "model": draw(st.sampled_from(["Qwen/Qwen3-8B", "/models/some model", "{{ no template }}"])),
         "servedModelName": draw(st.sampled_from(["", "served"])),
@@ -131,7 +130,6 @@ def models(draw: Draw, *, shared: bool) -> Values:
 
 @st.composite
 def pod(draw: Draw, *, host_network: bool) -> Values:
-    """What only scheduling and networks see."""
     return {
         "hostNetwork": host_network,
         "hostIPC": draw(st.sampled_from([False, False, False, True])),

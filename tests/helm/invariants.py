@@ -51,11 +51,9 @@ class Rendering:
         return int(self.values["config"]["control_port"])
 
     def of(self, *kinds: str) -> Iterator[Object]:
-        """The objects of these kinds."""
         return (each for each in self.objects if each["kind"] in kinds)
 
     def problems(self) -> Iterator[str]:
-        """All that is wrong."""
         for check in (closed, restricted, selectors, probes, services, monitors, routes, names, wired):
             yield from check(self)
 

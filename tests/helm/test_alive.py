@@ -69,19 +69,16 @@ def test_a_sidecar_that_answers_decides(status, code):
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_where_the_sidecar_is_gone_the_engine_decides(status, code):
-    """A sidecar in its backoff has no healthy engine killed."""
     with answering("/health", status) as engine:
         assert probe(NOBODY, engine) == code
 
 
 def test_a_sidecar_that_knows_no_such_path_decides_nothing():
-    """Somebody else on its port, or one that is only starting."""
     with answering("/", 200) as other, answering("/health", 200) as engine:
         assert probe(other, engine) == 0
 
 
 def test_an_engine_that_loads_has_not_started():
-    """The sidecar says that it starts, and nobody answers yet."""
     body = b'{"healthy": true, "engine": "starting", "reason": "nothing answers"}'
     with answering("/health/deep", 200, body=body) as sidecar:
         assert probe(sidecar, NOBODY) == 1
@@ -89,7 +86,6 @@ def test_an_engine_that_loads_has_not_started():
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_of_an_engine_that_starts_again_its_own_health_decides(status, code):
-    """An engine whose process ended inside a container that lives on may never come back."""
     body = b'{"healthy": true, "engine": "starting", "reason": "nothing answers"}'
     with answering("/health/deep", 200, body=body) as sidecar, answering("/health", status) as engine:
         assert probe(sidecar, engine) == code
@@ -97,7 +93,6 @@ def test_of_an_engine_that_starts_again_its_own_health_decides(status, code):
 
 
 def test_where_nobody_answers_the_probe_fails():
-    """Then the engine is gone, whatever became of the sidecar."""
     assert probe(NOBODY, NOBODY) == 1
 
 
@@ -110,7 +105,6 @@ def test_an_engine_on_a_socket_is_asked_there(tmp_path):
 
 @pytest.mark.parametrize("kind", ["startupProbe", "livenessProbe"])
 def test_the_chart_runs_this_very_file(kind):
-    """Whole, indentation included, wherever a probe that fails has the engine killed."""
     command = container(pod(ci_values("default-values.yaml")), "vllm")[kind]["exec"]["command"]
     assert command[:4] == ["python3", "-I", "-S", "-c"]
     assert command[4].strip() == ALIVE.strip()

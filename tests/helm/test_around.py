@@ -46,7 +46,6 @@ def test_by_default_there_is_what_a_pod_needs_and_no_more() -> None:
 
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_one_value_adds_one_kind(kind: str) -> None:
-    """And nothing else."""
     assert set(kinds(OPTIONS[kind])) == ALWAYS | {kind}
 
 
@@ -60,7 +59,6 @@ def test_what_is_scaled_has_no_number_of_its_own(kind: str) -> None:
 
 
 def test_autoscalers_ask_for_metrics_that_there_are() -> None:
-    """Those that the sidecar exposes."""
     known = (HELM.parent / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text(encoding="utf-8")
     for metric in the("HorizontalPodAutoscaler", OPTIONS["HorizontalPodAutoscaler"])["spec"]["metrics"]:
         assert f"# TYPE {metric['pods']['metric']['name']} gauge" in known
@@ -81,7 +79,6 @@ def test_engines_are_added_for_load_and_never_for_memory() -> None:
 
 
 def test_keda_scales_as_slowly_as_the_autoscaler_does() -> None:
-    """By the same behaviour; with a fallback where one is given, and else without a change while nobody answers."""
     keda = OPTIONS["ScaledObject"]["autoscaling"]["keda"]
     spec = the("ScaledObject", OPTIONS["ScaledObject"])["spec"]
     behavior = the("HorizontalPodAutoscaler", OPTIONS["HorizontalPodAutoscaler"])["spec"]["behavior"]
@@ -93,14 +90,12 @@ def test_keda_scales_as_slowly_as_the_autoscaler_does() -> None:
 
 
 def test_the_budget_finds_the_pods_that_serve() -> None:
-    """And lets those go that only load their model."""
     budget = the("PodDisruptionBudget", OPTIONS["PodDisruptionBudget"])["spec"]
     assert budget["selector"]["matchLabels"].items() <= pod({})["metadata"]["labels"].items()
     assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
 
 
 def test_ingress_and_route_publish_v1_and_nothing_else() -> None:
-    """No value adds a path; /memory and the control paths stay inside."""
     ingress = the("Ingress", OPTIONS["Ingress"])["spec"]
     paths = [path["path"] for rule in ingress["rules"] for path in rule["http"]["paths"]]
     route = the("HTTPRoute", OPTIONS["HTTPRoute"])["spec"]
@@ -110,7 +105,6 @@ def test_ingress_and_route_publish_v1_and_nothing_else() -> None:
 
 
 def test_a_policy_tells_the_two_ports_apart() -> None:
-    """Clients reach the one, operators and scrapers the other, and nobody else either; `helm test` asks the second."""
     peers = {who: [{"podSelector": {"matchLabels": {"app": who}}}] for who in ("clients", "operators", "scrapers")}
     ports = {"port": 9001, "control_port": 9002}
     policy = the("NetworkPolicy", {"networkPolicy": {"enabled": True, **peers}, "config": ports})["spec"]
@@ -130,7 +124,6 @@ def test_a_policy_that_names_nobody_lets_nobody_in() -> None:
 
 @pytest.mark.parametrize("kind", ["ClusterIP", "NodePort", "LoadBalancer"])
 def test_no_service_publishes_the_control_port(kind: str) -> None:
-    """It has a Service of its own, reachable within the cluster, also while an engine is not ready."""
     values = {"service": {"type": kind, "port": 80}, "config": {"port": 9001, "control_port": 9002}}
     data, control = (
         the("Service", values, ending="highwater")["spec"],
@@ -152,7 +145,6 @@ def test_the_nodes_of_a_group_reach_each_other() -> None:
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
 def test_monitors_scrape_the_sidecar_and_bring_the_engines_metrics(kind: str) -> None:
-    """By a port's name that is there, and by labels that are on what they look for."""
     monitor = the(kind, OPTIONS[kind])["spec"]
     (endpoint,) = monitor.get("podMetricsEndpoints") or monitor["endpoints"]
     service = the("Service", {}, ending="-control")
@@ -191,7 +183,6 @@ def test_options_of_the_service_reach_it_and_no_other() -> None:
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
 def test_options_of_a_monitor_reach_it(kind: str) -> None:
-    """Each where the operator's resource has it; by default none is there."""
     of_endpoint = {"honorLabels": True, "basicAuth": {"username": {"name": "s", "key": "u"}}}
     of_monitor = {"sampleLimit": 20000, "jobLabel": "team"}
     ((option, value),) = OPTIONS[kind].items()
@@ -203,7 +194,6 @@ def test_options_of_a_monitor_reach_it(kind: str) -> None:
 
 
 def test_an_alert_is_changed_by_its_name() -> None:
-    """Off, less severe, later or with a label; its expression stays, and so do all others."""
     rule = {"enabled": True, "recordings": False}
     alerts = {
         "HighwaterObserveMode": {"enabled": False},
@@ -238,8 +228,6 @@ def test_an_alert_is_changed_by_its_name() -> None:
     ],
 )
 def test_the_notes_warn_of_what_a_policy_cannot_guard_or_shuts_out(values: Object, words: str) -> None:
-    """Only there: not without a policy, and not where the gateway's namespace is named."""
-
     def notes(given: Object) -> str:
         return next(text for file, text in files(given).items() if file.endswith("NOTES.txt"))
 
@@ -262,7 +250,6 @@ def test_monitors_leave_the_engines_metrics_out_where_others_scrape_them(kind: s
 
 
 def test_a_statefulsets_second_service_is_not_scraped_too() -> None:
-    """Each pod is behind three Services, and one of them has the label that the monitor asks for."""
     values = ci_values("statefulset-values.yaml")
     wanted = the("ServiceMonitor", values)["spec"]["selector"]["matchLabels"].items()
     found = [
@@ -295,14 +282,12 @@ def without_links(spec: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_every_alert_links_to_its_runbook(values: dict[str, Any], url: str) -> None:
-    """Absolute: where the documentation is published, else at the release's Service."""
     spec = the("PrometheusRule", {**values, "prometheusRule": {"enabled": True, "recordings": False}})["spec"]
     rules = [rule for group in spec["groups"] for rule in group["rules"]]
     assert {rule["annotations"]["runbook_url"] for rule in rules} == {url.format(rule["alert"]) for rule in rules}
 
 
 def test_the_rules_are_those_of_the_alert_files() -> None:
-    """Expressions untouched; links, labels and what is left out by value."""
     source = yaml.safe_load((HELM / "alerts" / "highwater.rules.yaml").read_text(encoding="utf-8"))
     as_is = the("PrometheusRule", {"prometheusRule": {"enabled": True, "recordings": False}})["spec"]
     assert without_links(as_is) == without_links(source)
@@ -323,7 +308,6 @@ def test_recording_rules_come_along() -> None:
 
 
 def test_the_dashboards_are_those_of_the_folder() -> None:
-    """One ConfigMap each, found by Grafana's sidecar, put into a folder, and small enough."""
     made = [e for e in objects({"dashboards": {"enabled": True}}) if "grafana_dashboard" in e["metadata"]["labels"]]
     texts = {name: text for each in made for name, text in each["data"].items()}
     assert sorted(texts) == sorted(path.name for path in (HELM / "dashboards").glob("*.json"))
@@ -336,13 +320,11 @@ def test_the_dashboards_are_those_of_the_folder() -> None:
 
 
 def test_extra_objects_are_filled_in() -> None:
-    """With the release's name and values."""
     note = the("ConfigMap", ci_values("ingress-hpa-values.yaml"), ending="-note")
     assert (note["metadata"]["name"], note["data"]) == ("demo-note", {"note": "Qwen/Qwen3-VL-8B-Instruct"})
 
 
 def test_labels_of_every_object_are_the_recommended_ones() -> None:
-    """And those that the user adds to all."""
     for each in objects(merged(ci_values("nvidia-values.yaml"), {"commonLabels": {"team": "x"}})):
         labels = each["metadata"]["labels"]
         assert labels["app.kubernetes.io/name"] == "highwater"
@@ -352,7 +334,6 @@ def test_labels_of_every_object_are_the_recommended_ones() -> None:
 
 @pytest.mark.parametrize("name", CI_FILES)
 def test_no_two_objects_have_one_name(name: str) -> None:
-    """Within a kind and a namespace."""
     named = [(e["kind"], e["metadata"].get("namespace"), e["metadata"]["name"]) for e in objects(ci_values(name))]
     assert len(named) == len(set(named))
 
@@ -366,7 +347,6 @@ def notes_of(values: Object) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("name", CI_FILES)
 def test_the_notes_tell_three_commands(name: str) -> None:
-    """Of this release: look, ask, give back; or how to fetch the patch that is to be applied."""
     notes, commands = notes_of(ci_values(name))
     assert len(commands) == (1 if name == "attach-values.yaml" else 3)
     assert all(f"-n {NAMESPACE}" in line or f".{NAMESPACE}:" in line or "localhost" in line for line in commands)
@@ -375,7 +355,6 @@ def test_the_notes_tell_three_commands(name: str) -> None:
 
 
 def test_the_notes_tell_how_to_apply_the_patch() -> None:
-    """That for kubectl where it has all arguments, else Kustomize's: each by a key that the ConfigMap has."""
     values = ci_values("attach-values.yaml")
     with_args = merged(values, {"attach": {"args": ["--model=m"]}})
     for given, keys in ((values, ["kustomization.yaml"]), (with_args, ["patch.yaml"])):

@@ -19,7 +19,6 @@ ATTACH = ci_values("attach-values.yaml")
 
 
 def test_no_workload_is_made_and_all_else_finds_theirs() -> None:
-    """Service, monitor, policy and budget select by their labels."""
     assert not {"Deployment", "StatefulSet", "LeaderWorkerSet", "ServiceAccount"} & set(kinds(ATTACH))
     selectors = [
         the("Service", ATTACH, ending="highwater")["spec"]["selector"],
@@ -56,7 +55,6 @@ def test_another_chart_may_use_the_templates(tmp_path: Path) -> None:
 
 
 def test_what_would_open_the_engine_alone_is_not_made() -> None:
-    """Without the arguments in it the patch opens development mode and closes no port: it comes with them only."""
     assert sorted(the("ConfigMap", ATTACH, ending="-patch")["data"]) == ["kustomization.yaml"]
     given = merged(ATTACH, {"attach": {"args": ["--model=some/model"]}})
     assert sorted(the("ConfigMap", given, ending="-patch")["data"]) == ["kustomization.yaml", "patch.yaml"]

@@ -22,7 +22,6 @@ from tests.helm.chart import Object, ci_values, container, containers, env, moun
     ],
 )
 def test_devices_are_the_engines_and_tensor_parallel_follows(device: Object, resource: str) -> None:
-    """The sidecar asks for none."""
     image = {"repository": "registry.example.org/vllm"}
     values = {"engine": {"image": image, "device": device, "resources": {"limits": {"memory": "64Gi"}}}}
     engine, sidecar = container(pod(values), "vllm"), container(pod(values), "highwater")
@@ -32,7 +31,6 @@ def test_devices_are_the_engines_and_tensor_parallel_follows(device: Object, res
 
 
 def test_ascends_environment_is_read_before_vllm_starts() -> None:
-    """Their images set it in root's login shell, which nobody has here; exec keeps signals where they belong."""
     engine = container(pod(ci_values("ascend-values.yaml")), "vllm")
     shell, flag, script, name, *command = engine["command"]
     assert (shell, flag, name, command) == ("bash", "-c", "vllm", ["vllm", "serve"])
@@ -41,7 +39,6 @@ def test_ascends_environment_is_read_before_vllm_starts() -> None:
 
 
 def test_what_those_files_set_reaches_the_engine(tmp_path: Path) -> None:
-    """Run by a real bash: their PYTHONPATH is before ours and not instead of it, and arguments stay whole."""
     (tmp_path / "set_env.sh").write_text("export PYTHONPATH=/ascend:$PYTHONPATH\n")
     command = ["sh", "-c", 'echo "$PYTHONPATH"; echo "$2"', "sh"]
     values = {"environmentFiles": [f"{tmp_path}/set_env.sh"], "command": command, "args": ["two words; $(no command)"]}
@@ -54,7 +51,6 @@ def test_what_those_files_set_reaches_the_engine(tmp_path: Path) -> None:
 
 
 def test_a_module_as_the_command_gets_the_model_as_an_option() -> None:
-    """`vllm serve` wants it by place, the API server's module by name."""
     by_name = container(pod({"engine": {"command": ["python3", "-m", "vllm.entrypoints.openai.api_server"]}}), "vllm")
     assert container(pod({}), "vllm")["args"][0] == "some/model"
     assert by_name["args"][0] == "--model=some/model"
@@ -80,7 +76,6 @@ def test_shared_memory_is_sized_and_the_models_folder_is_there() -> None:
     ],
 )
 def test_what_is_compiled_and_downloaded_is_kept_where_models_are(models: Object, root: str) -> None:
-    """On a claim a new pod compiles nothing again; both hubs download to the models' folder."""
     variables = env(container(pod({"models": models}), "vllm"))
     assert variables["VLLM_CACHE_ROOT"] == root
     kept = None if models["kind"] == "none" else "/models/modelscope"
@@ -88,13 +83,11 @@ def test_what_is_compiled_and_downloaded_is_kept_where_models_are(models: Object
 
 
 def test_a_variable_of_theirs_replaces_the_charts() -> None:
-    """Once, for two of one name are refused by some servers."""
     engine = container(pod({"engine": {"env": [{"name": "VLLM_CACHE_ROOT", "value": "/mine"}]}}), "vllm")
     assert [e["value"] for e in engine["env"] if e["name"] == "VLLM_CACHE_ROOT"] == ["/mine"]
 
 
 def test_devices_by_claim_ask_for_no_plugins_resource() -> None:
-    """The pod has the claim, the engine alone uses it, and tensor parallel follows the count."""
     values = {
         "engine": {"device": {"kind": "nvidia", "count": 4, "claims": ["gpus"]}},
         "pod": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "four-gpus"}]},
@@ -117,7 +110,6 @@ def test_devices_by_claim_ask_for_no_plugins_resource() -> None:
     ],
 )
 def test_all_images_come_from_the_mirror(repository: str, pulled: str) -> None:
-    """The registry that an image names is replaced; the rest of its name stays."""
     image = {"repository": repository, "tag": "v9"}
     values = {"global": {"imageRegistry": "mirror.example.org:5000", "theirs": 1}, "engine": {"image": image}}
     assert container(pod(values), "vllm")["image"] == f"{pulled}:v9"
@@ -126,7 +118,6 @@ def test_all_images_come_from_the_mirror(repository: str, pulled: str) -> None:
 
 
 def test_options_of_the_pod_reach_it() -> None:
-    """Under their own names."""
     given: Object = {
         "hostIPC": True,
         "shareProcessNamespace": True,
@@ -140,7 +131,6 @@ def test_options_of_the_pod_reach_it() -> None:
 
 
 def test_the_timing_of_a_probe_is_the_users_and_what_it_asks_the_charts() -> None:
-    """One figure of one probe changes, and nothing else."""
     overrides = {"startup": {"timeoutSeconds": 30}, "readiness": {"successThreshold": 2}}
     usual, changed = (
         container(pod({"engine": {"probes": {"overrides": each}}, "sidecar": {}}), "vllm") for each in ({}, overrides)
@@ -151,7 +141,6 @@ def test_the_timing_of_a_probe_is_the_users_and_what_it_asks_the_charts() -> Non
 
 
 def test_a_hook_after_the_start_leaves_the_drain_alone() -> None:
-    """The end of the pod stays the chart's."""
     hook = {"exec": {"command": ["sh", "-c", "echo up"]}}
     lifecycle = container(pod({"engine": {"lifecycle": {"postStart": hook}}}), "vllm")["lifecycle"]
     assert lifecycle["postStart"] == hook

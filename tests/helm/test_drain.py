@@ -67,7 +67,6 @@ def drain(url: str, seconds: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_waits_until_no_request_is_under_way(sidecar: tuple[Sidecar, str]) -> None:
-    """Asking again and again, and not a moment longer."""
     told, url = sidecar
     told.under_way = [3, 1, 0]
     assert drain(url, "100").returncode == 0
@@ -75,7 +74,6 @@ def test_it_waits_until_no_request_is_under_way(sidecar: tuple[Sidecar, str]) ->
 
 
 def test_it_gives_up_at_last(sidecar: tuple[Sidecar, str]) -> None:
-    """One request that never ends does not hold up a node's drain forever."""
     told, url = sidecar
     told.under_way = [1]
     assert drain(url, "3").returncode == 0
@@ -83,7 +81,6 @@ def test_it_gives_up_at_last(sidecar: tuple[Sidecar, str]) -> None:
 
 
 def test_a_sidecar_that_does_not_count_is_not_waited_for(sidecar: tuple[Sidecar, str]) -> None:
-    """Of another version, say: its number is none, and not one."""
     told, url = sidecar
     told.metric = "something_else"
     assert drain(url, "100").returncode == 0
@@ -91,7 +88,6 @@ def test_a_sidecar_that_does_not_count_is_not_waited_for(sidecar: tuple[Sidecar,
 
 
 def test_it_does_not_wait_for_an_engine_that_hangs(sidecar: tuple[Sidecar, str]) -> None:
-    """Its requests never end."""
     told, url = sidecar
     told.under_way, told.healthy = [5], False
     assert "503" in drain(url, "100").stderr

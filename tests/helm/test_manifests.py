@@ -45,7 +45,6 @@ CUSTOM = {
     "values", [{}, LEAST, *(ci_values(name) for name in CI_FILES)], ids=["none", "least", *CI_FILES]
 )
 def test_lint_finds_nothing(values: Object) -> None:
-    """Strictly, recommendations included."""
     report = lint(HELM, values, strict=True, kube_version="v1.34.0")
     assert report["messages"] == []
     assert report["errors"] == []
@@ -75,7 +74,6 @@ def test_values_in_the_guide_work(example: str) -> None:
 
 
 def test_the_examples_make_every_kind() -> None:
-    """No template is left out of the matrix."""
     seen = set(itertools.chain.from_iterable(kinds(ci_values(name)) for name in CI_FILES))
     templates = {path.name for path in (HELM / "templates").rglob("*.yaml")}
     rendered = {
@@ -89,13 +87,11 @@ def test_the_examples_make_every_kind() -> None:
 
 
 def test_rendering_twice_is_the_same_but_for_what_is_generated() -> None:
-    """Nothing else changes from one upgrade to the next, so nothing restarts."""
     first, second = (freshly_rendered(ci_values("statefulset-values.yaml")) for _ in range(2))
     assert first == second
 
 
 def test_a_new_version_of_the_chart_restarts_no_engine() -> None:
-    """Pods carry no label with the chart's version."""
     values = ci_values("nvidia-values.yaml")
     text = json.dumps(
         [pod["metadata"] for each in objects(values) if each["kind"] == "Deployment" for pod in pod_templates(each)]
@@ -104,7 +100,6 @@ def test_a_new_version_of_the_chart_restarts_no_engine() -> None:
 
 
 def test_the_package_holds_the_chart_and_nothing_else(tmp_path: Path) -> None:
-    """Dashboards and alerts are in it; what makes and tries it is not."""
     archive = package(HELM, destination=tmp_path)
     with tarfile.open(archive) as packed:
         names = {name.removeprefix("highwater/") for name in packed.getnames()}
@@ -116,7 +111,6 @@ def test_the_package_holds_the_chart_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_the_charts_version_of_the_sidecar_is_the_projects() -> None:
-    """The default tag is an image of this version."""
     from highwater import __version__  # noqa: PLC0415 - only here
 
     assert chart().metadata["appVersion"] == __version__

@@ -47,7 +47,6 @@ def test_the_engine_port_is_not_reachable_from_outside_the_pod(name: str) -> Non
 
 @pytest.mark.parametrize("name", CI_FILES)
 def test_services_and_routes_lead_to_the_sidecars_ports_only(name: str) -> None:
-    """Whatever is rendered; and what leads in from outside leads to the data port."""
     config = merged(chart().values, ci_values(name))["config"]
     data, control = config["port"], config["control_port"]
     for each in objects(ci_values(name)):
@@ -63,7 +62,6 @@ def test_services_and_routes_lead_to_the_sidecars_ports_only(name: str) -> None:
 
 
 def test_on_the_nodes_network_the_engine_has_a_socket() -> None:
-    """The node's loopback is shared with every process of the node."""
     each = pod(merged(SOCKET, {"pod": {"hostNetwork": True}}))
     engine, sidecar = container(each, "vllm"), container(each, "highwater")
     assert not [text for text in engine["args"] if text.startswith(("--host", "--port"))]
@@ -117,7 +115,6 @@ def test_the_extension_is_copied_before_the_engine_starts() -> None:
 
 
 def test_an_image_volume_brings_the_extension_without_a_container() -> None:
-    """And says which image, by digest if one is given."""
     image = {"repository": "registry.example.org/ext", "digest": "sha256:" + "a" * 64}
     each = pod({"extension": {"from": "image", "image": image}})
     assert [c["name"] for c in each["spec"]["initContainers"]] == ["highwater"]
@@ -126,7 +123,6 @@ def test_an_image_volume_brings_the_extension_without_a_container() -> None:
 
 
 def test_without_an_image_for_the_extension_it_is_copied() -> None:
-    """`auto` works with one image."""
     assert container(pod({}), "highwater-extension")
 
 
@@ -142,7 +138,6 @@ def test_the_sidecar_is_a_native_one_and_the_last_to_start_before_the_engine(nam
 
 @pytest.mark.parametrize("name", WITH_PODS)
 def test_the_sidecars_start_and_life_do_not_depend_on_the_engine(name: str) -> None:
-    """The liveness probe asks the sidecar alone; readiness needs both."""
     sidecar = container(pod(ci_values(name)), "highwater")
     paths = {probe: sidecar[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")}
     assert paths == {"livenessProbe": "/livez", "readinessProbe": "/readyz"}
@@ -158,7 +153,6 @@ def test_the_engine_starts_beside_a_sidecar_that_cannot(name: str) -> None:
 
 
 def test_the_engines_probes_ask_the_sidecar_and_give_a_model_time_to_load() -> None:
-    """Those that may kill it ask the engine where the sidecar does not answer. Twenty minutes are twenty minutes."""
     engine = container(pod({"engine": {"probes": {"startupSeconds": 1200, "unhealthySeconds": 60}}}), "vllm")
     startup, liveness = engine["startupProbe"], engine["livenessProbe"]
     for probe in (startup, liveness):
@@ -178,7 +172,6 @@ def test_the_engine_is_as_ready_as_the_sidecar() -> None:
 
 @pytest.mark.parametrize("name", CI_FILES)
 def test_no_probe_asks_the_data_port(name: str) -> None:
-    """Whoever may talk to the model may flood it, and must not have an engine killed by that."""
     for each in pods(ci_values(name)):
         for one in containers(each):
             for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -188,7 +181,6 @@ def test_no_probe_asks_the_data_port(name: str) -> None:
 
 
 def test_probes_follow_the_sidecar_to_another_port_and_to_tls() -> None:
-    """Each of them, and whoever else calls it."""
     each = pod({"config": {"control_port": 9443}, "sidecar": {"tls": {"existingSecret": "pair"}}})
     probes = [c[p]["httpGet"] for c in containers(each) for p in c if p.endswith("Probe") and "httpGet" in c[p]]
     assert len(probes) == 3
@@ -206,7 +198,6 @@ def test_recreating_leaves_the_rolling_defaults_out() -> None:
 
 
 def test_a_long_load_is_no_failed_rollout() -> None:
-    """A Deployment gives up after ten minutes by default."""
     spec = the("Deployment", {"engine": {"probes": {"startupSeconds": 7200}}})["spec"]
     assert spec["progressDeadlineSeconds"] > 7200
 
@@ -220,7 +211,6 @@ def test_the_grace_holds_the_drain_and_the_sidecars_last_streams() -> None:
 
 
 def test_an_engine_that_hangs_is_not_given_the_whole_grace() -> None:
-    """Its requests never end."""
     each = pod({})
     assert container(each, "vllm")["livenessProbe"]["terminationGracePeriodSeconds"] == 30
     assert each["spec"]["terminationGracePeriodSeconds"] > 100
@@ -241,7 +231,6 @@ def test_both_containers_have_the_recorder_at_the_same_path(name: str) -> None:
 
 
 def test_what_the_sidecar_keeps_is_not_in_its_container() -> None:
-    """State and incidents outlive it; in a StatefulSet they outlive the pod."""
     each = pod({})
     variables, paths = env(container(each, "highwater")), mounts(container(each, "highwater"))
     assert "emptyDir" in volume(each, paths["/var/lib/highwater"])
@@ -262,7 +251,6 @@ def test_the_engine_logs_to_a_file_that_the_sidecar_may_only_read() -> None:
 
 
 def test_what_is_null_is_off_in_both_containers() -> None:
-    """No folder, no variable, no volume; without a Secret for the token, one for that of the pod."""
     each = pod(ci_values("minimal-features-values.yaml"))
     assert {v["name"] for v in each["spec"]["volumes"] if v["name"].startswith("highwater")} == {
         "highwater-admin",
@@ -279,7 +267,6 @@ def test_what_is_null_is_off_in_both_containers() -> None:
 
 
 def test_of_several_nodes_the_leader_alone_has_the_sidecar() -> None:
-    """The others have the extension and the recorder's folder, for their workers are called too."""
     leader, follower = [each for each in pods(LWS) if container(each, "vllm")]
     assert container(leader, "highwater")
     assert not container(follower, "highwater")
@@ -303,7 +290,6 @@ def test_the_nodes_find_each_other_by_what_the_controller_says() -> None:
 
 
 def test_a_service_finds_leaders_only() -> None:
-    """Followers have no API server."""
     leader, follower = [each["metadata"]["labels"] for each in pods(LWS) if container(each, "vllm")]
     for ending in ("highwater", "-control"):
         selector = the("Service", LWS, ending=ending)["spec"]["selector"]
@@ -316,7 +302,6 @@ def test_a_service_finds_leaders_only() -> None:
 
 @pytest.mark.parametrize("name", CI_FILES)
 def test_every_pod_is_restricted(name: str) -> None:
-    """Field by field what the restricted Pod Security Standard asks, and a read-only root besides."""
     for each in pods(ci_values(name)):
         spec = each["spec"]
         assert not any(spec.get(key) for key in ("hostPID", "hostIPC"))
@@ -352,14 +337,12 @@ def test_no_pod_has_a_token_of_the_cluster(name: str) -> None:
 
 
 def test_engine_and_sidecar_are_one_user() -> None:
-    """Each reads what the other writes: rings, snapshots, the log, the socket."""
     each = pod({})
     users = {(each["spec"]["securityContext"] | c["securityContext"])["runAsUser"] for c in containers(each)}
     assert users == {each["spec"]["securityContext"]["fsGroup"]} == {65532}
 
 
 def test_a_digest_wins_over_a_tag() -> None:
-    """What is pinned stays pinned."""
     digest = "sha256:" + "b" * 64
     each = pod({"sidecar": {"image": {"tag": "1.2.3", "digest": digest}}, "engine": {"image": {"digest": digest}}})
     assert container(each, "highwater")["image"] == f"registry.example.org/hw@{digest}"

@@ -55,7 +55,6 @@ def other(key: str, default: Any) -> Any:
 
 @pytest.mark.parametrize("key", [key for key, _ in keys() if key.partition(".")[0] not in CHARTS_OWN])
 def test_a_setting_is_the_same_as_helm_value_environment_and_key(key: str) -> None:
-    """Given in `config`, it comes out as its variable, and the sidecar reads from that what was given."""
     default = dict(keys())[key].default
     given = {"config": nested(key, other(key, default))}
     if key in ("incidents.folder", "state_file"):  # they share a folder
@@ -77,12 +76,10 @@ def test_a_setting_is_the_same_as_helm_value_environment_and_key(key: str) -> No
 
 @pytest.mark.parametrize("name", sorted(generated()))
 def test_what_is_generated_is_what_its_sources_say(name: str) -> None:
-    """`python -m helm.generator` (and `make docs`) writes them anew."""
     assert (HELM / name).read_text(encoding="utf-8") == generated()[name]
 
 
 def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
-    """No value without a rule, and no rule for a value that is none; optional settings are in docs/settings.md."""
     schema = json.loads((HELM / "values.schema.json").read_text(encoding="utf-8"))
 
     def paths(values: object, rule: dict[str, Any], at: str) -> None:
@@ -274,7 +271,6 @@ TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", TOGETHER)
 def test_values_that_do_not_go_together_are_refused(what: str) -> None:
-    """In one sentence that names the values."""
     values, words = TOGETHER[what]
     with pytest.raises(HelmRenderError) as refused:
         files(values)
@@ -282,7 +278,6 @@ def test_values_that_do_not_go_together_are_refused(what: str) -> None:
 
 
 def test_all_that_does_not_go_together_is_told_at_once() -> None:
-    """All wrong values are reported at once."""
     values = merged(TOGETHER["one port for two"][0], TOGETHER["two monitors"][0])
     with pytest.raises(HelmRenderError) as refused:
         files(values)
@@ -291,7 +286,6 @@ def test_all_that_does_not_go_together_is_told_at_once() -> None:
 
 
 def test_what_has_no_default_is_asked_for_at_once() -> None:
-    """The model, the devices and the sidecar's image, by name, in one message."""
     with pytest.raises(HelmRenderError) as refused:
         chart().render({}, name="demo", namespace="models")
     for asked in (
@@ -351,7 +345,6 @@ def test_a_wrong_rule_is_refused_by_helm_as_by_the_sidecar(what: str) -> None:
 
 
 def test_right_rules_are_taken_by_both() -> None:
-    """Waters that are derived, a falling signal, and a host's rule with its remedies."""
     rules = [
         {"name": "device", "signal": "device_free_bytes"},
         {"name": "free", "signal": "device_free_bytes", "high_water": 1e9, "low_water": 2e9},

@@ -46,7 +46,6 @@ def secret_in(url: str, values: Object) -> Object:
 
 
 def test_a_token_is_made_that_the_sidecar_takes() -> None:
-    """Forty letters and digits, another one each time."""
     rendered = [each for _ in range(2) for each in freshly_rendered({}) if each["kind"] == "Secret"]
     first, second = (decoded(each)["admin-token"] for each in rendered)
     assert first != second
@@ -64,13 +63,11 @@ def test_an_upgrade_keeps_the_generated_token() -> None:
 
 
 def test_the_first_installation_into_a_cluster_makes_one() -> None:
-    """The first installation finds no Secret yet."""
     with cluster({}) as url:
         assert len(decoded(secret_in(url, {}))["admin-token"]) == 40
 
 
 def test_existing_secrets_are_named_and_none_is_made() -> None:
-    """Under the keys that they have."""
     values = ci_values("statefulset-values.yaml")
     assert "Secret" not in kinds(values)
     each = pod(values)
@@ -81,7 +78,6 @@ def test_existing_secrets_are_named_and_none_is_made() -> None:
 
 
 def test_without_a_secret_each_pod_makes_a_token_of_its_own() -> None:
-    """In memory, where nothing but the sidecar mounts it, and where commands in its container look: no Secret."""
     values = {"adminToken": {"enabled": False}}
     each = pod(values)
     sidecar = container(each, "highwater")
@@ -104,7 +100,6 @@ def test_a_file_of_ones_own_holds_the_token() -> None:
 
 
 def test_the_engine_never_has_the_admin_token() -> None:
-    """It runs other people's models."""
     names = [name for name in env(container(pod(BOTH), "vllm")) if name.startswith("HIGHWATER_")]
     assert names == ["HIGHWATER_RECORDER_DIR"]
     assert "admin-token" not in json.dumps(container(pod(BOTH), "vllm"))
@@ -112,7 +107,6 @@ def test_the_engine_never_has_the_admin_token() -> None:
 
 @pytest.mark.parametrize("name", CI_FILES)
 def test_no_value_renders_a_secret_in_clear_text_into_an_argument(name: str) -> None:
-    """Every secret variable comes from a Secret, and what is in ours is nowhere else in the pod."""
     values = merged(ci_values(name), {} if name == "attach-values.yaml" else BOTH)
     for each in pods(values):
         for one in containers(each):

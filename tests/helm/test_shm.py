@@ -37,7 +37,6 @@ def fill(folder: Path) -> set[str]:
 
 
 def test_what_vllm_and_its_libraries_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    """Then the program is started, with its arguments as they are."""
     fill(tmp_path)
     said = run({}, tmp_path, "two words; $(no command)")
     assert sorted(said[:4]) == sorted({f"{name}1" for name in STAYS} | {"weights of mine", "models"})
@@ -52,7 +51,6 @@ def test_the_engine_starts_where_nothing_can_be_removed(tmp_path: Path, name: st
 
 
 def test_the_volume_has_a_path_that_no_device_driver_mounts_over() -> None:
-    """For a shared GPU they mount a folder of the node at /dev/shm, with other pods' files in it."""
     for each in pods(ci_values("leaderworkerset-ray-values.yaml")):
         if engine := container(each, "vllm"):
             assert {mounts(engine)[path] for path in (SHM, "/dev/shm")} == {"shm"}
@@ -69,7 +67,6 @@ def test_the_volume_has_a_path_that_no_device_driver_mounts_over() -> None:
     ],
 )
 def test_where_another_container_has_it_mounted_nothing_is_removed(tmp_path: Path, values: Object) -> None:
-    """The files may be its own, or be there for the engine."""
     names = fill(tmp_path)
     assert names <= set(run(values, tmp_path))
     engine = container(pod(values), "vllm")

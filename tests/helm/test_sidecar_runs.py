@@ -23,7 +23,6 @@ PATIENCE_SECONDS = 300.0
 
 
 def values(*more: Object) -> Object:
-    """Free ports, and whatever else."""
     port, control, engine = free_port(), free_port(), free_port()
     config = {"host": "127.0.0.1", "port": port, "control_port": control}
     found: Object = {"config": config, "engine": {"listen": {"port": engine}}}
@@ -57,7 +56,7 @@ def may_act(url: str, token: str) -> bool:
     return status in (200, 201)
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 def test_a_changed_token_is_in_force_without_a_restart(tmp_path: Path) -> None:
     """The kubelet swaps the files of a Secret; the sidecar goes on, takes the new one, and refuses the old one."""
     given = values()
@@ -75,7 +74,7 @@ def test_a_changed_token_is_in_force_without_a_restart(tmp_path: Path) -> None:
         assert not may_act(url, old)
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 def test_without_its_secret_the_sidecar_serves_and_refuses_to_act(tmp_path: Path) -> None:
     """The volume is optional, so that the engine starts; what looks is answered, and what acts is not."""
     given = values({"adminToken": {"existingSecret": {"name": "not-there"}}})
@@ -90,7 +89,6 @@ def test_without_its_secret_the_sidecar_serves_and_refuses_to_act(tmp_path: Path
 
 
 def test_where_the_sidecar_cannot_start_the_engines_own_answer_lets_it_start(tmp_path: Path) -> None:
-    """A setting that no schema can judge ends it; the startup probe of the engine then asks the engine alone."""
     given = values({"config": {"proxy": {"extra_paths": ["/collective_rpc"]}}})
     node = Node(tmp_path, objects(given))
     node.mount(pod(given))

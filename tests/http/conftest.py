@@ -273,12 +273,6 @@ async def _running_proxy(
 
 
 @pytest.fixture
-def run_proxy():
-    """Return what runs a proxy before a given engine, on the loop it is called on."""
-    return _running_proxy
-
-
-@pytest.fixture
 def start_proxy(upstream):
     """Return what runs a proxy before the fake engine or another, with limits of a test's own."""
 

@@ -201,7 +201,6 @@ async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_ab
 
 
 async def test_without_a_vllm_the_way_to_one_is_named(url, monkeypatch):
-    """In one line, and nothing is compared."""
     monkeypatch.setattr(explain, "engine_here", lambda: None)
     result = await asyncio.to_thread(ran, "--against", "vllm serve MODEL", url=url)
     why = "no vLLM can be imported here; --engine-python PATH names a Python that has one"

@@ -19,7 +19,7 @@ from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import Running, both_on_ports, sidecar_before
 from tests.patience import patiently
 
-pytestmark = pytest.mark.long("coverage")
+pytestmark = pytest.mark.slow("`highwater measure` as a process")
 
 TOKEN = "correct-horse-battery"
 ROOT = Path(__file__).parents[2]

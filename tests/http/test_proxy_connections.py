@@ -134,7 +134,6 @@ async def test_a_client_that_came_too_early_is_served_when_there_is_room(crowded
 
 
 async def test_connections_far_above_the_limit_are_refused_at_once(crowded):
-    """Of all who come then, none is kept."""
     for _ in range(40):
         await crowded.connect()
     last = await crowded.connect()

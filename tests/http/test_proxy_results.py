@@ -435,7 +435,7 @@ async def test_a_client_that_leaves_an_event_stream_has_left(tmp_path):
     assert line["response_bytes"] >= len(received)
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 async def test_a_running_sidecar_opens_its_file_again_at_a_signal(tmp_path, unused_tcp_port):
     log, moved = tmp_path / "access.log", tmp_path / "access.log.1"
     settings = {"HIGHWATER_ACCESS_LOG": str(log)}

@@ -22,7 +22,7 @@ from tests.fakes.sidecar_process import TOKEN, start
 from tests.http.conftest import serving
 from tests.patience import patience
 
-pytestmark = pytest.mark.long("coverage")
+pytestmark = pytest.mark.slow("`highwater serve` as a process")
 
 PATIENCE = 120.0
 # How long one worker call may hold the engine's loop (`max_seconds` of a trim), and one step of it.

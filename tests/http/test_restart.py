@@ -18,7 +18,7 @@ from tests.fakes.engine import FakeEngine
 
 from .conftest import serving
 
-pytestmark = pytest.mark.long("coverage")
+pytestmark = pytest.mark.slow("`highwater serve` as a process")
 
 PATIENCE_SECONDS = 60.0
 

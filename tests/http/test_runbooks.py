@@ -280,7 +280,7 @@ async def works(place: Place, command: str) -> None:
     assert '"code"' not in done.stdout, done
 
 
-@pytest.mark.whole("the runbooks' lines again, in the chart's pod")
+@pytest.mark.slow("the runbooks' lines again, in the chart's pod")
 @shares
 @pytest.mark.parametrize("command", commands(in_kubernetes=True))
 async def test_a_line_works_in_the_charts_pod(pod: Place, command: str):
@@ -308,7 +308,7 @@ def test_the_first_lines_are_the_same_everywhere():
     assert {line for line in LINES if line.startswith("TOKEN=")} == {TOKEN_LINE}
 
 
-@pytest.mark.whole("the runbooks' lines again, in the chart's pod")
+@pytest.mark.slow("the runbooks' lines again, in the chart's pod")
 @shares
 async def test_a_change_without_the_token_is_refused_here(pod: Place, machine: Place):
     """So that the lines above show that each of them has it."""

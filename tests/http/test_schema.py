@@ -22,7 +22,7 @@ from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
 from tests.patience import LIMIT_SECONDS
 
-# Of each operation, whole and broken: 12, and 3 in `make test-fast`.
+# Of each operation, whole and broken: 12, and 3 in `make fast`.
 EXAMPLES = settings.default.max_examples // 8
 TOKEN = "correct-horse-battery"
 

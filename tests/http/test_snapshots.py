@@ -97,7 +97,6 @@ async def test_a_snapshot_is_taken_listed_and_downloaded(running, tmp_path):
 
 
 async def test_a_dry_run_tells_the_size(running, tmp_path):
-    """And leaves nothing to download."""
     answer = (await running.client.post("/memory/snapshot", json={"dry_run": True})).json()
     assert (answer["dry_run"], answer["snapshot"]) == (True, None)
     assert [(rank["bytes"], rank["path"], rank["url"]) for rank in answer["ranks"]] == [(1_000_000, None, None)] * 2

@@ -37,7 +37,7 @@ from tests.http.conftest import serving
 from tests.http.test_control_plane import both_on_ports
 from tests.unit.commands.reports import as_json, report
 
-pytestmark = pytest.mark.long("coverage")
+pytestmark = pytest.mark.slow("commands as processes")
 
 TOKEN = "correct-horse-battery"
 PATIENCE = 60.0
@@ -429,7 +429,6 @@ class Terminal:
     ids=["q", "interrupt", "terminate"],
 )
 def test_top_gives_the_terminal_back(lonely, leave, status):
-    """However it is left."""
     with Terminal("top", "--url", lonely.url) as terminal:
         terminal.wait_for("\x1b[?1049h", "no reading of any worker yet")
         leave(terminal)
@@ -579,7 +578,6 @@ async def test_the_command_that_a_refusal_prints_works(at_home, tmp_path):
 
 
 async def test_on_a_terminal_it_says_where_the_token_is(tmp_path, monkeypatch):
-    """In a substitution it says nothing but the token."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
     script = (

@@ -206,7 +206,7 @@ async def answers(client: httpx.AsyncClient) -> bool:
     return False
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
     """On either port each connection holds a descriptor, and counts nowhere until its handshake has ended."""
     clients = certificates.issue("listening")
@@ -221,7 +221,7 @@ async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
     assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):
     """Control face and data plane; the token is asked for as ever; a renewed certificate is found by itself."""
     ours, clients = certificates.issue("sidecar"), certificates.issue("listening")
@@ -257,7 +257,7 @@ async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):
         assert (await client.get("/livez")).status_code == 200  # on the connection from before
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 async def test_both_ports_speak_tls_with_one_certificate(certificates, tmp_path):
     """The admin token travels to the one, prompts to the other; and a silent client of either is let go."""
     clients = certificates.issue("listening")
@@ -276,7 +276,7 @@ async def test_both_ports_speak_tls_with_one_certificate(certificates, tmp_path)
     assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 async def test_an_engine_that_is_not_believed_is_told_by_the_report_and_the_answer(certificates, upstream, tmp_path):
     """State and hint for the operator; an error for the client, and not one byte for the engine."""
     trustme.CA().cert_pem.write_to_path(str(stranger := tmp_path / "stranger.crt"))

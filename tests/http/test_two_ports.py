@@ -285,7 +285,7 @@ def ran(*arguments: str, **environ: str) -> Result:
     return CliRunner().invoke(main, arguments, env=clean | environ, catch_exceptions=False)
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 async def test_every_command_finds_the_control_port(tmp_path):
     """By the sidecar's own variables; and one that asks the data port is told which to ask."""
     async with serving(FakeEngine()) as engine, process(tmp_path, engine) as sidecar:
@@ -305,7 +305,7 @@ async def test_every_command_finds_the_control_port(tmp_path):
             assert "its control port (control_port): name that with --url or HIGHWATER_URL" in wrong.output
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 async def test_while_requests_finish_probes_are_answered(tmp_path):
     """SIGTERM within a stream: the data port takes nobody new, and the control port says that the sidecar stops."""
     engine = SlowEngine()
@@ -335,7 +335,7 @@ async def test_while_requests_finish_probes_are_answered(tmp_path):
     assert engine.ended == ["whole"]
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 @pytest.mark.parametrize("taken", ["port", "control_port"])
 async def test_a_port_that_is_in_use_is_named_by_its_setting(taken):
     """With its number and the system's reason, in the only line of the log: nothing else was begun. The status is 4."""

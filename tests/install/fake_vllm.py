@@ -33,7 +33,6 @@ print(json.dumps({
 
 
 def main() -> None:
-    """Serve."""
     parser = argparse.ArgumentParser()
     parser.add_argument("serve")
     parser.add_argument("model")

@@ -171,7 +171,6 @@ def new_cluster(folder: Path, tools: Path, *things: Object) -> FileCluster:
 
 
 def main() -> None:
-    """Be one of the programs."""
     _, program, *arguments = sys.argv
     cluster = FileCluster(Path(os.environ["FILE_CLUSTER"]), Path(os.environ["FILE_CLUSTER_TOOLS"]))
     sys.stdout.write(cluster.helm(arguments) if program == "helm" else cluster.kubectl(arguments))

@@ -33,7 +33,6 @@ def saved_files(text: str) -> dict[str, str]:
 
 
 def save(text: str, folder: Path) -> None:
-    """Do so."""
     for name, content in saved_files(text).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +57,6 @@ def followed(lines: str, folder: Path, tools: Tools) -> str:
 
 
 def manifests(text: str) -> list[Object]:
-    """Every object of a stream."""
     return [each for each in yaml.safe_load_all(text) if each]
 
 
@@ -152,10 +150,3 @@ def assert_harmless(pod: Object) -> None:
         assert (rights["runAsNonRoot"], rights["allowPrivilegeEscalation"]) == (True, False)
         assert rights["capabilities"] == {"drop": ["ALL"]}
         assert rights["seccompProfile"] == {"type": "RuntimeDefault"}, "the restricted standard asks for it"
-
-
-def without(pod: Object, *names: str) -> list[str]:
-    """The names of a pod's other volumes and containers."""
-    spec = pod["spec"]
-    all_names = [each["name"] for key in ("initContainers", "containers", "volumes") for each in spec.get(key, [])]
-    return [name for name in all_names if name not in names]

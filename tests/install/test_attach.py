@@ -170,7 +170,6 @@ def assert_attached(deployment: Object, theirs: Object) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_pages_kubectl_lines_install_upgrade_and_remove(reader: MakeReader, style: str) -> None:
-    """An upgrade that changes nothing makes no revision, and a removal leaves what was there before, and only that."""
     done, theirs = attached(reader, style), yaml.safe_load(STYLES[style])
     deployment = done.cluster.get("Deployment", "my-vllm")
     assert_attached(deployment, theirs)
@@ -179,17 +178,6 @@ def test_the_pages_kubectl_lines_install_upgrade_and_remove(reader: MakeReader, 
     done.run(commands(KUBECTL, that_has="rollout undo"))
     assert done.cluster.get("Deployment", "my-vllm")["spec"]["template"] == theirs["spec"]["template"]
     assert done.cluster.names() == ["deployment/my-vllm"]
-
-
-def test_arguments_that_change_later_are_changed_by_the_same_lines(newest: MakeReader) -> None:
-    """In attach.yaml; an upgrade that does change something makes a revision."""
-    done = attached(newest, "arguments")
-    values = done.folder / "attach.yaml"
-    values.write_text(values.read_text().replace("--max-num-seqs=64", "--max-num-seqs=8"))
-    done.run(commands(KUBECTL, that_has="helm upgrade"))
-    deployment = done.cluster.get("Deployment", "my-vllm")
-    assert engine_of(deployment)["args"] == ["--model=Qwen/Qwen3-VL-8B-Instruct", "--max-num-seqs=8", *OURS]
-    assert deployment["metadata"]["annotations"]["deployment.kubernetes.io/revision"] == "3"
 
 
 def needed(value: Any) -> list[Object]:
@@ -207,7 +195,6 @@ def needed(value: Any) -> list[Object]:
 
 
 def test_a_pod_starts_after_the_release_is_gone(newest: MakeReader) -> None:
-    """Nothing that it waits for is the release's; also where the chart makes the admin token's Secret."""
     theirs = yaml.safe_load(PLAIN)
     done = newest(theirs)
     found = with_args(blocks(PAGE, KUBECTL), theirs)
@@ -220,17 +207,9 @@ def test_a_pod_starts_after_the_release_is_gone(newest: MakeReader) -> None:
     assert needed(template) == []
 
 
-def test_what_says_that_a_pod_starts_would_see_a_secret() -> None:
-    """The judge is awake."""
-    reference = {"name": "highwater", "key": "admin-token"}
-    assert needed({"env": [{"valueFrom": {"secretKeyRef": reference}}]}) == [reference]
-
-
-@pytest.mark.parametrize("deployment", [PLAIN, PLAIN.replace("namespace: models, ", "")], ids=["namespace", "without"])
-def test_the_pages_gitops_lines_attach_the_sidecar(reader: MakeReader, deployment: str) -> None:
-    """Whether or not the file says a namespace; the arguments are added behind those in the file."""
-    done = in_git(reader, deployment)
-    theirs = yaml.safe_load(deployment)
+def test_the_pages_gitops_lines_attach_the_sidecar(reader: MakeReader) -> None:
+    done = in_git(reader, PLAIN)
+    theirs = yaml.safe_load(PLAIN)
     rendered = [each for each in yaml.safe_load_all(done.run("kubectl kustomize my-vllm")) if each]
     (patched,) = [each for each in rendered if each["kind"] == "Deployment"]
     assert_attached(patched, theirs)
@@ -250,25 +229,7 @@ def test_gitops_repeats_arguments_where_they_cannot_be_added(newest: MakeReader,
     assert_attached(patched, theirs)
 
 
-def test_rendering_again_changes_no_file(newest: MakeReader) -> None:
-    """So nothing is ever out of sync, and an upgrade shows in a diff."""
-    done = in_git(newest, PLAIN)
-    folder = done.folder / "my-vllm"
-    before = {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
-    done.run(commands(GITOPS, that_has="helm template"))
-    assert {path: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
-    assert "\nkind: Secret" not in before[folder / "highwater" / "beside.yaml"]
-
-
-def test_another_container_at_the_place_is_an_error(newest: MakeReader) -> None:
-    """And no argument goes to it."""
-    done = in_git(newest, PLAIN, containerIndex=1)
-    with pytest.raises(AssertionError, match=r"(?s)spec/containers/1/name.*failed"):
-        done.run("kubectl kustomize my-vllm")
-
-
 def test_the_pages_first_pod_is_as_restricted_as_the_charts(newest: MakeReader) -> None:
-    """The namespace may refuse others. `kubectl run` merges its overrides as `kubectl patch` does."""
     done = attached(newest, "arguments")
     words = shlex.split(commands(FIRST, that_has="kubectl -n models run").replace("\\\n", " "))
     (overrides,) = [word.removeprefix("--overrides=") for word in words if word.startswith("--overrides=")]
@@ -287,7 +248,6 @@ def test_the_pages_first_pod_is_as_restricted_as_the_charts(newest: MakeReader) 
 
 
 def test_the_page_lets_the_old_pod_go_first(newest: MakeReader) -> None:
-    """Where no device is spare."""
     done = newest(yaml.safe_load(PLAIN))
     done.run(commands(FIRST, that_has="maxSurge"))
     deployment = done.cluster.get("Deployment", "my-vllm")
@@ -298,14 +258,7 @@ def test_the_page_lets_the_old_pod_go_first(newest: MakeReader) -> None:
     validate(deployment)
 
 
-def test_the_pages_look_at_the_arguments_shows_them(newest: MakeReader) -> None:
-    """As a list that can be written into attach.yaml as it is."""
-    shown = newest(yaml.safe_load(PLAIN)).run(commands(KUBECTL, that_has="jsonpath"))
-    assert yaml.safe_load(shown) == ["--model=Qwen/Qwen3-VL-8B-Instruct", "--max-num-seqs=64"]
-
-
 def test_the_sidecar_holds_up_no_engine(newest: MakeReader, tmp_path: Path) -> None:
-    """It is no init container, a failed copy of the worker package ends well, and a pod of root's refuses neither."""
     done = attached(newest, "all in command")
     (template,) = pod_templates(done.cluster.get("Deployment", "my-vllm"))
     spec = template["spec"]
@@ -321,16 +274,3 @@ def test_the_sidecar_holds_up_no_engine(newest: MakeReader, tmp_path: Path) -> N
     command = container(template, "highwater-extension")["command"]
     ended = subprocess.run(command, env={"PATH": f"{failing}:/usr/bin:/bin"}, capture_output=True, check=False)
     assert (ended.returncode, b"without the worker package" in ended.stdout) == (0, True)
-
-
-def test_a_patch_with_replace_would_have_been_seen(newest: MakeReader) -> None:
-    """kubectl drops such a map where the original has none: what these tests are for."""
-    done = attached(newest, "a line for a shell")
-    patch = yaml.safe_load((done.folder / "patch.yaml").read_text())
-    patch["spec"]["template"]["spec"]["containers"][0]["startupProbe"]["$patch"] = "replace"
-    (done.folder / "patch.yaml").write_text(yaml.safe_dump(patch))
-    theirs = yaml.safe_load(A_SHELLS_LINE)
-    done.cluster.store(theirs)
-    done.run("kubectl -n models patch deployment my-vllm --patch-file patch.yaml")
-    with pytest.raises(KeyError, match="startupProbe"):
-        assert_attached(done.cluster.get("Deployment", "my-vllm"), theirs)

@@ -153,7 +153,6 @@ def test_each_python_has_what_is_its_own(home: Home) -> None:
 
 
 def test_the_sidecar_takes_the_port_and_acts(home: Home) -> None:
-    """The page's recommended lines: `check` finds nothing wrong, and shows the memory at the clients' port."""
     with home.running(line("Start", "VLLM_SERVER_DEV_MODE=1"), "18000", "/health"):
         assert home.saw == {
             "plugins": ["highwater"],
@@ -171,7 +170,6 @@ def test_the_sidecar_takes_the_port_and_acts(home: Home) -> None:
 
 
 def test_an_engine_is_watched_without_the_sidecar_in_its_way(home: Home) -> None:
-    """Its command line is the old one, without development mode."""
     start = line("Start", "vllm serve", without="VLLM_SERVER_DEV_MODE")
     with home.running(start, "8000", "/health") as engine:
         with home.running(line("Start", "--port 8001"), "8001", "/livez") as sidecar:

@@ -13,7 +13,6 @@ RECORDINGS_FILE = ROOT / "helm" / "alerts" / "highwater-recording.rules.yaml"
 
 
 def group_of(path: Path) -> dict[str, Any]:
-    """A file's only group of rules."""
     (group,) = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
     return group
 

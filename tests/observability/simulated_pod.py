@@ -57,7 +57,6 @@ class SimulatedPod:
             self._request(code)
 
     def page(self) -> str:
-        """The next scrape."""
         self._live()
         return self._exporter.page().decode()
 

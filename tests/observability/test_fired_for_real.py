@@ -101,7 +101,6 @@ class Told:
         return Response()
 
     async def wait(self, name: str, status: str) -> dict[str, Any]:
-        """The first such alert."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             for alert in self.alerts:
@@ -123,7 +122,6 @@ async def in_thread(make: Callable[[], contextlib.AbstractContextManager[Any]]):
 
 
 async def test_high_water_that_nobody_relieves_reaches_the_people_on_call(tmp_path: Path):
-    """An engine after the story's benchmark, a policy that only observes: it fires, tells what and where, resolves."""
     for name in ("prometheus", "prometheus-alertmanager"):
         tool(name)
     fake, told = FakeEngine(), Told()

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from helm.source.metrics import OWN, names_in
+from helm.source.metrics import OWN
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.readings.engine import EngineState
 from highwater.readings.event import Trigger
@@ -38,19 +38,7 @@ def series(text: str) -> list[str]:
 # --- cardinality ---
 
 
-def test_the_page_counts_a_pods_series():
-    """A scrape of one with eight ranks and one with none: what a rank adds, and what there is besides."""
-    whole, bare = (series(SimulatedPod(ranks).page()) for ranks in (8, 0))
-    of_rank = sum(bool(re.search(r'rank="0"|process="(worker )?rank 0"', line)) for line in whole)
-    of_devices = sum(line.startswith("highwater_devices_") for line in whole)
-    assert len(whole) == len(bare) + of_devices + 8 * of_rank
-    told = f"| {len(bare)}, {of_devices} for all devices and {of_rank} for each rank: {len(whole)} with eight |"
-    assert told in PAGE
-    assert f"when each counter began | {sum('_created' in line for line in whole)} |" in PAGE
-
-
 def test_the_simulated_pod_exports_what_a_real_one_does():
-    """Every family but those of what did not happen to them."""
     families = {name.removesuffix("_total") for name in OWN}
     simulated = {family.name for family in text_string_to_metric_families(SimulatedPod(8).page())}
     simulated = {name for name in simulated if not name.endswith("_created")}
@@ -71,7 +59,6 @@ def test_every_label_is_on_the_page_and_bounded_there():
 
 
 def test_no_request_of_a_client_makes_a_series():
-    """Hundreds of them, and images that come and go: the page is as long as after the first."""
     pod = SimulatedPod(2)
     lengths = {len(series(pod.page())) for _ in range(40)}
     assert len(lengths) == 1
@@ -81,7 +68,6 @@ def test_no_request_of_a_client_makes_a_series():
 
 
 def test_what_is_dropped_is_read_by_no_rule(tmp_path):
-    """Nor by the fleet's dashboard; and Prometheus takes the configuration."""
     (scrape,) = yaml_blocks("scrape_configs")
     dropped = [rule["regex"] for rule in scrape["scrape_configs"][0]["metric_relabel_configs"]]
     board = json.loads((ROOT / "helm" / "dashboards" / "highwater-fleet.json").read_text())
@@ -98,7 +84,6 @@ def test_what_is_dropped_is_read_by_no_rule(tmp_path):
 
 
 def test_prometheus_takes_the_documented_remote_write(tmp_path):
-    """`promtool check config`; and what it keeps are recordings."""
     (block,) = yaml_blocks("remote_write")
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump(block))
@@ -111,7 +96,6 @@ def test_prometheus_takes_the_documented_remote_write(tmp_path):
 
 
 def test_the_adapter_serves_what_the_charts_autoscaler_asks_for():
-    """And it reads what is exported; that the chart's autoscalers are valid is tested in tests/helm."""
     values = yaml.safe_load((ROOT / "helm" / "values.yaml").read_text())
     asked = [metric["name"] for metric in values["autoscaling"]["hpa"]["podMetrics"]]
     (adapter,) = yaml_blocks("rules")
@@ -119,13 +103,3 @@ def test_the_adapter_serves_what_the_charts_autoscaler_asks_for():
     (pattern,) = re.findall(r'__name__=~"([^"]+)"', served)
     assert asked
     assert all(name in OWN and re.fullmatch(pattern, name) for name in asked)
-
-
-def test_the_page_lists_every_recording_and_names_only_what_is_there():
-    """Whatever begins with our prefix is exported or recorded."""
-    section = PAGE.partition("## Recording rules")[2].partition("\n## ")[0]
-    listed = re.findall(r"^\| `(\S+)` +\| (\S.*?) +\|$", section, re.MULTILINE)
-    assert [name for name, meaning in listed if meaning] == [recording["record"] for recording in RECORDINGS]
-    said = set(re.findall(r"\b(?:instance|namespace_model)\w*:highwater_\w+:\w+", PAGE))
-    assert said == {recording["record"] for recording in RECORDINGS}
-    assert all(names_in(name) for name in re.findall(r"`(highwater_\w+)[`{]", PAGE))

@@ -29,13 +29,11 @@ SERIES = {
 
 
 def test_there_is_a_join_for_each_exporter():
-    """dcgm-exporter's and npu-exporter's."""
     assert [re.findall(r"DCGM|npu_chip", join) for join in JOINS] == [["DCGM"], ["npu_chip"]]
 
 
 @pytest.mark.parametrize("join", JOINS, ids=["dcgm", "npu"])
 def test_each_rank_gets_its_devices_temperature(join, tmp_path):
-    """Also where ranks share one; nobody gets another's."""
     expected = [{"labels": f'{{rank="{rank}"}}', "value": value} for rank, value in ((0, 61), (1, 61), (2, 62))]
     case = {
         "interval": "1m",

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from matplotlib.testing.compare import compare_images
 
-from tests.observability.pictures.__main__ import IMAGES, SHOWN, all_rows
 from tests.observability.pictures.boards import NAMES, filled_in, rows
-from tests.observability.pictures.draw import draw, shown
 from tests.observability.pictures.store import Store, filled
 
 from .conftest import tool
 
-MAX_BYTES = 150_000
-# Root mean square, of 255: one word more is 3. The same code draws the same pixels, but for what a processor rounds.
-MAX_UNLIKE = 0.5
-FREE = 'highwater_device_memory_free_bytes{instance="10.0.0.1:8002"}'
-HIGH = 'max(highwater_policy_high_water_bytes{instance="10.0.0.1:8002", rule="device"})'
 # What brings no data in this scene, by what the query contains, and why. All else must.
 EMPTY_HERE = {
     "highwater_control_denied_total": "nobody tried without a token",
@@ -48,7 +38,6 @@ def queries() -> list[tuple[str, str]]:
 
 
 def test_every_panel_brings_data_or_is_listed_with_the_reason(store: Store):
-    """Each query of each panel, at some moment of the scene; a reason that nothing needs is one too many."""
     asked = queries()
     assert len(asked) > 100
     empty = {where: query for where, query in asked if not store.range(query)}
@@ -66,63 +55,7 @@ def test_the_first_remedy_of_a_kind_is_shown(store: Store):
 
 
 def test_alerts_fire_in_the_scene_where_they_should(store: Store):
-    """The death of one engine, and not on the servers beside it."""
     fired = {(row["metric"]["alertname"], row["metric"]["pod"]) for row in store.range("ALERTS")}
     assert {("HighwaterEngineGone", "vl-0"), ("HighwaterIncident", "vl-0")} <= fired
     assert not {name for name, pod in fired if pod != "vl-0"} & {"HighwaterEngineGone", "HighwaterServerErrors"}
     assert {row["metric"]["model"] for row in store.range("ALERTS") if row["metric"]["pod"] == "vl-0"} == {"vl-8b"}
-
-
-def test_a_firing_alert_has_the_number_of_its_severity(store: Store):
-    """By which the timeline colours it: critical ones as critical, and warnings as such."""
-    for where, query in queries():
-        if where.endswith("Alerts"):
-            found = {row["metric"]["alertname"]: {value for _, value in row["values"]} for row in store.range(query)}
-            assert (found["HighwaterServerErrors"], found["HighwaterEngineGone"]) == ({"3"}, {"2"})
-            assert found.keys() == {row["metric"]["alertname"] for row in store.range("ALERTS")}, where
-
-
-def test_headroom_has_the_colour_of_the_rules_own_waters(store: Store):
-    """One of its queries answers at each moment: that under high water while the scene's rule is short of it."""
-    free, low, high = [query for where, query in queries() if where == "server: At a glance: Headroom, worst rank"]
-    moments = [{at for row in store.range(query) for at, _ in row["values"]} for query in (free, low, high)]
-    assert all(moments)
-    assert sum(map(len, moments)) == len(set().union(*moments))
-    short = {at for row in store.range(f"{HIGH} > min({FREE})") for at, _ in row["values"]}
-    assert moments[2] == short
-
-
-@pytest.mark.parametrize("name", all_rows())
-def test_every_row_can_be_drawn_and_what_the_documentation_shows_is_so(store: Store, tmp_path: Path, name: str):
-    """Also the tables and states. If a picture is of the past: `make pictures`."""
-    path = tmp_path / f"{name}.png"
-    draw(all_rows()[name], store, path)
-    assert path.stat().st_size > 1_000
-    if name in SHOWN:
-        assert compare_images(str(IMAGES / f"grafana-{name}.png"), str(path), MAX_UNLIKE) is None
-
-
-def test_the_pictures_beside_the_page_are_those_that_it_shows():
-    """Small ones, and none is left over."""
-    page = (IMAGES.parent / "grafana.md").read_text(encoding="utf-8")
-    assert re.findall(r"\(images/(grafana-[\w-]+\.png)\)", page) == [f"grafana-{each}.png" for each in SHOWN]
-    assert {path.name for path in IMAGES.glob("grafana-*.png")} == {f"grafana-{each}.png" for each in SHOWN}
-    assert all(path.stat().st_size < MAX_BYTES for path in IMAGES.glob("grafana-*.png"))
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (3 * 1024**3, "bytes", "3 GiB"),
-        (0.0, "bytes", "0 B"),
-        (2048.0, "binBps", "2 KiB/s"),
-        (0.925, "percentunit", "92.5 %"),
-        (0.04, "s", "40 ms"),
-        (5400, "s", "1.5 h"),
-        (7, "reqps", "7 req/s"),
-        (3, "short", "3"),
-    ],
-)
-def test_a_value_is_shown_in_its_unit(value: float, unit: str, text: str):
-    """As Grafana does."""
-    assert shown(value, unit) == text

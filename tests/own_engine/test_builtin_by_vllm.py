@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-pytestmark = [pytest.mark.long("plan"), pytest.mark.timeout(1800, func_only=True)]
+pytestmark = pytest.mark.timeout(1800, func_only=True)
 GIB = 1 << 30
 # Bytes for the KV cache: some models are refused with the first, none with the second.
 SMALL, LARGE = 3 * GIB // 10, 6 * GIB
@@ -132,7 +132,10 @@ def beyond_bounds(vllm: Asked, card: str, root: Path, name: str) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module", params=["H100", "B200", "A100", "L4"])
+@pytest.fixture(
+    scope="module",
+    params=["H100", *(pytest.param(name, marks=pytest.mark.soak) for name in ("B200", "A100", "L4"))],
+)
 def card(request: pytest.FixtureRequest) -> Iterator[tuple[str, Asked]]:
     with asked(DEFAULT_VERSION, "--card", request.param) as process:
         yield request.param, process
@@ -140,7 +143,6 @@ def card(request: pytest.FixtureRequest) -> Iterator[tuple[str, Asked]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_is_vllms(card: tuple[str, Asked], tmp_path: Path, name: str) -> None:
-    """Blocks, tokens, concurrency, needed bytes, longest length, and the defaults of a step and of prefix caching."""
     assert differences(card[1], card[0], tmp_path, name) == []
 
 
@@ -149,5 +151,4 @@ def test_a_plan_is_vllms(card: tuple[str, Asked], tmp_path: Path, name: str) -> 
 def test_weights_and_activation_on_meta_lie_within_the_bounds(
     card: tuple[str, Asked], tmp_path: Path, name: str
 ) -> None:
-    """Of one rank of one and of four; without what an encoder takes."""
     assert beyond_bounds(card[1], card[0], tmp_path, name) == []

@@ -26,8 +26,6 @@ from tests.helm.chart import CI_FILES, Object, ci_values, container, merged, obj
 from tests.helm.node import Node
 from tests.patience import LIMIT_SECONDS, wait_until
 
-pytestmark = pytest.mark.long("chart")
-
 START_SECONDS = 1200.0
 LOOK_SECONDS = 0.25
 MODEL = "/models/tiny-qwen3-vl"
@@ -162,7 +160,6 @@ def test_vllm_knows_every_argument_that_the_chart_renders(
 
 
 def test_every_rank_reports_by_both_ways(running: Running) -> None:
-    """The workers answer the sidecar's call, and the recorders lie in the folder that both mount."""
     wait_until(lambda: running.get("/memory").json().get("progress") is not None, pause_seconds=LOOK_SECONDS)
     report = running.get("/memory").json()
     assert report["engine"]["state"] == "ready"
@@ -187,7 +184,6 @@ def test_the_engines_api_is_on_loopback_alone(running: Running) -> None:
 
 
 def test_a_reclaim_with_the_generated_token_gives_memory_back(running: Running) -> None:
-    """Without the token it is refused; with it the encoder cache that images filled is empty again."""
     url = f"http://127.0.0.1:{running.control_port}"
     sent = asyncio.run(send_images(f"http://127.0.0.1:{running.port}", "tiny-qwen3-vl", images=range(8)))
     assert sent.failed == 0
@@ -202,7 +198,6 @@ def test_a_reclaim_with_the_generated_token_gives_memory_back(running: Running) 
 
 
 def test_each_port_serves_its_own_plane(running: Running) -> None:
-    """The engine's metrics on the one, ours on the other, and nothing of the model there."""
     data = f"http://127.0.0.1:{running.port}"
     theirs = httpx.get(f"{data}/metrics", timeout=60, trust_env=False)
     assert "vllm:num_requests_running" in theirs.text
@@ -213,7 +208,6 @@ def test_each_port_serves_its_own_plane(running: Running) -> None:
 
 
 def test_the_engine_logs_into_the_folder_that_the_sidecar_reads(running: Running) -> None:
-    """EngineCore's lines too: it is the process that dies. And stdout has them as ever."""
     log = (running.node.volume("highwater-engine-log") / "engine.log").read_text()
     assert "EngineCore" in log
     assert "EngineCore" in (running.node.folder / "engine.log").read_text()
@@ -228,7 +222,6 @@ def test_the_hook_before_the_end_returns_when_nothing_is_under_way(running: Runn
 
 
 def test_a_sidecar_that_is_down_has_no_healthy_engine_killed(running: Running) -> None:
-    """In its backoff, say: the pod is not ready, and no probe that kills fails. It comes back to the same engine."""
     running.sidecar.stop()
     running.passes("vllm", "startupProbe")
     running.passes("vllm", "livenessProbe")
@@ -238,7 +231,6 @@ def test_a_sidecar_that_is_down_has_no_healthy_engine_killed(running: Running) -
 
 
 def test_probes_tell_the_engines_death_from_the_sidecars(running: Running) -> None:
-    """The engine's liveness probe fails, the sidecar's does not: the right one is restarted. Must be last."""
     running.passes("vllm", "livenessProbe")
     running.engine.stop()
     wait_until(lambda: not running.probe("vllm", "livenessProbe"), pause_seconds=LOOK_SECONDS)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("device")
+pytestmark = pytest.mark.device
 # A real engine is started by other tests of this folder.
 SHORT = [name for name in STEPS if name != "engine"]
 JUDGED = {
@@ -41,6 +41,5 @@ def path(tmp_path: Path, engine_environment: EngineEnvironment) -> str:
 
 @pytest.mark.parametrize("step", SHORT)
 def test_a_step_passes_on_a_cpu(step: str, tmp_path: Path, path: str, engine_environment: EngineEnvironment):
-    """No check fails, those that a CPU can make are made, and each that is skipped says why."""
     environ = os.environ | {"PYTHONPATH": path}
     assert passed(step, "cpu", tmp_path, python=engine_environment.python, environ=environ) >= JUDGED[step]

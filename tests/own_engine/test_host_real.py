@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.host.reading import HostReading
 
-pytestmark = pytest.mark.long("recorder")
-
 GROUPS = Path("/sys/fs/cgroup")
 EXACT = 0.02
 
@@ -134,7 +132,6 @@ def missing_share(host: Host, reading: HostReading) -> float:
 
 
 def test_every_process_is_there_by_role(host):
-    """One API server, EngineCore, one worker with its rank, and the resource tracker that writes no file."""
     reading = reading_with(host, lambda one: "resource_tracker" in {process.role for process in one.processes})
     by_role = {process.role: process for process in reading.processes}
     assert {"api_server", "engine_core", "worker"} <= set(by_role)
@@ -159,7 +156,6 @@ def test_the_parts_sum_to_what_the_kernel_counts(host):
 
 
 def test_a_file_in_shared_memory_is_attributed(host):
-    """By its name, within ten seconds, with what it may still take."""
     before = {one.owner: one for one in host.reader.read().shm.owners}
     path = Path(f"/dev/shm/nccl-highwater-{os.getpid()}")
     try:
@@ -175,7 +171,6 @@ def test_a_file_in_shared_memory_is_attributed(host):
 
 
 def test_the_rings_are_no_larger_than_the_rules_say(host):
-    """What the rules allow this command line is what its files can come to, and the settings come from the worker."""
     reading = reading_with(host, lambda one: one.engine is not None)
     needs = shm_needs(reading)
     expected = (160 + 240) * MIB if reading.engine.executor == "mp" else 0
@@ -185,7 +180,6 @@ def test_the_rings_are_no_larger_than_the_rules_say(host):
 
 
 def test_that_no_grpc_port_is_open_is_known_by_the_command_line(host):
-    """Workers have that of the process that started them."""
     assert reading_with(host, lambda one: one.engine is not None).engine.grpc is False
 
 

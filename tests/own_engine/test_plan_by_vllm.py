@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [pytest.mark.long("plan"), pytest.mark.timeout(1800, func_only=True)]
+pytestmark = pytest.mark.timeout(1800, func_only=True)
 # Their files here lack what vLLM 0.32 reads: a vision tower, an activation scheme.
 INCOMPLETE = ("gemma-4-26b-a4b", "kimi-k2")
 PRINTED = [start for start in POOLS if start.config not in INCOMPLETE and (start.blocks or start.concurrency)]
@@ -57,7 +57,6 @@ def multimodal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("start", PRINTED, ids=lambda start: f"{start.config}-{start.row}")
 def test_a_pool_is_what_the_start_printed(vllm: Asked, models: Path, start: Start) -> None:
-    """Within the rounding of the printed GiB."""
     low, high = (answer["kv_cache"] for answer in pool_of(vllm, start, models))
     if start.blocks is not None:
         assert low["blocks"] <= start.blocks <= high["blocks"]
@@ -68,7 +67,6 @@ def test_a_pool_is_what_the_start_printed(vllm: Asked, models: Path, start: Star
 
 @pytest.mark.parametrize("start", DENSE, ids=str)
 def test_weights_and_activation_are_what_the_start_printed(vllm_v1: Asked, models: Path, start: RecordedStart) -> None:
-    """To a hundredth of a GiB, and two."""
     answer = parts_of(vllm_v1, start, models)
     (rank,) = answer["ranks"]
     (weights, *_), (peak, low, high, *_) = rank["weights"], rank["activation"]
@@ -111,7 +109,6 @@ def test_each_option_is_taken_as_vllm_takes_it(vllm: Asked, models: Path, name: 
 
 
 def test_experts_are_divided_over_all_ranks(vllm: Asked, models: Path) -> None:
-    """Two replicas of two ranks: each holds a quarter of them."""
     folder = model_folder(models, "moe", QWEN15_MOE)
     command = f"vllm serve {folder} --max-model-len 8192 --enable-expert-parallel -tp 2"
     alone, divided = (vllm.ask(f"{command} {more}", kv_cache_bytes=4 * GIB) for more in ("", "-dp 2"))
@@ -131,7 +128,6 @@ def test_a_length_that_does_not_fit_is_refused_in_vllms_words_and_auto_finds_the
 
 
 def test_no_answer_depends_on_the_one_before(vllm: Asked, models: Path, multimodal: Path) -> None:
-    """Nor on what another left in memory: the peak is read off host buffers that begin with zeros."""
     command = f"vllm serve {model_folder(models, 'llama', LLAMA_8B)} --max-model-len 8192"
     first = vllm.ask(command)
     vllm.ask(f"vllm serve {multimodal} --max-model-len 4096", kv_cache_bytes=GIB)
@@ -216,6 +212,7 @@ def test_the_bytes_of_a_card_have_bounds_and_what_was_pretended_is_said(vllm: As
     assert json.loads(json.dumps(answer)) == answer
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("config", [LLAMA_8B, QWEN15_MOE], ids=["dense", "experts"])
 def test_vllm_ascends_runner_is_asked_without_torch_npu(
     engine_environment: EngineEnvironment, models: Path, config: Config

@@ -18,7 +18,7 @@ from tests.support.asked_starts import model_folder
 from tests.support.record_answers import kept
 from tests.support.recorded_starts import LLAMA_8B
 
-pytestmark = [pytest.mark.long("plan"), pytest.mark.timeout(900, func_only=True)]
+pytestmark = pytest.mark.timeout(900, func_only=True)
 
 
 @pytest.fixture(scope="module", name="model")
@@ -65,7 +65,6 @@ def test_a_model_that_is_nowhere_ends_with_4_and_the_command_that_fetches_it(
 
 
 def test_the_recorded_answers_are_vllms(engine_environment: EngineEnvironment, model: Path) -> None:
-    """A sample of one card, by the figures that the command shows."""
     recorded: dict[str, Any] = json.loads(FILE.read_text())
     names = [name for name in recorded if name.startswith("L4 ")][::4]
     with VllmRoad(str(engine_environment.python), "L4", lambda _: None) as road:

@@ -95,7 +95,6 @@ def test_a_container_sees_itself_alone_and_shm_outlives_it(pod: Pod) -> None:
 
 
 def test_the_chart_removes_what_a_killed_life_left_in_shm(pod: Pod) -> None:
-    """Its command in front of a stand-in that leaves a ring, and a file of its operator's."""
     program = "ls /dev/shm; touch /dev/shm/psm_$$-$(date +%N) /dev/shm/mine; exec sleep 3600"
     values = {"engine": {"command": ["sh", "-c", program], "args": ["sh"]}}
     engine = chart.container(chart.pod(values), "vllm")

@@ -135,7 +135,7 @@ def early_loop(engine_environment: EngineEnvironment, tmp_path_factory: pytest.T
         yield after
 
 
-@pytest.mark.long("recorder")
+@pytest.mark.soak
 @pytest.mark.parametrize("sees", [BOTH, LOG])
 def test_a_start_that_ends_before_any_file_is_in_the_log(early_loop: Loop, sees: str) -> None:
     (incident,) = early_loop.sidecars[sees].incidents()
@@ -143,7 +143,7 @@ def test_a_start_that_ends_before_any_file_is_in_the_log(early_loop: Loop, sees:
     assert names_last_state(early_loop.sidecars[sees].text())
 
 
-@pytest.mark.long("recorder")
+@pytest.mark.soak
 @pytest.mark.parametrize("sees", [BOTH, RECORDERS, LOG, NEITHER])
 def test_a_start_that_ends_before_any_file_acquits_nothing(early_loop: Loop, sees: str) -> None:
     said = f"{early_loop.sidecars[sees].text()}\n{early_loop.sidecars[sees].command('status')}"

@@ -29,7 +29,6 @@ WITH_RECORDERS = pytest.mark.parametrize("sees", [BOTH, RECORDERS])
 EACH = pytest.mark.parametrize("sees", [BOTH, RECORDERS, LOG, NEITHER])
 WITH_LOG = pytest.mark.parametrize("sees", [BOTH, LOG])
 UNCOUNTED = pytest.mark.parametrize("sees", [LOG, NEITHER])
-LONG = pytest.mark.long("recorder")
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +99,14 @@ def killed_slowly(running: tuple[Serving, Kubelet]) -> Outcome:
         return pod.wait_for_next(sidecars, lambda: pod.engine.grow("EngineCore", size, SLOWLY_SECONDS), kubelet)
 
 
-@LONG
+@pytest.mark.soak
 @EACH
 def test_a_slow_kill_is_one_incident(killed_slowly: Outcome, sees: str) -> None:
     assert killed_slowly.state.reason == "OOMKilled"
     assert kinds(killed_slowly.by[sees].incidents) == ["died"]
 
 
-@LONG
+@pytest.mark.soak
 @WITH_RECORDERS
 def test_a_slow_kill_names_the_kernel_and_the_process_that_grew(killed_slowly: Outcome, sees: str) -> None:
     said = killed_slowly.by[sees]
@@ -115,13 +114,13 @@ def test_a_slow_kill_names_the_kernel_and_the_process_that_grew(killed_slowly: O
     assert any("EngineCore" in each["text"] for each in said.incidents[0]["findings"]), said.text
 
 
-@LONG
+@pytest.mark.soak
 @EACH
 def test_a_slow_kill_never_acquits_memory(killed_slowly: Outcome, sees: str) -> None:
     assert not acquits_memory(killed_slowly.by[sees].text), killed_slowly.by[sees].text
 
 
-@LONG
+@pytest.mark.soak
 @UNCOUNTED
 def test_a_slow_kill_that_nobody_counted_is_not_known(killed_slowly: Outcome, sees: str) -> None:
     assert names_last_state(killed_slowly.by[sees].text), killed_slowly.by[sees].text
@@ -149,33 +148,27 @@ def stop_while_idle(pod: Serving) -> None:
     pod.load.may_ask.set()
 
 
-@LONG
 def test_the_probe_ended_the_hang(hang_ended: Outcome, running: tuple[Serving, Kubelet]) -> None:
     assert running[1].killed_by_probe == 1
     assert hang_ended.state.oom_kills == 0
 
 
-@LONG
 @WITH_RECORDERS
 def test_a_hang_that_was_ended_is_one_incident(hang_ended: Outcome, sees: str) -> None:
     assert len(hang_ended.by[sees].incidents) == 1, kinds(hang_ended.by[sees].incidents)
 
 
-@LONG
 @WITH_RECORDERS
 def test_a_silent_core_is_told_whoever_sees_the_requests(hang_ended: Outcome, sees: str) -> None:
     assert "EngineCore (pid" in hang_ended.by[sees].text
     assert "has written nothing for" in hang_ended.by[sees].text
 
 
-@LONG
 def test_a_hang_says_that_it_was_ended_from_outside(hang_ended: Outcome) -> None:
-    """Of the sidecar that the requests came through."""
     assert hang_ended.by[BOTH].incidents[0]["id"].endswith("hung")
     assert "outside" in hang_ended.by[BOTH].text, hang_ended.by[BOTH].text
 
 
-@LONG
 @EACH
 def test_a_hang_never_acquits_memory(hang_ended: Outcome, sees: str) -> None:
     assert not acquits_memory(hang_ended.by[sees].text), hang_ended.by[sees].text
@@ -196,14 +189,12 @@ def evicted(running: tuple[Serving, Kubelet]) -> Outcome:
         return Outcome(kubelet.states[-1], say(sidecars))
 
 
-@LONG
 @WITH_LOG
 def test_an_eviction_is_an_event_and_no_incident(evicted: Outcome, sees: str) -> None:
     assert evicted.by[sees].incidents == []
     assert [each for each in evicted.by[sees].events if "the engine ended in order" in each["summary"]]
 
 
-@LONG
 @EACH
 def test_an_eviction_never_acquits_memory(evicted: Outcome, sees: str) -> None:
     assert not acquits_memory(evicted.by[sees].text), evicted.by[sees].text
@@ -223,7 +214,6 @@ def late(evicted: Outcome, running: tuple[Serving, Kubelet]) -> Iterator[Sidecar
         yield sidecars
 
 
-@LONG
 @WITH_RECORDERS
 def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(late: Sidecars, sees: str) -> None:
     """And since when; the incident, if it was one, is another sidecar's."""
@@ -232,6 +222,5 @@ def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(late: Sidecars, sees
     assert report["engine"]["since"] < report["sidecar_started_at"]
 
 
-@LONG
 def test_a_sidecar_that_sees_no_file_does_not_know_that_there_was_an_engine(late: Sidecars) -> None:
     assert (late[NEITHER].report()["engine"]["state"], late[NEITHER].health()) == ("starting", 200)

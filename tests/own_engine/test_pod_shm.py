@@ -21,7 +21,7 @@ from tests.patience import wait_until
 from tests.pod.kubelet import Kubelet, wait_for_start
 from tests.pod.serving import Serving, serving
 
-pytestmark = pytest.mark.long("recorder")
+pytestmark = pytest.mark.soak
 
 LIMIT_BYTES = 4096 * MIB
 REGION_BYTES = 256 * MIB

@@ -12,7 +12,7 @@ from tests.pod.judging import acquits_memory, blames_host_memory, kinds, names_l
 from tests.pod.serving import Outcome, serving
 from tests.pod.sidecar import BOTH, LOG, NEITHER, RECORDERS
 
-pytestmark = pytest.mark.long("recorder")
+pytestmark = pytest.mark.soak
 
 MIB = 1024**2
 LIMIT_BYTES = 4096 * MIB

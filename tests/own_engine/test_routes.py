@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from highwater.demo.environment import EngineEnvironment
 from tests.fakes.vllm_routes import recorded, routes_in
-
-pytestmark = pytest.mark.long("vendor")
 
 
 def test_its_routes_are_those_that_are_recorded(engine_environment: EngineEnvironment):

@@ -101,7 +101,6 @@ def test_the_recorder_has_the_start_and_components_that_sum(watched: Watched) ->
 
 
 def test_the_budget_is_explained_with_the_encoders_part(watched: Watched) -> None:
-    """One image is more than a batch: the scheduler keeps room for it, and the profile's own log line says so."""
     engine, sidecar = watched
     answer = sidecar.call("GET", "/memory/budget")
     assert_pool_is_the_engines(engine, answer, engine.environment.version)
@@ -121,7 +120,6 @@ def test_the_budget_is_explained_with_the_encoders_part(watched: Watched) -> Non
 
 
 def test_a_plan_beside_it_knows_its_images(watched: Watched) -> None:
-    """What it cannot say of an engine whose budget it does not know."""
     sidecar = watched.sidecar
     flags = {"max_num_batched_tokens": 4 * LARGEST, "kv_cache_memory_bytes": 64 * 1024**2}
     wider = sidecar.call("POST", "/memory/plan", flags)
@@ -131,7 +129,6 @@ def test_a_plan_beside_it_knows_its_images(watched: Watched) -> None:
 
 
 async def test_entries_are_trimmed_restored_at_access_reset_and_released(watched: Watched) -> None:
-    """The answers from restored entries are those from fresh ones."""
     engine, sidecar = watched
     first = await answers(sidecar, IMAGES)
     assert len(set(first)) == len(IMAGES)

@@ -23,7 +23,7 @@ from tests.fakes.cann.state import VARIABLE, new_state, set_state
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
+pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 GIB = 1 << 30
 JUDGED = {
     "reading": {
@@ -58,7 +58,6 @@ def environ(
 def test_a_step_of_the_device_kit_passes(
     step: str, tmp_path: Path, environ: dict[str, str], engine_environment: EngineEnvironment
 ):
-    """Releasable bytes against `empty_cache`, trips bit for bit, real messages through the incident reader."""
     assert passed(step, "npu", tmp_path, python=engine_environment.python, environ=environ) >= JUDGED[step]
 
 
@@ -82,14 +81,12 @@ def test_versions_are_those_of_torch_npu(seen: dict[str, Any]):
 
 
 def test_a_snapshot_is_written(seen: dict[str, Any]):
-    """With the allocation that was made while stacks were recorded."""
     assert seen["snapshot"]["segments"] > 0
     assert seen["snapshot"]["trace_entries"] > 0
     assert Path(seen["snapshot"]["path"]).stat().st_size > 0
 
 
 def test_a_trim_over_a_slow_link_keeps_to_its_time(seen: dict[str, Any]):
-    """It says how far it came; a group that has begun is moved whole."""
     slow = seen["slow"]
     assert (slow["complete"], 0 < slow["spilled_entries"] < 8) == (False, True)
 
@@ -100,7 +97,6 @@ def test_the_message_of_a_full_device_is_known(seen: dict[str, Any]):
 
 
 def test_a_lost_device_raises_nothing_and_loses_no_entry(seen: dict[str, Any]):
-    """The worker answers all the same; when the device is back, every output has the same bits."""
     assert {op: type(answer["ok"]) for op, answer in seen["lost"].items()} == dict.fromkeys(seen["lost"], bool)
     assert seen["lost"]["memory"].get("used_bytes") is None
     assert seen["same"]

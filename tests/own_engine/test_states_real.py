@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import DemoEngine
 
-pytestmark = pytest.mark.long("recorder")
-
 CONNECTOR = {
     "kv_connector": "HoldingConnector",
     "kv_role": "kv_producer",
@@ -108,7 +106,6 @@ def test_an_engine_whose_blocks_are_held_is_stuck_while_a_request_waits(starved:
 
 
 def test_a_reset_at_rest_is_refused_and_holds_nobody(starved: Starved) -> None:
-    """The client has given up: no request is there, and the blocks are still held."""
     wait_for(starved.sidecar, lambda report: report["engine"]["state"] == "ready")
     incidents = starved.sidecar.call("GET", "/memory/incidents")["incidents"]
     assert [incident["kind"] for incident in incidents] == ["hung"]
@@ -119,7 +116,6 @@ def test_a_reset_at_rest_is_refused_and_holds_nobody(starved: Starved) -> None:
 
 
 def test_it_goes_on_by_itself_once_the_blocks_come_free(starved: Starved) -> None:
-    """Which is why no probe restarts it; the reset is done then."""
     waiting = asyncio.run(starve_and_let_go(starved))
     assert waiting == (503, 200)
     wait_for(starved.sidecar, lambda report: report["engine"]["kv_cache_usage_ratio"] == 0)
@@ -160,7 +156,6 @@ def test_a_dead_engine_behind_its_api_server_is_gone_for_as_long_as_it_is_dead(s
 
 
 def test_a_sidecar_that_begins_beside_the_dead_engine_says_since_when(starved: Starved, tmp_path: Path) -> None:
-    """By the files that its workers left: at once, and with no second incident for the end that another one wrote."""
     rings = next(iter(starved.let_go.parent.glob("rings/*.ring"))).parent
     before = starved.sidecar.call("GET", "/memory")["engine"]
     with DemoSidecar(starved.engine.url, folder=tmp_path, settings={"HIGHWATER_RECORDER_DIR": str(rings)}) as late:

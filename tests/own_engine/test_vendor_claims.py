@@ -13,8 +13,6 @@ from tests.vendor_claims import CLAIMS, Claim, Place
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.long("vendor")
-
 LINES = 3
 """How far from the line that is named the text may stand: a statement has several lines."""
 READABLE = [(claim, place) for claim in CLAIMS if claim.unpublished is None for place in claim.places]
@@ -39,7 +37,6 @@ def node_has(node: ast.AST, line: int) -> bool:
 
 @pytest.mark.parametrize(("claim", "place"), READABLE, ids=lambda value: str(value) if isinstance(value, Place) else "")
 def test_a_claim_stands_where_it_is_said_to(claim: Claim, place: Place):
-    """The text within a few lines of the one that is named, inside the function or class that is named."""
     source = source_of(place.package, place.version)
     if source is None:
         pytest.skip(f"{place.package} {place.version} is in no engine's environment on this machine")

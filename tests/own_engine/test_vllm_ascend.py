@@ -28,7 +28,7 @@ from tests.unit.plan.readings import rank
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
+pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 TOTAL_BYTES = 2 << 30
 ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * BYTES_PER_NUMBER
 
@@ -65,7 +65,6 @@ def test_platform_worker_and_runner_are_vllm_ascends(seen: dict[str, Any]) -> No
 
 
 def test_versions_are_known(seen: dict[str, Any]) -> None:
-    """The package itself states none: its metadata does."""
     budget = seen["budget"]["engine_budget"]
     assert (budget["vllm_version"], budget["ascend_version"]) == (VLLM, VLLM_ASCEND)
     assert budget["torch_npu_version"].startswith(TORCH_NPU)
@@ -81,7 +80,6 @@ def test_each_phase_of_the_start_was_seen(seen: dict[str, Any]) -> None:
 
 
 def test_the_budget_is_exact(seen: dict[str, Any]) -> None:
-    """No part is left that vllm-ascend's own figures do not explain."""
     engine = TypeAdapter(EngineBudget).validate_python(seen["budget"]["engine_budget"])
     budget = rank_budget(engine, rank(total=TOTAL_BYTES))
     parts = {part.key: part.bytes for part in budget.parts}
@@ -93,7 +91,6 @@ def test_the_budget_is_exact(seen: dict[str, Any]) -> None:
 
 
 def test_components_are_the_devices_use(seen: dict[str, Any]) -> None:
-    """The simulated device counts what torch_npu took of it, and nobody else takes any."""
     for memory in (seen["started"], seen["asked"], seen["trimmed"], seen["back"]):
         assert memory["used_bytes"] == memory["torch"]["reserved_bytes"]
         known = memory["weights_bytes"] + memory["kv_cache_bytes"] + memory["encoder_cache"]["device_bytes"]
@@ -108,7 +105,6 @@ def test_the_encoder_cache_holds_what_was_asked_about(seen: dict[str, Any]) -> N
 
 
 def test_a_trim_frees_the_outputs_and_access_brings_them_back(seen: dict[str, Any]) -> None:
-    """The same bits, and so the same answers, which differ by image."""
     trim, before, after = seen["trim"], seen["asked"]["torch"], seen["trimmed"]["torch"]
     assert (trim["spilled_entries"], trim["complete"], trim["notes"]) == (len(IMAGES), True, [])
     freed = before["allocated_bytes"] - after["allocated_bytes"]

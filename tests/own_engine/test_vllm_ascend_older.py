@@ -42,7 +42,7 @@ __all__ = [
     "test_the_budget_is_exact",
     "test_the_encoder_cache_holds_what_was_asked_about",
 ]
-pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
+pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 # It has that kernel from a later release on.
 RELEASE = Release("0.23.0", "0.23.0.post1", ("scipy==1.16.3", "gguf==0.19.0"), "ops/triton/compute_slot_mapping.py")
 OLDER = ROOT / "tests" / "support" / "older_ascend"
@@ -60,7 +60,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnv
 
 
 def test_versions_are_known(seen: dict[str, Any]) -> None:
-    """Of the release that was meant: the metadata has it."""
     budget = seen["budget"]["engine_budget"]
     assert (budget["vllm_version"].partition("+")[0], budget["ascend_version"]) == RELEASE[:2]
     release, is_simulated = RELEASE.vllm_ascend, seen["is_simulated"]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NEEDS_CPLUSPLUS = pytest.mark.skipif(
     shutil.which("c++") is None, reason="there is no C++ compiler, c++; Debian's package is g++"
 )
-pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER, NEEDS_CPLUSPLUS]
+pytestmark = [pytest.mark.device, NEEDS_COMPILER, NEEDS_CPLUSPLUS]
 RANKS = 2
 TOTAL_BYTES = 2 << 30
 ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * BYTES_PER_NUMBER
@@ -82,7 +82,6 @@ def test_each_rank_has_a_device_and_a_budget(seen: dict[str, Any]) -> None:
 
 
 def test_both_ranks_hold_the_encoder_outputs_and_trim_them(seen: dict[str, Any]) -> None:
-    """Access brings them back: the answers are the same, and differ by image."""
     expected = (len(IMAGES), len(IMAGES) * ENTRY_BYTES)
     for asked, trim, trimmed, back in zip(seen["asked"], seen["trim"], seen["trimmed"], seen["back"], strict=True):
         cache = asked["encoder_cache"]
@@ -104,7 +103,6 @@ def test_asleep_each_device_has_the_memory_back_that_weights_and_kv_cache_had(se
 
 
 def test_awake_it_answers_as_before(seen: dict[str, Any]) -> None:
-    """From weights that were on the host meanwhile."""
     for before, awake in zip(seen["back"], seen["awake"], strict=True):
         assert awake["asleep_tags"] == []
         assert awake["used_bytes"] >= before["weights_bytes"] + before["kv_cache_bytes"]

@@ -22,7 +22,7 @@ from tests.tested import Ran, confirm
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
+pytestmark = NEEDS_COMPILER
 LOST = "the NPU was lost (507010)"
 
 
@@ -89,7 +89,6 @@ def test_without_the_policy_the_device_is_full_and_the_engine_dies(story: tuple[
 
 
 def test_with_the_policy_the_same_images_and_more_are_served(story: tuple[Told, dict[str, Any]]) -> None:
-    """By the default rule, which acts by itself: `ask_all` fails where an image is refused."""
     told, _ = story
     assert told.images == told.failed_image + MORE_IMAGES
     assert told.reliefs
@@ -99,7 +98,6 @@ def test_with_the_policy_the_same_images_and_more_are_served(story: tuple[Told, 
 
 
 def test_all_components_sum_to_the_devices_use(story: tuple[Told, dict[str, Any]]) -> None:
-    """The allocator's reserve too, which an engine on a CPU has none of."""
     told, after = story
     ranks = [*told.stages.values(), *(after[name] for name in ("trimmed", "again", "emptied"))]
     assert len(ranks) == 10
@@ -128,7 +126,6 @@ def test_the_processors_cache_is_not_what_fills_the_device(story: tuple[Told, di
 
 
 def test_the_table_is_made_of_the_stages(story: tuple[Told, dict[str, Any]]) -> None:
-    """What is kept is JSON, and says of which device it is."""
     told, _ = story
     found = json.loads(json.dumps(results(told)))
     assert found["heading"].startswith("simulated device")
@@ -160,13 +157,11 @@ def test_what_was_trimmed_by_hand_comes_back_with_its_image(story: tuple[Told, d
 
 
 def test_a_release_is_done(story: tuple[Told, dict[str, Any]]) -> None:
-    """tests/own_engine/test_vllm_ascend.py holds it to the byte."""
     _, after = story
     assert after["release"]["outcome"] == "done"
 
 
 def test_of_a_lost_device_no_memory_is_told(story: tuple[Told, dict[str, Any]]) -> None:
-    """Neither what is used nor what could be given back: the reason stands in their place, in `check` too."""
     _, after = story
     assert (after["lost_release"]["outcome"], after["lost"]["releasable_bytes"]) == ("failed", None)
     assert "the NPU was lost (507010)" in after["lost_check"]

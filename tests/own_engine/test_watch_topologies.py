@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
-pytestmark = [pytest.mark.long("watch"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 
@@ -85,7 +85,6 @@ async def test_an_engine_core_that_is_killed_is_an_incident(
 async def test_an_engine_whose_recorders_cannot_write_serves_all_the_same(
     engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
-    """Each worker says so once; the folder's path leads through a file here."""
     (tmp_path / "file").write_text("")
     with engine_factory(multimodal=False, **watching(tmp_path / "file" / "rings")) as engine:
         assert (await send_texts(engine.url, engine.served_model, texts=["hello"])).errors == ()
@@ -97,7 +96,6 @@ async def test_an_engine_whose_recorders_cannot_write_serves_all_the_same(
 def test_a_start_that_fails_again_and_again_leaves_each_reason(
     engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
-    """The model's folder has no weights: nobody is there any more to ask the engine why it ended."""
     rings = tmp_path / "rings"
     for _ in range(2):
         with pytest.raises(DemoError):
@@ -112,7 +110,6 @@ def test_a_start_that_fails_again_and_again_leaves_each_reason(
 async def test_of_two_engines_in_one_folder_neither_is_taken_for_the_other(
     engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
-    """Both write; a sidecar that finds two says that each needs a folder of its own."""
     rings = tmp_path / "rings"
     with (
         engine_factory(multimodal=False, **watching(rings)) as one,

@@ -3,9 +3,8 @@
 The IPC namespace is the sandbox's, as in a pod of Kubernetes.
 
 Run as `python -I -S container.py SPEC COMMAND...`, as root. SPEC is JSON: `cgroup`, a folder to be made; `limit_bytes`
-or null; `sandbox`, the process whose mounts the container begins with; `shown`, a folder that the container sees in
-place of its control group, as one of version 2, or null; `ended`, the file that gets what is known of the end;
-`grace_seconds`, from SIGTERM, which goes on to the command, until SIGKILL.
+or null; `sandbox`, the process whose mounts the container begins with; `ended`, the file that gets what is known of the
+end; `grace_seconds`, from SIGTERM, which goes on to the command, until SIGKILL.
 
 The command is process 1: when it ends, all others of the container end. The control group is removed then, and its
 parent with the last one. Standard library only, and nothing of Highwater: it starts in milliseconds.
@@ -27,8 +26,7 @@ from typing import Any
 _NEW_MOUNTS, _NEW_IPC, _NEW_PIDS = 0x00020000, 0x08000000, 0x20000000  # CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID
 _BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18  # MS_BIND, MS_REC, MS_PRIVATE
 _SIGNAL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-_GROUPS = "/sys/fs/cgroup"
-MEMORY = f"{_GROUPS}/memory"
+MEMORY = "/sys/fs/cgroup/memory"
 LOOK_SECONDS = 0.02
 _REMOVE_SECONDS = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +40,6 @@ def call(name: str, *arguments: object) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    """Mount one thing."""
     call("mount", source.encode(), target.encode(), None if kind is None else kind.encode(), flags, None)
 
 
@@ -57,12 +54,7 @@ def become_process_1(spec: Mapping[str, Any], command: list[str], cwd: str) -> N
             os.close(namespace)
     call("unshare", _NEW_MOUNTS)
     mount("none", "/", None, _RECURSIVE | _PRIVATE)
-    if spec["shown"] is None:
-        mount(spec["cgroup"], MEMORY, None, _BIND)  # as container runtimes do: it sees its own group alone
-    else:
-        # The list of mounts has version 2 there, and the folder hides its files and all of version 1.
-        mount("cgroup2", _GROUPS, "cgroup2", 0)
-        mount(spec["shown"], _GROUPS, None, _BIND)
+    mount(spec["cgroup"], MEMORY, None, _BIND)  # as container runtimes do: it sees its own group alone
     mount("proc", "/proc", "proc", 0)
     os.chdir(cwd)
     os.execvp(command[0], command)  # noqa: S606 - what it is for

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 PAUSE_SECONDS = 0.05
 ASK_SECONDS = 20.0
-_RUNNING = re.compile(r"^vllm:num_requests_running\S* (\S+)$", re.MULTILINE)
 
 
 class PodEngine(DemoEngine):

@@ -89,10 +89,6 @@ class Container(KeptProcess):
         name: In the pod.
         pod: Whose sandbox it is in.
         limit_bytes: That of its memory; None: no limit.
-
-    Attributes:
-        shown: Has a folder for each life, which it sees in place of its control group (`version_2.py`); None: the
-            group itself.
     """
 
     def __init__(self, name: str, pod: Pod, limit_bytes: int | None) -> None:
@@ -100,7 +96,6 @@ class Container(KeptProcess):
         super().__init__(name, self.log_path)
         self.name, self.limit_bytes = name, limit_bytes
         self.starts = 0
-        self.shown: Path | None = None
         self._pod = pod
 
     @property
@@ -112,13 +107,10 @@ class Container(KeptProcess):
         """Start its process 1, and do not wait until it is ready."""
         self.stop()  # the keeper of the life before, which has ended
         self.starts += 1
-        if self.shown is not None:
-            (self.shown / self.group.name).mkdir(parents=True)
         spec = {
             "cgroup": str(self.group),
             "limit_bytes": self.limit_bytes,
             "sandbox": self._pod.sandbox,
-            "shown": None if self.shown is None else str(self.shown / self.group.name),
             "ended": str(self._ended_path),
             "grace_seconds": GRACE_SECONDS,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from tests.pod.engine import Load, PodEngine
 from tests.pod.kubelet import Kubelet, wait_for_start
 from tests.pod.pod import Container, Ended, Pod, why_not
 from tests.pod.sidecar import BOTH, RECORDERS, PodSidecar, Sidecars, settle, sidecars_beside
-from tests.pod.version_2 import Version2
 
 PROBE_SECONDS = 12.0
 """Three of them are longer than a dying engine takes to end by itself; the chart has two minutes in all."""
@@ -102,7 +101,6 @@ def is_seen(sidecar: PodSidecar) -> bool:
 
 
 def say(sidecars: Sidecars) -> dict[str, Said]:
-    """Return what each says now."""
     return {
         name: Said(
             incidents=each.incidents(), events=each.events(), text=each.text(), oom_kills=each.samples_with("oom_kill")
@@ -113,12 +111,9 @@ def say(sidecars: Sidecars) -> dict[str, Said]:
 
 @contextmanager
 def serving(
-    environment: EngineEnvironment, folder: Path, limit_bytes: int, *, is_version_2: bool = False, **options: object
+    environment: EngineEnvironment, folder: Path, limit_bytes: int, **options: object
 ) -> Iterator[tuple[Serving, Kubelet]]:
-    """Start the engine in a pod, or skip with the reason why this machine runs none.
-
-    With `is_version_2` it sees files of a control group of version 2, written here.
-    """
+    """Start the engine in a pod, or skip with the reason why this machine runs none."""
     if reason := why_not(folder / "tried"):
         pytest.skip(reason)
     with Pod(folder / "pod") as pod:
@@ -126,6 +121,5 @@ def serving(
         container = pod.container("vllm", limit_bytes=limit_bytes)
         made = Serving(pod, engine, container)
         probes = {"has_started": made.has_started, "is_alive": made.is_alive, "period_seconds": PROBE_SECONDS}
-        shown = Version2(container, folder / "version-2") if is_version_2 else nullcontext()
-        with shown, Kubelet(container, engine.command, env=engine.env, cwd=engine.folder, **probes) as kubelet:
+        with Kubelet(container, engine.command, env=engine.env, cwd=engine.folder, **probes) as kubelet:
             yield made, kubelet

@@ -27,7 +27,6 @@ NEXT_KEYS = {"added_in_the_next_version": {"deep": [1, None, "x"]}}
 
 
 def answers(change):
-    """What the workers answer, each changed."""
     return lambda given: {"results": [json.dumps(change(dict(one))) for one in given]}
 
 
@@ -35,7 +34,6 @@ def answers(change):
 
 
 async def test_a_newer_worker_says_more(engine, fake):
-    """Keys that this sidecar does not know are left alone."""
     fake.garble = answers(lambda one: {**one, **NEXT_KEYS})
     workers = (await Workers(engine).read()).workers
     assert [worker.used_bytes for worker in workers] == [USED_READY, USED_READY]
@@ -51,7 +49,6 @@ async def test_an_older_worker_says_less(engine, fake, key):
 
 
 async def test_another_schema_is_refused_by_both_numbers(engine, fake):
-    """Nothing is guessed of it: the report goes stale, and no rule acts."""
     fake.garble = answers(lambda one: {**one, "schema": 2})
     with pytest.raises(EngineGarbled, match="the worker extension speaks schema 2, the sidecar 1"):
         await Workers(engine).read()
@@ -91,7 +88,6 @@ def read(folder):
 
 
 def test_a_newer_recorder_writes_more(folder):
-    """In its identity and in its samples."""
     writer = FakeWriter(folder, extension="9.9.9", **NEXT_KEYS)
     writer.sample(memory=memory(**NEXT_KEYS), **NEXT_KEYS)
     records, problems = read(folder)
@@ -102,7 +98,6 @@ def test_a_newer_recorder_writes_more(folder):
 
 @pytest.mark.parametrize("key", ["weights_bytes", "kv_cache_bytes", "encoder_cache"])
 def test_an_older_recorder_writes_less(folder, key):
-    """What is missing is unknown."""
     writer = FakeWriter(folder)
     writer.sample(memory={name: value for name, value in memory().items() if name != key})
     records, problems = read(folder)
@@ -113,7 +108,6 @@ def test_an_older_recorder_writes_less(folder, key):
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_file_of_another_format_is_named_and_costs_only_itself(folder, version):
-    """The older and the next; the other ranks are read."""
     writer = FakeWriter(folder)
     writer.sample()
     other = folder / f"highwater-{INSTANCE}-77.ring"
@@ -128,7 +122,6 @@ def test_a_file_of_another_format_is_named_and_costs_only_itself(folder, version
 
 
 def test_a_newer_sidecar_reports_more():
-    """At every level; the commands show what they know."""
     told = as_json(report())
     told |= NEXT_KEYS
     told["engine"] |= NEXT_KEYS
@@ -139,13 +132,11 @@ def test_a_newer_sidecar_reports_more():
 
 @pytest.mark.parametrize("key", ["growth", "encoder_cache", "policy", "progress", "start_failure"])
 def test_an_older_sidecar_reports_less(key):
-    """What it does not have yet is left out."""
     told = {name: value for name, value in as_json(report()).items() if name != key}
     assert report_of(told).engine.state == "ready"
 
 
 def test_a_report_of_another_schema_is_one_line():
-    """With both numbers, and what to do."""
     with pytest.raises(SidecarUnreachable, match="schema 2 and this command reads 1; use the same version of both"):
         report_of(as_json(report()) | {"schema": 2})
 
@@ -154,7 +145,6 @@ def test_a_report_of_another_schema_is_one_line():
 
 
 def test_a_state_file_of_another_schema_is_set_aside(tmp_path):
-    """Never overwritten: the way back to the version that wrote it stays open."""
     path = tmp_path / "state.json"
     path.write_text('{"schema": 2, "policy": {"mode": "observe"}}')
     state = StateFile(path)
@@ -164,7 +154,6 @@ def test_a_state_file_of_another_schema_is_set_aside(tmp_path):
 
 
 def test_an_incident_of_another_schema_is_listed_and_not_read(tmp_path):
-    """It stays where it is."""
     name = "20260101T000000Z-engine-died-abcd"
     (tmp_path / f"{name}.json").write_text(json.dumps({"schema": 99, "id": name}))
     before = list(tmp_path.iterdir())

@@ -25,49 +25,22 @@ def steps(path: Path) -> list[dict]:
     return [step for job in jobs(path).values() for step in job["steps"]]
 
 
-def linted(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "zizmor"), "--offline", "--no-progress", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_zizmor_finds_nothing(path):
-    """No template in a script, no credentials left behind, no permission for all."""
-    done = linted(path)
+    command = [str(BIN / "zizmor"), "--offline", "--no-progress", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-
-
-def test_zizmor_would_find_something(tmp_path):
-    """A branch's name in a script is somebody else's code."""
-    text = WORKFLOWS[0].read_text().replace("- run: make lint", '- run: echo "${{ github.head_ref }}"')
-    (tmp_path / "check.yaml").write_text(text)
-    done = linted(tmp_path / "check.yaml")
-    assert done.returncode != 0
-    assert "template-injection" in done.stdout
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_each_is_a_workflow_by_githubs_schema(path):
-    """Keys, events and values."""
     command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.github-workflows", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_each_action_is_pinned_by_its_whole_hash(path):
-    """With the version beside it, for people and for bots that renew it; and one hash for each action."""
-    uses = re.findall(r"uses: (\S+)(.*)", path.read_text(encoding="utf-8"))
-    assert uses
-    for action, comment in uses:
-        assert re.fullmatch(r"[\w-]+/[\w.-]+@[0-9a-f]{40}", action), action
-        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), (action, comment)
-    assert len({action for action, _ in uses}) == len({action.partition("@")[0] for action, _ in uses})
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_each_script_is_one_that_bash_reads(path):
-    """Expressions of the workflow's own language are taken out first."""
     for step in steps(path):
         script = re.sub(r"\$\{\{.*?\}\}", "x", step.get("run", "true"))
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
@@ -76,7 +49,6 @@ def test_each_script_is_one_that_bash_reads(path):
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_no_job_has_more_permissions_than_it_asks_for(path):
-    """None by default, and no write to the contents of the repository."""
     assert yaml.safe_load(path.read_text())["permissions"] == {}
     for name, job in jobs(path).items():
         assert "permissions" in job, name
@@ -84,7 +56,6 @@ def test_no_job_has_more_permissions_than_it_asks_for(path):
 
 
 def test_only_jobs_that_a_maintainer_approves_publish():
-    """Each waits in the environment `release`, and for the files that were built and compared."""
     release = jobs(ROOT / ".github/workflows/release.yaml")
     waits = {name for name, job in release.items() if job.get("environment")}
     assert waits == PUBLISHES
@@ -105,9 +76,10 @@ def test_the_image_is_made_for_both_architectures():
 
 
 def test_every_make_target_that_is_run_exists():
-    """And every module of `release`."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for path in WORKFLOWS:
         text = path.read_text()
         assert set(re.findall(r"make ([a-z-]+)", text)) <= targets
+        for job in jobs(path).values():
+            assert set(job.get("strategy", {}).get("matrix", {}).get("task", ())) <= targets
         assert all((ROOT / "release" / f"{name}.py").is_file() for name in re.findall(r"-m release\.(\w+)", text))

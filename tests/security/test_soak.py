@@ -11,7 +11,7 @@ import pytest
 
 from tests.security.soak.attackers import ATTACKS
 
-pytestmark = pytest.mark.long("proxy")
+pytestmark = pytest.mark.soak
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 1800

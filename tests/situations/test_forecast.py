@@ -17,7 +17,7 @@ def test_a_forecast_comes_true_and_is_given_where_it_must_be(shape):
     assert outcome_of(shape, (0, 3)).missed == []
 
 
-@pytest.mark.long("policy")
+@pytest.mark.soak
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_does_so_with_other_devices_and_paces(shape):
     assert outcome_of(shape, range(SEEDS)).missed == []
@@ -58,7 +58,7 @@ def test_under_a_load_that_never_ends_nothing_is_called_a_leak_that_is_none(shap
     assert rates.right > 0
 
 
-@pytest.mark.long("policy")
+@pytest.mark.soak
 @pytest.mark.parametrize("shape", busy.SHAPES)
 def test_nor_with_other_loads_and_sizes(shape):
     assert busy.rates_of(shape, range(SEEDS)).missed == []

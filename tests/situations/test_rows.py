@@ -8,15 +8,14 @@ from tests.situations.real_time import REAL_TIME, run_in_real_time
 from tests.situations.rows import SITUATIONS
 from tests.situations.run import run
 
-# One of each kind, all of them short; the others are long tests.
-FAST = frozenset({"h100-95-images", "l4-98", "second-wave", "sleeping", "clock-back", "neighbour-visits"})
-LONG = pytest.mark.long("policy")
+# A day, and hours, of traffic.
+LONG = frozenset({"a-day-of-traffic", "idle-then-burst"})
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "situation",
-    [pytest.param(row, id=row.name, marks=() if row.name in FAST else LONG) for row in SITUATIONS],
+    [pytest.param(row, id=row.name, marks=pytest.mark.soak if row.name in LONG else ()) for row in SITUATIONS],
 )
 def test_every_goal_is_met(situation):
     result = run(situation)
@@ -24,7 +23,7 @@ def test_every_goal_is_met(situation):
     assert not result.missed, f"{situation.name}: {'; '.join(result.missed)}\n{shown}"
 
 
-@LONG
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("situation", [pytest.param(row, id=row.name) for row in REAL_TIME])
 def test_every_goal_is_met_in_real_time(situation, tmp_path):

@@ -182,7 +182,6 @@ def _part_rows(process: Asked, root: Path) -> Iterator[str]:
 
 
 def main(version: str) -> None:
-    """Print both tables."""
     pools = f"| start | printed blocks or requests at once | vLLM {version} on meta | within the print |"
     parts = f"\n| start | printed weights | on meta, {version} | printed activation | on meta |"
     for head, rows in ((pools, _pool_rows), (parts, _part_rows)):  # each has an environment of its own

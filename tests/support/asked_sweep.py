@@ -136,7 +136,6 @@ def builtin(case: Case) -> Figures | None:
 
 
 def main(version: str) -> None:
-    """Print the whole sweep's outcome."""
     chosen = cases()
     with asked(version) as process, tempfile.TemporaryDirectory() as folder:
         outcome = compare(chosen, builtin, vllm_of(process, Path(folder)))

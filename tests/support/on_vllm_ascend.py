@@ -58,7 +58,6 @@ class Engine:
         return self.core.engine_core.model_executor.driver_worker.worker
 
     def call_all(self, op: str) -> list[dict[str, Any]]:
-        """Return every rank's answer."""
         return [json.loads(text) for text in self.llm.collective_rpc("highwater_rpc", args=(op, "{}"))]
 
     def call(self, op: str, **payload: Any) -> dict[str, Any]:

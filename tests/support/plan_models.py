@@ -1,19 +1,15 @@
 """Tiny models of the shapes that vLLM sizes a KV cache for in ways of their own: nothing but a config.json each.
 
-The engine fills the weights itself (`--load-format dummy`) and starts without a tokenizer. Their layers are few and
-narrow, so that a start takes seconds, and their positions many, so that a length can be asked for that does not fit.
+Their layers are few and narrow, and their positions many, so that a length can be asked for that does not fit.
 """
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-MAX_POSITIONS = 1024 * 1024
 _COMMON: Mapping[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 128,
@@ -22,7 +18,7 @@ _COMMON: Mapping[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "hidden_act": "silu",
-    "max_position_embeddings": MAX_POSITIONS,
+    "max_position_embeddings": 1024 * 1024,
     "rms_norm_eps": 1e-6,
     "attention_bias": False,
     "tie_word_embeddings": True,
@@ -124,15 +120,3 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 10000,
     },
 }
-
-
-def write_model(folder: Path, shape: str) -> Path:
-    """Write the config.json of a shape into a folder, which is made where missing, and return the folder.
-
-    Args:
-        folder: Where to; a file of the same name is replaced.
-        shape: A key of `CONFIGS`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIGS[shape], indent=2) + "\n", encoding="utf-8")
-    return folder

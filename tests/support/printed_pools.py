@@ -41,7 +41,6 @@ class Start:
     groups: tuple[tuple[str, int, int], ...] = ()
 
     def flags(self, available_bytes: int) -> EngineFlags:
-        """Return the command line."""
         draft = None
         if self.draft is not None:
             model = str(CONFIGS / f"{self.draft}.json")

@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater import __version__, cli
+from highwater import __version__, cli, exit_codes
 from highwater.commands import serve
 from highwater.settings.settings import Settings, keys, variable
 
@@ -34,7 +34,6 @@ def flag(key: str) -> str:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_the_help_tells_of_every_key(key):
-    """Flag, variable and sentence."""
     text = " ".join(invoke("serve", "--help", COLUMNS="120").output.split())
     assert f" {flag(key)} " in text
     assert f"[{variable(key)};" in text
@@ -43,12 +42,10 @@ def test_the_help_tells_of_every_key(key):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_is_in_one_group_of_the_help(key):
-    """Grouped by what it is about."""
     assert sum(serve.is_among(key, keys) for keys in serve.SETTINGS.values()) == 1
 
 
 def test_every_command_is_in_one_group_of_the_help():
-    """In words that fit beside its name."""
     listed = [name for commands in cli.COMMANDS.values() for name in commands]
     assert sorted(listed) == sorted(cli.main.commands)
     assert max(len(text) for commands in cli.COMMANDS.values() for text in commands.values()) <= 45
@@ -56,7 +53,6 @@ def test_every_command_is_in_one_group_of_the_help():
 
 
 def test_the_help_tells_of_no_other_key():
-    """A flag that is gone is gone from the help."""
     words = invoke("serve", "--help").output.split()
     assert {word for word in words if word.startswith("--") and word.strip("-")} == {
         "--config",
@@ -66,14 +62,12 @@ def test_the_help_tells_of_no_other_key():
 
 
 def test_flags_reach_the_settings(started):
-    """With their types, and over the environment."""
     result = invoke("serve", "--port", "9001", "--policy.mode", "observe", HIGHWATER_PORT="9002")
     assert result.exit_code == 0, result.output
     assert (started[0].port, started[0].policy.mode) == (9001, "observe")
 
 
 def test_a_file_reaches_the_settings(started, tmp_path):
-    """--config beats the variable of the same key."""
     (tmp_path / "a.toml").write_text("port = 9003\n", encoding="utf-8")
     assert invoke("serve", "--config", str(tmp_path / "a.toml"), HIGHWATER_PORT="9002").exit_code == 0
     assert started[0].port == 9003
@@ -91,14 +85,12 @@ def test_all_problems_are_printed_and_the_start_ends(started):
 
 
 def test_an_unknown_flag_ends_the_start(started):
-    """Never ignored."""
     result = invoke("serve", "--bad")
     assert (result.exit_code, started) == (2, [])
     assert "--bad" in result.stderr
 
 
 def test_the_token_is_never_printed(started):
-    """Neither right nor wrong."""
     result = invoke("serve", "--admin-token", TOKEN + " ", HIGHWATER_PORT="x")
     assert result.exit_code == 2
     assert TOKEN not in result.output
@@ -106,15 +98,19 @@ def test_the_token_is_never_printed(started):
 
 
 def test_the_version_is_the_packages():
-    """One place."""
     assert invoke("--version").output.split()[-1] == __version__
 
 
 def test_the_help_loads_no_server():
-    """It answers at once: neither web server nor HTTP clients are imported."""
     code = (
         "import sys; from highwater.cli import main; main(['serve', '--help'], standalone_mode=False); "
         "sys.exit(' '.join({'uvicorn', 'fastapi', 'aiohttp', 'httpx', 'torch'} & set(sys.modules)) or 0)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr) == (0, "")
+
+
+def test_the_documentation_has_every_code():
+    named = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    listed = [code for codes, _ in exit_codes.MEANINGS for code in codes]
+    assert listed == sorted(named)

@@ -37,18 +37,15 @@ tables = load_tables()
 
 @pytest.mark.parametrize("name", sorted(tables.TABLES))
 def test_tables_are_what_the_code_says(name: str):
-    """`make docs` writes them anew."""
     assert (DOCS / name).read_text() == tables.rendered(name)
 
 
 @pytest.mark.parametrize("path", sorted(tables.WRITTEN), ids=lambda path: path.name)
 def test_the_dashboard_has_the_same_facts(path: Path):
-    """`make docs` writes them anew."""
     assert path.read_text() == tables.WRITTEN[path]()
 
 
 def test_every_path_of_ours_is_documented():
-    """Each path that the control plane answers stands in docs/http.md."""
     text = (DOCS / "http.md").read_text()
     own = create_app(load(environ={})).sidecar_paths
     assert [path for path in sorted(own) if f"`{path}`" not in text and f"{path}`" not in text] == []
@@ -64,30 +61,19 @@ def test_every_path_of_ours_is_documented():
     ],
 )
 def test_links_lead_somewhere(document: str):
-    """Relative links name files that are there."""
     path = ROOT / document
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-def test_the_readmes_commands_are_the_makefiles():
-    """Every `make` target that is told about exists."""
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    told = re.findall(r"`?make ([a-z-]+)", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text())
-    assert told
-    assert set(told) <= targets
-
-
 @pytest.mark.parametrize("document", ["README.md", "docs/policy.md"])
 def test_the_policys_examples_are_valid(document: str):
-    """What is given for a file is a policy."""
     blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
     (found,) = [block["policy"] for block in map(yaml.safe_load, blocks) if "policy" in block]
     assert PolicySettings.model_validate(found).rules
 
 
 def test_the_policys_change_by_hand_is_valid():
-    """The body that `curl` sends."""
     (body,) = re.findall(r"-d '(\{.*?\})'", (DOCS / "policy.md").read_text(), re.DOTALL)
     assert PolicyChange.model_validate_json(body).rules
 
@@ -119,7 +105,6 @@ def code_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_commands_that_are_shown_exist(page: Path):
-    """Each `highwater` command of a block to copy is one, with each of its flags."""
     commands = {"measure": main.commands.get("record"), **main.commands}
     for line in code_of(page).splitlines():
         for command, rest in re.findall(r"(?:^ *|&& |\$\(|-- )highwater (?!-)(\w+)([^|#)]*)", line):
@@ -138,7 +123,6 @@ def test_the_commands_that_are_shown_exist(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_variables_that_are_shown_exist(page: Path):
-    """Each is a setting's, a command's, or of the tests."""
     settings = {variable(key) for key, _ in keys()}
     shown = set(re.findall(r"\bHIGHWATER_[A-Z_]+[A-Z]\b", page.read_text(encoding="utf-8")))
     used = {name for name in shown if not name.startswith("HIGHWATER_COMPAT_")}
@@ -147,7 +131,6 @@ def test_the_variables_that_are_shown_exist(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_metrics_that_are_shown_exist(page: Path):
-    """By their whole name, in text and in queries."""
     exported = set(re.findall(r"^# TYPE (\S+)", tables.GOLDEN_METRICS.read_text(encoding="utf-8"), re.MULTILINE))
     shown = re.findall(r"(?<![\w.])`?(highwater_[a-z_]+[a-z])(?=[`{\s)])", page.read_text(encoding="utf-8"))
     ends = ("_bucket", "_created", "_count", "_sum")
@@ -161,7 +144,16 @@ def test_the_runbook_of_internal_errors_names_every_part():
     assert [part for part in get_args(Part) if f"`{part}`" not in page] == []
 
 
-def test_the_sidecars_own_process_is_asked_for_by_its_prefix():
-    """The engine's metrics on the same page have `process_` figures too, without a prefix."""
-    pages = [page.read_text(encoding="utf-8") for page in (DOCS / "runbooks").glob("*.md")]
-    assert [page for page in pages if re.search(r"(?<!highwater_)process_(resident|\()", page)] == []
+def alerts() -> set[tuple[str, str]]:
+    rules = yaml.safe_load((ROOT / "helm" / "alerts" / "highwater.rules.yaml").read_text())
+    return {(rule["alert"], rule["labels"]["severity"]) for group in rules["groups"] for rule in group["rules"]}
+
+
+def test_the_list_has_every_alert_with_its_severity_runbook_and_first_step():
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/(\w+)\.md\) +\| (\w+) +\| [\w ]+ +\| \S", page, re.MULTILINE)
+    assert all(name == runbook for name, runbook, _ in listed)
+    assert len(listed) == len(alerts())
+    assert {(name, severity) for name, _, severity in listed} == alerts()
+    severities = [severity for _, _, severity in listed]
+    assert severities == sorted(severities, key=["critical", "warning", "info"].index)

@@ -16,7 +16,6 @@ SOURCE_ROOTS = ("app", "worker_ext")
 
 
 def section(title: str) -> str:
-    """Return one section, without its title."""
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
@@ -52,7 +51,6 @@ def defined(file: str) -> frozenset[str]:
 
 @pytest.mark.parametrize(("file", "name"), sorted(set(STEPS)))
 def test_a_step_names_a_function_that_there_is(file: str, name: str):
-    """The file is in the tree and defines it."""
     assert name in defined(file)
 
 
@@ -66,7 +64,6 @@ def test_every_step_of_a_journey_says_where_it_happens(title: str):
 
 
 def test_the_drawing_names_only_what_there_is():
-    """Files and folders."""
     assert [path for path in DRAWN if not (ROOT / path).exists()] == []
 
 
@@ -84,8 +81,6 @@ def test_the_rows_have_the_order_that_imports_have():
 
 
 def test_every_module_is_drawn_once():
-    """By its own name or by a folder that it lies in."""
-
     def places(module: str) -> int:
         return sum(module == path or (path.endswith("/") and module.startswith(path)) for path in DRAWN)
 
@@ -93,7 +88,6 @@ def test_every_module_is_drawn_once():
 
 
 def test_every_module_of_a_plan_has_its_place_in_the_table():
-    """Once, by its name; the packages' own files hold nothing but a docstring."""
     folders = (ROOT / "app" / "kvplan", ROOT / "app" / "highwater" / "plan")
     cells = [row.split("|")[2] for row in section("Planning").splitlines() if row.startswith("| ")]
     listed = [path for cell in cells for path in re.findall(r"`([\w/]+\.py)`", cell)]
@@ -103,6 +97,5 @@ def test_every_module_of_a_plan_has_its_place_in_the_table():
 
 
 def test_no_file_is_named_that_is_not_there():
-    """Also outside of the journeys and the drawing."""
     named = re.findall(r"`((?:app|highwater_worker|tests|bench)/[\w/]+(?:\.py)?/?)`", PAGE)
     assert [path for path in named if not (ROOT / path).exists()] == []

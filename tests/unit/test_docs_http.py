@@ -30,7 +30,6 @@ def row_of(method: str, path: str) -> tuple[str, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def operations() -> dict[tuple[str, str], dict]:
-    """Every operation of the running application."""
     transport = httpx.ASGITransport(create_app(Settings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
         paths = (await client.get("/memory/openapi.json")).json()["paths"]
@@ -39,7 +38,6 @@ async def operations() -> dict[tuple[str, str], dict]:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_every_operation_has_a_row_that_says_whether_it_needs_the_token(operations):
-    """In a row of its own, or together with others of its kind."""
     wrong = {
         key for key, operation in operations.items() if (row_of(*key)[0] == "yes") != bool(operation.get("security"))
     }
@@ -47,20 +45,7 @@ async def test_every_operation_has_a_row_that_says_whether_it_needs_the_token(op
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_every_parameter_is_named_in_its_row(operations):
-    """Those of the query; a path shows its own."""
-    missing = [
-        (path, parameter["name"])
-        for (method, path), operation in operations.items()
-        for parameter in operation.get("parameters", [])
-        if parameter["in"] == "query" and f"?{parameter['name']}=" not in row_of(method, path)[1]
-    ]
-    assert missing == []
-
-
-@pytest.mark.asyncio(loop_scope="module")
 async def test_no_row_is_about_a_path_that_is_gone(operations):
-    """Rows with a method are the sidecar's own."""
     listed = {
         (method.strip().lower(), path.strip().strip("`"))
         for methods, paths, _, _ in ROWS

@@ -37,6 +37,9 @@ def refusal(value: object) -> str:
         "user:s3cret\ufe6bhost",
         "https://host/path?token=s3cret",
         "https://host/#s3cret",
+        "http://host/?next=http://user:s3cret@other",
+        "http://host/?password=p@s3cret",
+        "http://user:s3cret?word@host",
     ],
 )
 def test_credentials_are_not_shown_however_they_are_written(text):

@@ -39,14 +39,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_on_the_site(site: Path):
-    """Those of docs/, the runbooks, and the README as the first page."""
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert pages | {Path("index.html")} <= {path.relative_to(site) for path in site.rglob("*.html")}
     assert "What <code>curl /memory</code> shows" in (site / "index.html").read_text(encoding="utf-8")
 
 
 def test_a_page_loads_nothing_from_elsewhere(site: Path):
-    """No font, script, style or picture of another host."""
     pages = sorted(site.rglob("*.html"))
     assert [page.name for page in pages if _LOADED.search(page.read_text(encoding="utf-8"))] == []
     styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
@@ -67,5 +65,4 @@ def test_a_page_loads_nothing_from_elsewhere(site: Path):
     ],
 )
 def test_a_link_leads_to_the_same_page_as_in_the_repository(page: str, link: str, target: str):
-    """Wherever the page lies on the site."""
     assert site_links(f"[a]({link})", page) == f"[a]({target})"

@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from highwater import __version__
-from highwater.demo.errors import DemoError
 from highwater.demo.sidecar import DemoSidecar
 from tests import build_support
 from tests.build_support import compiled_app, environ_for
@@ -31,7 +30,6 @@ COMPILED = {
 
 
 def built_in(project: Path, folder: Path) -> Path:
-    """The wheel of a project's folder."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HATCH_")}
     done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, check=False)
@@ -72,7 +70,6 @@ def installed(names: set[str]) -> set[str]:
 
 
 def test_every_module_is_in_the_wheel(names: set[str]) -> None:
-    """The demonstration's shim and the type marker too."""
     modules = {path.relative_to(APP).as_posix() for path in APP.rglob("*.py")}
     assert "highwater/demo/shim/sitecustomize.py" in modules
     assert modules | {"highwater/py.typed", "highwater/demo/model.yaml"} <= names
@@ -89,7 +86,6 @@ def test_the_worker_extension_is_a_wheel_of_its_own(worker_wheel: Path) -> None:
 
 
 def test_the_worker_package_is_copied_from_a_wheel_too(worker_wheel: Path, tmp_path: Path) -> None:
-    """What `highwater extension` copies is what was installed, and what the wheel says of it."""
     with zipfile.ZipFile(worker_wheel) as archive:
         archive.extractall(tmp_path / "site")
         wanted = {name: archive.read(name) for name in archive.namelist()}
@@ -106,14 +102,12 @@ def test_the_worker_package_is_copied_from_a_wheel_too(worker_wheel: Path, tmp_p
 
 
 def test_both_are_of_one_version(wheel: Path, worker_wheel: Path) -> None:
-    """And the sidecar asks for no other worker extension than this."""
     version = metadata_of(wheel)["Version"]
     assert version == metadata_of(worker_wheel)["Version"] == __version__
     assert f"vllm-highwater-worker=={version}" in metadata_of(wheel).get_all("Requires-Dist", [])
 
 
 def test_the_dashboard_is_in_the_wheel_with_its_licences(names: set[str]) -> None:
-    """Every file of the page, and of what is vendored."""
     folder = APP / "highwater" / "dashboard"
     files = {path.relative_to(APP).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert "highwater/dashboard/vendor/uplot-1.6.32/LICENSE" in files
@@ -121,24 +115,20 @@ def test_the_dashboard_is_in_the_wheel_with_its_licences(names: set[str]) -> Non
 
 
 def test_the_runbooks_are_in_the_wheel(names: set[str]) -> None:
-    """The sidecar serves them."""
     runbooks = {f"highwater/docs/runbooks/{path.name}" for path in (ROOT / "docs" / "runbooks").glob("*.md")}
     assert runbooks
     assert runbooks <= names
 
 
 def test_nothing_else_is_installed_at_the_top_level(names: set[str]) -> None:
-    """No tests, no benchmarks, no folder of the repository's own."""
     assert {name.split("/")[0] for name in installed(names)} == {"highwater", "gated_proxy", "kvplan"}
 
 
 def test_the_console_script_is_there(names: set[str]) -> None:
-    """`highwater` is what people type."""
     assert any(name.endswith("entry_points.txt") for name in names)
 
 
 def test_it_is_for_every_machine_unless_asked_otherwise(wheel: Path, names: set[str]) -> None:
-    """Who has no C compiler installs it all the same."""
     assert wheel.name.endswith("-py3-none-any.whl")
     assert {name for name in names if name.endswith((".so", ".c"))} == set()
 
@@ -151,10 +141,9 @@ def built() -> Path:
 needs_compiler = pytest.mark.skipif(bool(build_support.obstacle()), reason=str(build_support.obstacle()))
 
 
-@pytest.mark.compiled
+@pytest.mark.slow("the data plane is compiled, as the image has it")
 @needs_compiler
 def test_the_data_plane_is_compiled_and_nothing_else(built: Path) -> None:
-    """Each module with its source beside it, and all of them in one library."""
     libraries = {path.relative_to(built).as_posix().split(".")[0] for path in built.rglob("*.so")}
     assert {name for name in libraries if not name.endswith("__mypyc")} == COMPILED
     assert len(libraries) == len(COMPILED) + 1
@@ -166,10 +155,9 @@ def mapped_files(pid: int) -> set[str]:
     return {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()}
 
 
-@pytest.mark.compiled
+@pytest.mark.slow("the data plane is compiled, as the image has it")
 @needs_compiler
 async def test_the_compiled_sidecar_serves_and_says_so(built: Path, tmp_path: Path) -> None:
-    """It is started in the repository, whose own modules must not come first."""
     async with Upstream() as upstream:
         with DemoSidecar(upstream.url, folder=tmp_path, settings=environ_for(built)) as sidecar:
             async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False, timeout=LIMIT_SECONDS) as client:
@@ -182,66 +170,8 @@ async def test_the_compiled_sidecar_serves_and_says_so(built: Path, tmp_path: Pa
     assert "data plane: compiled" in sidecar.log_path.read_text(encoding="utf-8")
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 def test_the_sidecar_from_its_sources_says_so(tmp_path: Path) -> None:
-    """An operator sees which of the two runs."""
     with DemoSidecar("http://127.0.0.1:1", folder=tmp_path) as sidecar:
         pass
     assert "data plane: pure Python" in sidecar.log_path.read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree of one module, and a build that only copies it."""
-    root = tmp_path / "sources"
-    for name in build_support.SOURCES:
-        if "." in name or name.isupper():
-            (root / name).write_text("", encoding="utf-8")
-        else:
-            (root / name).mkdir(parents=True)
-    (root / "app" / "highwater").mkdir()
-    (root / "app" / "highwater" / "one.py").write_text("ONE = 1\n", encoding="utf-8")
-
-    def pip_wheel(tree: Path, wheels: Path, log_path: Path) -> None:
-        del log_path
-        wheels.mkdir()
-        with zipfile.ZipFile(wheels / "a.whl", "w") as archive:
-            archive.write(tree / "app" / "highwater" / "one.py", "highwater/one.py")
-            archive.writestr("vllm_highwater-0.dist-info/METADATA", "")
-
-    monkeypatch.setenv("HIGHWATER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(build_support, "ROOT", root)
-    monkeypatch.setattr(build_support, "obstacle", lambda: None)
-    monkeypatch.setattr(build_support, "_pip_wheel", pip_wheel)
-    return root
-
-
-def test_what_is_compiled_is_never_older_than_its_source(sources: Path) -> None:
-    """Another source, another folder; the same source, the same."""
-    first, again = compiled_app(), compiled_app()
-    (sources / "app" / "highwater" / "one.py").write_text("ONE = 2\n", encoding="utf-8")
-    second = compiled_app()
-    assert first == again != second
-    assert [(folder / "highwater" / "one.py").read_text(encoding="utf-8") for folder in (first, second)] == [
-        "ONE = 1\n",
-        "ONE = 2\n",
-    ]
-    assert {path.name for path in second.iterdir()} == {"highwater"}
-
-
-def test_old_builds_are_removed(sources: Path) -> None:
-    """Those used last are kept."""
-    built = []
-    for number in range(5):
-        (sources / "app" / "highwater" / "one.py").write_text(f"ONE = {number}\n", encoding="utf-8")
-        built.append(compiled_app())
-        os.utime(built[-1], (number, number))
-    assert [folder.exists() for folder in built] == [False, False, True, True, True]
-
-
-def test_without_a_compiler_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a sentence."""
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(DemoError, match="there is no C compiler"):
-        compiled_app()

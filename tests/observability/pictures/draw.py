@@ -31,7 +31,6 @@ _NAMED: Final = {
     "purple": "#8f3bb8",
 }
 _MAX_LEGEND, _MAX_ROWS = 8, 14
-_HOLE_STEPS = 3
 
 
 def draw(row: Row, store: Store, path: Path) -> None:

@@ -43,7 +43,6 @@ def status(judge: Access, request: Request) -> int:
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
 def test_a_loopback_peer_may(peer):
-    """However the socket shows it."""
     assert TRUSTING.judge(asked(peer)) == Caller(peer, "loopback")
 
 
@@ -55,7 +54,6 @@ def test_without_trust_in_it_a_loopback_peer_may_not(peer):
 
 @pytest.mark.parametrize("peer", ["10.0.0.7", "192.168.1.1", "::ffff:10.0.0.7", "fe80::1", "", "localhost", None])
 def test_a_peer_from_elsewhere_may_not(peer):
-    """Also one whose address is not known."""
     assert status(TRUSTING, asked(peer)) == 401
 
 
@@ -121,7 +119,6 @@ def test_a_malformed_header_is_refused_not_an_error(header, value):
 
 @given(st.text(alphabet=st.characters(max_codepoint=255)))
 def test_no_host_or_origin_breaks_it(text):
-    """Whatever bytes a client sends."""
     assert status(TRUSTING, asked("10.0.0.7", host=text, origin=text)) == 401
     assert status(TRUSTING, asked(host=text)) in {200, 401}
     assert status(TRUSTING, asked(origin=text)) in {200, 401}

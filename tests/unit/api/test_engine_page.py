@@ -88,7 +88,6 @@ async def test_one_line_that_is_no_exposition_costs_the_engines_part_alone(line)
 
 @pytest.mark.parametrize("status", [404, 500, 503])
 async def test_an_error_page_is_no_page(status):
-    """Whatever it has in it."""
     assert await read(PAGE, status=status) == b""
 
 

@@ -65,7 +65,6 @@ def test_ranks_of_several_engines_are_told_apart():
 
 
 def test_a_refusal_says_why():
-    """And nothing of what was not freed."""
     shown = reclaim_text([REFUSED], dry_run=False)
     assert "release: it sleeps" in shown
     assert "used now" not in shown

@@ -75,7 +75,6 @@ def test_a_stream_that_opened_lets_the_pauses_begin_anew():
 
 
 def test_a_connection_that_ended_is_closed():
-    """Also one that broke."""
     connections = Connection(("report", 1)), broken()
     Followed(*connections)
     assert all(connection.is_closed for connection in connections)

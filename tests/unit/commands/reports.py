@@ -12,7 +12,7 @@ from highwater.readings.engine import EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
-from highwater.readings.rank import Components, EncoderCacheTotals, Launch, RankReading
+from highwater.readings.rank import EncoderCacheTotals, Launch, RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from tests.fakes.engine import MIB, FakeEngine
@@ -132,8 +132,3 @@ def event(summary: str = "reset_encoder_cache done", *, id_: int = 1, at: float 
 def as_json(value: Any) -> Any:
     """As it comes over the wire."""
     return TypeAdapter(type(value)).dump_python(value, mode="json")
-
-
-def with_components(rank: RankReading, **sizes: int) -> RankReading:
-    """The rank with other components."""
-    return replace(rank, components=Components(**sizes))

@@ -114,7 +114,7 @@ def test_a_host_without_any_address_that_the_kernel_has_ends_the_start(monkeypat
     assert "host: '::1' is no address of this machine" in caplog.text
 
 
-@pytest.mark.whole("`highwater serve` as a process")
+@pytest.mark.slow("`highwater serve` as a process")
 def test_an_address_that_is_none_ends_the_start():
     command = [sys.executable, "-m", "highwater", "serve", "--host", "256.1.1.1", "--log-format", "json"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("HIGHWATER_")}

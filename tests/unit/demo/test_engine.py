@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -14,8 +13,8 @@ from highwater.demo import keeper
 from highwater.demo.engine import DemoEngine, EngineOptions, bind_threads, link_extension
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError, NotInTime, signs_of_life
-from highwater.demo.process import answers, free_port
-from tests.engines import AnyEngine, log_tail
+from highwater.demo.process import free_port
+from tests.engines import log_tail
 from tests.patience import LIMIT_SECONDS, wait_until
 
 
@@ -35,19 +34,11 @@ def test_the_engine_sees_the_extension_and_nothing_else(tmp_path: Path) -> None:
     assert (link / "__init__.py").is_file()
 
 
-def test_a_free_port_has_no_healthy_server() -> None:
-    assert not answers(free_port(), "/health")
-
-
 def test_the_error_of_a_program_that_failed_tells_its_last_lines(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text("\n".join(f"line {number}" for number in range(100)))
     text = str(DemoError.with_log("it failed", log, lines=2))
     assert text == f"it failed\nThe log is {log}; its last lines are:\nline 98\nline 99"
-
-
-def test_the_error_of_a_program_that_said_nothing_says_so(tmp_path: Path) -> None:
-    assert "(the log is empty)" in str(DemoError.with_log("it failed", tmp_path / "none.log"))
 
 
 def fake_environment(tmp_path: Path, script: str) -> EngineEnvironment:
@@ -90,32 +81,6 @@ def test_what_takes_long_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest
         wait_until(lambda: "180 MB" in said[-1])
     assert said[0] == "  installing for 0.0 s: nothing in its log yet"
     assert said[-1].endswith(" s: Downloading torch (180 MB)")
-
-
-SAY_ALL = 'echo "$@"; echo "KV=$VLLM_CPU_KVCACHE_SPACE DYNAMO=$TORCHDYNAMO_DISABLE"; exit 3'
-
-
-@pytest.mark.parametrize(
-    ("version", "says"),
-    [("0.12.0", "KV=1 DYNAMO=1"), ("0.23.0", "KV= DYNAMO=1"), ("0.32.0", "KV= DYNAMO="), ("", "KV= DYNAMO=")],
-)
-def test_each_version_is_spoken_to_as_it_expects(
-    version: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The version of an environment that somebody else made may be unknown: it counts as the current one."""
-    for name in ("VLLM_CPU_KVCACHE_SPACE", "TORCHDYNAMO_DISABLE"):
-        monkeypatch.delenv(name, raising=False)
-    environment = EngineEnvironment(version, fake_environment(tmp_path, SAY_ALL).root)
-    options = EngineOptions(tensor_parallel=2, extra_args=("--dtype", "float32"))
-    engine = AnyEngine(environment, options, folder=tmp_path / "run")
-    with pytest.raises(DemoError):
-        engine.start()
-    command, environ = log_tail(engine, 2).splitlines()
-    assert environ == says
-    kind = json.loads((tmp_path / "run" / "model" / "tokenizer_config.json").read_text())["tokenizer_class"]
-    assert (kind == "Qwen2TokenizerFast") is (version == "0.12.0")
-    assert ("--shutdown-timeout" in command) == (version != "0.12.0")
-    assert command.index("--dtype bfloat16") < command.index("--dtype float32")
 
 
 def test_nothing_is_left_when_the_pipe_to_the_keeper_closes() -> None:

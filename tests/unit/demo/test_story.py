@@ -12,7 +12,7 @@ import pytest
 from highwater.demo import story
 from highwater.demo.engine import EngineOptions
 from highwater.demo.environment import EngineEnvironment
-from highwater.demo.errors import DemoError, NotInTime
+from highwater.demo.errors import DemoError
 from highwater.demo.traffic import TrafficResult
 
 
@@ -83,18 +83,6 @@ def test_an_engine_that_dies_in_the_story_is_told_as_its_incident_first_and_last
     assert (first, second, last) == (DIED["summary"], "2 of 3 requests failed", DIED["summary"])
     (folder,) = tmp_path.iterdir()
     assert kept.endswith(f"incidents --folder {folder / 'incidents'} {DIED['id']}")
-
-
-def test_a_failure_of_an_engine_that_lives_begins_and_ends_with_its_reason(staged, monkeypatch, tmp_path):
-    monkeypatch.setattr(story, "answers", lambda *_: True)
-    lines = failed(staged, DemoError("no relief\nThe log is /x; its last lines are:\nlast"))
-    (folder,) = tmp_path.iterdir()
-    kept = f"What is known of it is kept in {folder}"
-    assert lines == ["no relief", "The log is /x; its last lines are:", "last", kept, "no relief"]
-
-
-def test_an_engine_that_was_ended_since_it_took_too_long_has_not_died(staged):
-    assert failed(staged, NotInTime("the engine was not ready within 1 s"))[0] == "the engine was not ready within 1 s"
 
 
 def test_nothing_is_left_by_ctrl_c(staged, tmp_path):

@@ -75,7 +75,6 @@ def test_without_a_container_the_machine_is_the_limit() -> None:
 
 
 def test_figures_from_before_the_rest_do_not_count() -> None:
-    """Nor do processes that come and go."""
     seen = reading()
     old, other, new = seen.processes
     seen = replace(seen, processes=(replace(old, age_seconds=10.0), replace(other, role="other"), new))

@@ -81,7 +81,7 @@ def line(
     return [one._replace(value=GIB + rate * one.requests + source.gauss(0, noise)) for one in floors]
 
 
-@pytest.mark.whole("days of a simulated engine")
+@pytest.mark.slow("days of a simulated engine")
 @pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", CLEAN)
@@ -93,7 +93,7 @@ def test_a_clean_day_shows_no_leak_at_any_moment(kind: str, seed: int) -> None:
     assert "leak" not in kinds
 
 
-@pytest.mark.whole("days of a simulated engine")
+@pytest.mark.slow("days of a simulated engine")
 @pytest.mark.parametrize("seed", range(3))
 def test_restarts_show_no_leak(seed: int) -> None:
     """A warm-up begins again with each of twelve lives: none of them is taken for a leak."""
@@ -116,7 +116,7 @@ LEAKS = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.whole("hours of a simulated engine"))])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow("hours of a simulated engine"))])
 @pytest.mark.parametrize("driver", LEAKS)
 def test_a_leak_under_noise_is_found_with_its_rate_and_driver(driver: str, seed: int) -> None:
     """Within 20 %, the truth inside the interval or close to it, and once found it stays found."""

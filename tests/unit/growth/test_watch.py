@@ -257,7 +257,7 @@ def _many(value: float) -> Iterable[Measured]:
             yield Measured(key=key, value=GIB + (value * MIB if measure % 10 == 0 else measure), room=float(GIB))
 
 
-@pytest.mark.whole("days of a simulated engine")
+@pytest.mark.slow("days of a simulated engine")
 @pytest.mark.untraced
 async def test_eight_ranks_of_thirty_series_over_a_day_cost_little(tmp_path: Path):
     """Under 10 ms of this process's CPU a second, with a tenth of the series leaking; and the file stays bounded.

@@ -60,7 +60,7 @@ def asked(core: Core) -> Counter[str]:
     return Counter(call.path for call in core.fake.calls)
 
 
-@pytest.mark.whole("hours of a simulated engine")
+@pytest.mark.slow("hours of a simulated engine")
 @pytest.mark.untraced
 @pytest.mark.parametrize("knobs", [{"dev_mode": False}, {"extension": None}, {}], ids=["plain", "dev mode", "class"])
 async def test_in_an_hour_of_watching_no_worker_is_called(watch, knobs):

@@ -394,7 +394,6 @@ def test_a_hole_of_zeros_does_not_hide_what_follows(writer, ring):
 
 
 def test_a_file_that_is_no_ring_is_named(tmp_path):
-    """Each by what is wrong with it."""
     good = header(json.dumps(IDENTITY).encode(), slots=4)
     size = file_bytes(4)
     whole = good.ljust(size, b"\0")

@@ -131,7 +131,6 @@ def test_the_rules_say_where_they_act_and_what_could_be_given_back():
 
 
 def test_a_rule_that_is_held_says_why():
-    """Also beside a calm rule, which the summary describes."""
     text = report_text(report(policy=policy(DEVICE, replace(HELD, name="own"))))
     assert next(line for line in text.splitlines() if line.startswith("rule own")).endswith(f"; {HELD.reason}")
 

@@ -185,7 +185,6 @@ def test_a_start_that_fails_leaves_its_reason_in_the_file(vllm, tmp_path, monkey
 
 
 def test_all_workers_of_an_engine_share_a_name_and_another_engine_has_another(vllm):
-    """Also those of its data-parallel copies under Ray."""
     one, copy, other = vllm(), vllm(), vllm()
     copy.vllm_config.instance_id += "_dp3"
     other.vllm_config.instance_id = "fffff"

@@ -37,7 +37,7 @@ def anything_of(kind: type) -> st.SearchStrategy:
     special = {
         EngineStatus: {"capabilities": CAN},
         RemedyResult: {"detail": st.just(())},
-        # An event of no year that a terminal can show is left out (tests/unit/client/test_answers.py).
+        # An event of no year that a terminal can show is left out (tests/unit/client/test_sidecar.py).
         Event: {"at": st.floats(0, 2e11)},
     }.get(kind, {})
     return st.builds(kind, **{name: special.get(name, of_hint(hint)) for name, hint in hints.items()})
@@ -57,7 +57,7 @@ def of_hint(hint: typing.Any) -> st.SearchStrategy:
     return st.from_type(hint)
 
 
-@pytest.mark.whole("reports and screens, drawn by chance")
+@pytest.mark.slow("reports and screens, drawn by chance")
 @pytest.mark.untraced
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(first=anything_of(Report), second=anything_of(Report), event=anything_of(Event), height=st.integers(1, 60))

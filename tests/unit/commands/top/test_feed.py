@@ -53,7 +53,6 @@ def test_what_a_sidecar_forgot_by_its_restart_stays(view):
 
 
 def test_what_is_kept_is_bounded(view):
-    """However long somebody looks."""
     for second in range(MAX_POINTS + 10):
         view = view.with_report(report(taken_at=NOW + second), 100.0)
     assert len(view.past[KEY]) == MAX_POINTS

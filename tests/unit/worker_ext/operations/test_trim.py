@@ -562,7 +562,6 @@ def test_once_in_place_it_stays():
 
 
 def test_ranks_that_see_the_same_accesses_decide_alike():
-    """Whatever their clocks and addresses."""
     ranks = [worker_with({**tensors("abc"), **batch("def")}) for _ in range(2)]
     for delay, worker in enumerate(ranks):
         trim(worker, free_bytes=0)

@@ -308,7 +308,6 @@ def test_a_large_cache_is_read_in_slices(index):
 
 
 def test_what_goes_and_comes_between_two_slices_is_right_in_the_end(index):
-    """Also where the engine exchanged the dict."""
     index.cost = 0.0001
     index.cache |= {str(n): FakeTensor(10) for n in range(40)}
     assert index.look() is None

@@ -689,7 +689,6 @@ def test_the_machine_is_read_once_a_second(worker, tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_removed_or_cut_ends_nobody(worker, tmp_path):
-    """Neither a step nor the thread."""
     for harm in (lambda path: path.unlink(missing_ok=True), lambda path: os.truncate(path, 0)):
         time = Time(5)
         recorder, path = recorder_on(time, worker, tmp_path)

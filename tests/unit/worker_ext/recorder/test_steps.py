@@ -58,7 +58,6 @@ def test_a_call_is_as_it_was(worker, steps):
 
 
 def test_a_step_is_counted_at_both_its_ends(clock, worker, steps):
-    """With when it began, and on which thread."""
     seen = []
     worker.during = lambda: seen.append(steps.progress())
     assert steps.progress() == Progress(0, 0, None, None, 0)
@@ -337,7 +336,6 @@ def test_what_cannot_be_waited_for_is_left_alone(worker, steps):
 
 
 def test_the_oldest_of_several_waits_counts(clock, steps, worker):
-    """Each on a thread of its own."""
     inside, let_go = threading.Barrier(2), threading.Event()
 
     def wait() -> None:

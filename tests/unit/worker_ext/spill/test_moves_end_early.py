@@ -123,7 +123,7 @@ CALLS = {
 }
 
 
-@pytest.mark.whole("a call that ends at each of its lines")
+@pytest.mark.slow("a call that ends at each of its lines")
 @pytest.mark.untraced
 @pytest.mark.parametrize(("before", "call"), CALLS.values(), ids=CALLS)
 def test_wherever_the_end_comes_no_entry_is_lost(before, call):
