@@ -61,29 +61,25 @@ def weights_of(model: Model, flags: EngineFlags, stage: int, checkpoint_bytes: i
             what = "the size of its encoder" if encodes else f"what {model.quantization_method} makes of its weights"
             raise PlanError(f"{what} is not known without the size of the checkpoint's files")
         share = part.bytes(2, 2) / _held(model, EngineFlags(), 0).bytes(2, 2)
-        low, likely, high = _of_checkpoint(model, flags, share, checkpoint_bytes)
+        # The bounds have what a checkpoint has beside the model, or kernels pad.
+        is_quantized, likely = bool(model.quantization), checkpoint_bytes * share
+        if not is_quantized:
+            likely *= element / MODEL_BYTES.get(model.dtype or "bfloat16", 2)
+        beside = bool(model.family.encodes) or any(model.text.optional(key, 0) for key in _PREDICTION_KEYS)
+        low, high = (0.9 if beside else 0.97) * likely, (1.08 if is_quantized else 1.03) * likely
+        if flags.quantization == "fp8" and not is_quantized:
+            low, likely = low / 2, 0.6 * likely
+        if share < 1:  # an encoder may be whole on every rank
+            low = 0.97 * low
+            high = 1.03 * high + bool(model.family.encodes) * min(checkpoint_bytes // 10, 2 * GIB)
         why = "the checkpoint's size, divided over the ranks"
     else:
         likely, why = part.bytes(linear, element), "by the family's own shapes"
         # The latent projections are kept a second time.
-        low, high = 0.997 * likely, 1.012 * likely + (GIB // 2 if model.family.keeps == "latent" else 0)
+        low, high = 0.997 * likely, 1.012 * likely + (GIB // 2 if model.family.mixer == "latent" else 0)
     # One table of rotary positions, or two, or one with several times the rows.
     table = model.rotary_rows * model.head_size * element
     return estimated(round(low), round(1.001 * likely + table), round(high + 2 * table) + GIB // 4, why)
-
-
-def _of_checkpoint(model: Model, flags: EngineFlags, share: float, size: int) -> tuple[float, float, float]:
-    """Divide the checkpoint's bytes over the ranks; the bounds have what it has beside the model, or kernels pad."""
-    is_quantized, likely = bool(model.quantization), size * share
-    if not is_quantized:
-        likely *= MODEL_BYTES[flags.dtype or ""] / MODEL_BYTES.get(model.dtype or "bfloat16", 2)
-    beside = bool(model.family.encodes) or any(model.text.optional(key, 0) for key in _PREDICTION_KEYS)
-    low, high = (0.9 if beside else 0.97) * likely, (1.08 if is_quantized else 1.03) * likely
-    if flags.quantization == "fp8" and not is_quantized:
-        low, likely = low / 2, 0.6 * likely
-    if share < 1:  # an encoder may be whole on every rank
-        low, high = 0.97 * low, 1.03 * high + bool(model.family.encodes) * min(size // 10, 2 * GIB)
-    return low, likely, high
 
 
 def _linear_bytes(model: Model, flags: EngineFlags, element: int) -> float | None:
@@ -95,11 +91,11 @@ def _linear_bytes(model: Model, flags: EngineFlags, element: int) -> float | Non
     schemes = {(str(one.get("num_bits")), str(one.get("type"))) for one in groups}
     names = [name for key in ("ignore", "modules_to_not_convert", "ignored_layers") for name in keys.strings(key) or ()]
     # A gate (of experts, of a shared one) is named in full, so that it is no gate_proj.
-    is_whole = all(
+    covers_all = all(
         name.rstrip("$*").endswith("gate") or any(word in name for word in _NEVER_QUANTIZED) for name in names
     )
     is_fp8 = model.quantization_method == "fp8" or schemes == {("8", "float")}
-    return 1.001 if is_fp8 and is_whole else None
+    return 1.001 if is_fp8 and covers_all else None
 
 
 def _held(model: Model, flags: EngineFlags, stage: int) -> _Held:
@@ -117,7 +113,7 @@ def _held(model: Model, flags: EngineFlags, stage: int) -> _Held:
 
 def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Held:
     text, heads = model.text, model.heads // ranks
-    if model.family.keeps == "latent":
+    if model.family.mixer == "latent":
         numbers = ("qk_rope_head_dim", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
         rope, latent, nope, value = map(text.number, numbers)
         query_rank, queries = text.optional("q_lora_rank"), heads * (nope + rope)
@@ -133,7 +129,7 @@ def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Held:
         values = value_heads * text.number("linear_value_head_dim")
         return _Held(hidden * (2 * keys + 3 * values), 2 * value_heads * hidden)
     # A hybrid's queries come with a gate of their output.
-    is_gated = model.family.keeps == "delta" and text.get("attn_output_gate") is not False
+    is_gated = model.family.mixer == "delta" and text.get("attn_output_gate") is not False
     width = model.head_size * ((2 + is_gated) * heads + 2 * rank_heads(model.kv_heads, ranks))
     return _Held(hidden * width, 0)
 
@@ -191,7 +187,7 @@ def activation_of(model: Model, flags: EngineFlags) -> Figure:
 def _mixer_width(model: Model) -> int:
     """Return the width of what one layer's attention or delta net projects a token to."""
     number = model.text.number
-    match model.family.keeps:
+    match model.family.mixer:
         case "delta":
             keys = number("linear_num_key_heads") * number("linear_key_head_dim")
             return 2 * (keys + number("linear_num_value_heads") * number("linear_value_head_dim"))
