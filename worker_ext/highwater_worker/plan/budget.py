@@ -9,12 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from highwater_worker.plan import estimates, versions
+from highwater_worker.plan import NOT_COUNTED, estimates, say, versions
 from highwater_worker.plan.estimates import Figure, exact
-from highwater_worker.plan.told import NOT_COUNTED, say
 
 _MIB = 1 << 20
-_ROUND = 512
+ROUND_BYTES = 512  # to which PyTorch's allocator rounds up
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -26,7 +25,7 @@ class CachingAllocator:
         self._free: dict[bool, list[int]] = {True: [], False: []}
 
     def allocate(self, size: int) -> None:
-        size = max(_ROUND, -(-size // _ROUND) * _ROUND)
+        size = max(ROUND_BYTES, -(-size // ROUND_BYTES) * ROUND_BYTES)
         is_small = size <= _MIB
         free = self._free[is_small]
         block = min((one for one in free if one >= size), default=0)
@@ -36,7 +35,7 @@ class CachingAllocator:
             block = 2 * _MIB
         else:
             block = 20 * _MIB if size < 10 * _MIB else -(-size // (2 * _MIB)) * 2 * _MIB
-        if block - size >= (_ROUND if is_small else _MIB + 1):
+        if block - size >= (ROUND_BYTES if is_small else _MIB + 1):
             free.append(block - size)
             block = size
         self.allocated_bytes += block

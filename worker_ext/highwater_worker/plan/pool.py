@@ -7,8 +7,7 @@ import importlib
 from types import SimpleNamespace
 from typing import Any
 
-from highwater_worker.plan import versions
-from highwater_worker.plan.told import LOG, say
+from highwater_worker.plan import LOG, say, versions
 
 _CONFIGS = ("model_config", "cache_config", "scheduler_config", "parallel_config")
 

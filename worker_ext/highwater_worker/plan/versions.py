@@ -119,7 +119,7 @@ def requested_bytes(worker: Any) -> int:
     return int(getattr(worker, "requested_memory", total * worker.cache_config.gpu_memory_utilization))
 
 
-def kept_for_images(available: int, config: Any) -> int:
+def less_image_buffers(available: int, config: Any) -> int:
     """Return the KV cache's bytes without those for images in transfer (0.32 on)."""
     reserve = getattr(importlib.import_module("vllm.v1.worker.gpu_worker"), "reserve_mm_ipc_gpu_memory", None)
     if reserve is None:
