@@ -76,27 +76,20 @@ def attach(worker: Any) -> None:  # noqa: ANN401 - vLLM's worker, of any version
     state = state_of(worker)
     if state.start is not None:
         return
-    _bind_rpc(worker)
+    reference = weakref.ref(worker)
+    if not hasattr(worker, "highwater_rpc"):  # no extension class brings it
+
+        @functools.wraps(MemoryExtension.highwater_rpc)
+        def highwater_rpc(*arguments: object, **named: object) -> str:
+            return MemoryExtension.highwater_rpc(reference(), *arguments, **named)  # type: ignore[arg-type]
+
+        worker.highwater_rpc = highwater_rpc
     with suppress(Exception):  # it decides about nothing else
         worker_made(worker)
     watch_sleep(worker, state.sleep)
     state.sleep.is_complete = True  # the worker has only just been made: nothing of it can be asleep
-    reference = weakref.ref(worker)
     state.start = StartPhases(worker, ended=lambda: _phase_ended(reference()))
     state.start.watch()
-
-
-def _bind_rpc(worker: Any) -> None:  # noqa: ANN401 - as above
-    """Make `highwater_rpc` callable on the instance, where no extension class brings it."""
-    if hasattr(worker, "highwater_rpc"):
-        return
-    reference = weakref.ref(worker)
-
-    @functools.wraps(MemoryExtension.highwater_rpc)
-    def highwater_rpc(*arguments: object, **named: object) -> str:
-        return MemoryExtension.highwater_rpc(reference(), *arguments, **named)  # type: ignore[arg-type]
-
-    worker.highwater_rpc = highwater_rpc
 
 
 def _phase_ended(worker: object) -> None:

@@ -121,23 +121,22 @@ def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
     The segments are those of `torch.<type>.memory_snapshot`, of every device that the process uses. Raises
     UnreadableError where they do not name their pool.
     """
-    return sum(map(_kept_of, _of(segments, index)))
+    kept = 0
+    for segment in _of(segments, index):
+        pool = segment.get("segment_pool_id")
+        if pool is None:
+            raise UnreadableError("torch does not show the pool of a segment; the first release will show what is kept")
+        is_private = tuple(pool) != _NO_POOL
+        if segment.get("is_expandable") and not is_private:
+            kept += _ends_of_pages(segment)
+        # A segment of several blocks is split, and its free ones are counted by torch.
+        elif is_private and (segment.get("is_expandable") or len(segment["blocks"]) == 1):
+            kept += sum(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
+    return kept
 
 
 def _of(segments: Iterable[Mapping[str, Any]], index: int | None) -> list[Mapping[str, Any]]:
     return [segment for segment in segments if segment.get("device", index) == index]
-
-
-def _kept_of(segment: Mapping[str, Any]) -> int:
-    pool = segment.get("segment_pool_id")
-    if pool is None:
-        raise UnreadableError("torch does not show the pool of a segment; the first release will show what is kept")
-    free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
-    is_private, is_expandable = tuple(pool) != _NO_POOL, bool(segment.get("is_expandable"))
-    if is_expandable:
-        return sum(free) if is_private else _ends_of_pages(segment)
-    # A segment of several blocks is split, and its free ones are counted by torch.
-    return sum(free) if is_private and len(segment["blocks"]) == 1 else 0
 
 
 def _ends_of_pages(segment: Mapping[str, Any]) -> int:

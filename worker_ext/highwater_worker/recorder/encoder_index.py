@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from highwater_worker.devices import Device
 from highwater_worker.devices.family import HostMemory
-from highwater_worker.encoder_cache.entries import Entry, entry_bytes, entry_embeds, read_entry, spilling_cache
+from highwater_worker.encoder_cache.spilling_dict import Entry, read_entry, spilling_cache
 from highwater_worker.engine_view import encoder_budget, find_encoder_cache, look_up
 from highwater_worker.errors import printable
 from highwater_worker.memory.storages import Storage
@@ -66,22 +66,22 @@ class EncoderIndex:
         self.trimmable_bytes: int | None = None
         """The bytes that the device would gain by a trim, as of the last whole pass; None where that is unknown."""
 
-    def update(self, worker: object, now: float, change: object, host: HostMemory, *, whole: bool) -> None:
+    def update(self, worker: object, now: float, change: object, host: HostMemory, *, in_full: bool) -> None:
         """Go on reading, if it is due at `now` (monotonic seconds) and if anything may have changed.
 
         `change` is a value that differs after everything that may have changed the cache; None where that is unseen.
-        With `whole` the cache is read to its end, however long that takes. Raises UnreadableError for an unknown kind.
+        With `in_full` the cache is read to its end, however long that takes. Raises UnreadableError: an unknown kind.
         """
         self._now = now
-        if not whole and now < self._slice_due:
+        if not in_full and now < self._slice_due:
             return
-        if self._keys is None and not (whole or now >= self._pass_due):
+        if self._keys is None and not (in_full or now >= self._pass_due):
             return
-        if whole:
+        if in_full:
             self._keys = None
         started = self._cost_clock()
         try:
-            if self._read(worker, now, change, None if whole else started + _SLICE_SECONDS):
+            if self._read(worker, now, change, None if in_full else started + _SLICE_SECONDS):
                 self.trimmable_bytes = None
                 with suppress(Exception):  # a trim would be refused, mostly, and a trim says why; this figure is lost
                     self.trimmable_bytes = trimmable_bytes(worker, self._device, self._groups, self._storages_of, host)
@@ -138,8 +138,13 @@ class EncoderIndex:
         if self._keys is None or self._of != id(cache):
             # dict's own functions: a subclass that brings entries back from the host at access must not do that here.
             self._keys, self._of = iter(list(dict.keys(cache))), id(cache)
-        if not self._go_on(cache, self._keys, now, deadline):
-            return False
+        for number, key in enumerate(self._keys, 1):
+            value = dict.get(cache, key, _MISSING)
+            row = self._rows.get(key)
+            if value is not _MISSING and (row is None or row.value() is not value):
+                self._put(key, value, read_entry(cache, key, value), now)
+            if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
+                return False
         for key in [key for key in self._rows if not dict.__contains__(cache, key)]:
             self._count(self._rows.pop(key), -1)
             self._is_changed = True
@@ -156,16 +161,6 @@ class EncoderIndex:
         self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
         return True
 
-    def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
-        for number, key in enumerate(keys, 1):
-            value = dict.get(cache, key, _MISSING)
-            row = self._rows.get(key)
-            if value is not _MISSING and (row is None or row.value() is not value):
-                self._put(key, value, read_entry(cache, key, value), now)
-            if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
-                return False
-        return True
-
     def _put(self, key: Any, value: object, entry: Entry, now: float) -> None:  # noqa: ANN401 - a dict's
         before = self._rows.get(key)
         # An entry that only went to the host and came back keeps its age.
@@ -177,9 +172,9 @@ class EncoderIndex:
         text = printable(entry.mm_hash)[:_HASH_CHARACTERS].encode("ascii", "replace")
         row = _Row(
             value=_weak(value),
-            packed=ROW.pack(text, entry_bytes(entry), seen_at, is_on_host),
+            packed=ROW.pack(text, entry.nbytes, seen_at, is_on_host),
             movability=can_move,
-            embeds=entry_embeds(entry),
+            embeds=entry.embeds,
             is_on_host=is_on_host,
             origin=entry.origin,
             seen_at=seen_at,
@@ -222,7 +217,7 @@ def index_of_operations(worker: object, device: Device) -> EncoderIndex:
 def read_index(worker: object, device: Device) -> EncoderIndex:
     """Return the index that operations keep, read to the end. Raises UnreadableError for an unknown kind of cache."""
     index = index_of_operations(worker, device)
-    index.update(worker, time.monotonic(), None, HostMemory(), whole=True)
+    index.update(worker, time.monotonic(), None, HostMemory(), in_full=True)
     return index
 
 
