@@ -167,7 +167,7 @@ def _replicas(worker: object) -> int | None:
 
 
 def ranks_on_machine(worker: object, notes: Notes) -> int:
-    """Return how many workers of the engine share this machine's memory: at most, where that is unknown."""
+    """Return how many workers of the engine share this machine's memory; an upper bound where that is unknown."""
     parallel = look_up(worker, "vllm_config", "parallel_config")
     # Older engines do not show how many of their ranks are on this machine: all of them is the safe assumption.
     local = notes.attempt("host_budget_bytes", lambda: as_int(look_up(parallel, "local_world_size")))

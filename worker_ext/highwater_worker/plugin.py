@@ -29,7 +29,7 @@ from highwater_worker.errors import Notes
 from highwater_worker.extension import MemoryExtension
 from highwater_worker.memory.start_phases import StartPhases
 from highwater_worker.processes import start_process_file, worker_made
-from highwater_worker.recorder.begin import DIRECTORY, begin_recorder, instance_of, options_from, running_recorder
+from highwater_worker.recorder.begin import begin_recorder, folder_from, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
 
 _WORKERS = "vllm.v1.worker.worker_base"
@@ -42,12 +42,11 @@ log = logging.getLogger("vllm.highwater_worker")
 
 def register() -> None:
     """Wrap vLLM's worker class and start this process's file; a second call does nothing."""
-    directory = os.environ.get(DIRECTORY)
-    if directory:
-        try:
-            start_process_file(directory)
-        except Exception as error:  # noqa: BLE001 - as below
-            log.warning("Highwater does not record this process's host memory: %s", error)
+    try:
+        if folder := folder_from(os.environ):
+            start_process_file(folder)
+    except Exception as error:  # noqa: BLE001 - as below
+        log.warning("Highwater does not record this process's host memory: %s", error)
     try:
         _wrap(import_module(_WORKERS).WorkerBase)
     except Exception as error:  # noqa: BLE001 - vLLM calls this unguarded: what is raised here ends its process
@@ -99,10 +98,11 @@ def _phase_ended(worker: object) -> None:
     if recorder is not None:
         recorder.start_changed()
         return
-    if not os.environ.get(DIRECTORY):
-        return
     try:
-        options = options_from(os.environ, instance_of(worker))
+        folder = folder_from(os.environ)
+        if folder is None:
+            return
+        options = options_from(os.environ, folder, instance_of(worker))
         recorder = begin_recorder(worker, options, Notes(), is_starting=True)
     except Exception as error:  # noqa: BLE001 - an engine without a recorder serves as well as one with it
         if not getattr(worker, _WARNED, False):  # once, not after every phase

@@ -98,13 +98,6 @@ def role_of(name: str, children: Iterable[str] = (), arguments: Sequence[str] = 
     return Role("other")
 
 
-def own_role() -> Role:
-    # Not `active_children()`, which waits for those that have ended: they are vLLM's to wait for.
-    children = list(getattr(multiprocessing.process, "_children", ()))
-    names = [str(getattr(child, "name", "")) for child in children]
-    return role_of(multiprocessing.current_process().name, names, sys.argv)
-
-
 class ProcessWriter(Writer):
     """Writes one process's file; `clock` is monotonic seconds, the same in all processes of a machine."""
 
@@ -269,7 +262,10 @@ class ProcessWriter(Writer):
         }
 
     def _update_role(self) -> None:
-        role = own_role()
+        # Not `active_children()`, which waits for those that have ended: they are vLLM's to wait for.
+        children = list(getattr(multiprocessing.process, "_children", ()))
+        names = [str(getattr(child, "name", "")) for child in children]
+        role = role_of(multiprocessing.current_process().name, names, sys.argv)
         if role.role == "other" and self._worker:
             role = Role("worker", self._worker.get("rank"))
         self._role = role
@@ -300,20 +296,16 @@ class _Current:
     follows_forks = False
 
 
-def start_process_file(directory: str) -> None:
+def start_process_file(folder: Path) -> None:
     """Write this process's file from now on, and its forked children's; a second call does nothing.
 
-    Raises ValueError where the directory is no absolute path, or lies on another machine, and RuntimeError where no
-    thread can be started.
+    Raises ValueError where the folder lies on another machine, and RuntimeError where no thread can be started.
     """
     if _Current.writer is not None and _Current.writer.pid == os.getpid():
         return
-    if not directory.startswith("/") or "\0" in directory:
-        raise ValueError(f"HIGHWATER_RECORDER_DIR is {directory!r}; it must be an absolute path")
-    folder = Path(directory)
     kind = file_system_of(folder)
     if is_remote(kind):
-        raise ValueError(f"{directory!r} lies on {kind}; it must be on this machine")
+        raise ValueError(f"{str(folder)!r} lies on {kind}; it must be on this machine")
     _start(folder)
     if not _Current.follows_forks:
         _Current.follows_forks = True

@@ -30,7 +30,7 @@ MAX_BLOCKS = 10_000
 SURE_BYTES = 2 << 20  # a look and a release may differ by so much: other threads may allocate between both
 LOOK_AGAIN_SECONDS = 10.0
 LOOK_SHARE = 1000
-"""A look is followed by so many times its duration without one: at most a 1000th of the engine's thread."""
+"""After a look there is none for so many times its duration: at most a 1000th of the engine's thread."""
 _NO_POOL = (0, 0)
 _PAGES = {"small": 2 << 20, "large": 20 << 20}
 """Bytes of a page in an expandable segment (torch 2.13.0 include/c10/core/AllocatorConfig.h:17 `kSmallBuffer`, and
@@ -51,7 +51,7 @@ class AllocatorReserve:
     def releasable_bytes(self, figures: AllocatorFigures, space: Space) -> int | None:
         """Return the bytes that `empty_cache` would give back now, None where the part that it keeps is unknown.
 
-        And where the device cannot be read: of a lost one torch counts on, and nothing goes back to it.
+        None also of a device that cannot be read: torch keeps counting for a lost one, and nothing goes back to it.
         """
         unused = None if space.free_bytes is None else _unsplit_bytes(figures)
         return None if unused is None or self.kept_bytes is None else max(0, unused - self.kept_bytes)
@@ -171,7 +171,7 @@ class AllocationHistory:
         return self._device is not None
 
     def start(self, worker: object, device: Device, seconds: float, entries: int) -> None:
-        """Turn it on, on the main thread only. Raises UnavailableError without one, RefusedError if others did."""
+        """Turn it on, on the main thread only. Raises UnavailableError without one, RefusedError where others have."""
         record = device.family.history_switch()
         if record is None:
             raise UnavailableError(f"PyTorch keeps no allocation history on {device.type}; it does on npu and cuda")

@@ -114,7 +114,7 @@ def counts_buffers() -> bool:
 
 
 def requested_bytes(worker: Any) -> int:
-    """Return vLLM's share of a card (vllm-ascend 0.12 has it not before it profiles)."""
+    """Return vLLM's share of a card (vllm-ascend 0.12 has none before it profiles)."""
     total = first("vllm.platforms:current_platform").get_device_total_memory()
     return int(getattr(worker, "requested_memory", total * worker.cache_config.gpu_memory_utilization))
 

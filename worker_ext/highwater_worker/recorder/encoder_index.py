@@ -17,7 +17,6 @@ from highwater_worker.devices.family import HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Entry, read_entry, spilling_cache
 from highwater_worker.engine_view import encoder_budget, find_encoder_cache, look_up
 from highwater_worker.errors import printable
-from highwater_worker.memory.storages import Storage
 from highwater_worker.spill.mover import HostCopies
 from highwater_worker.spill.plan import Groups, Movability
 from highwater_worker.spill.spilling import trimmable_bytes
@@ -26,7 +25,7 @@ from highwater_worker.wire import MAX_ROWS, ROW
 
 _SLICE_SECONDS = 0.0005
 _SHARE = 500
-"""A slice is followed by so many times its duration without one: at most a 500th of the engine's thread."""
+"""After a slice there is none for so many times its duration: at most a 500th of the engine's thread."""
 _PASS_SECONDS = 1.0
 _HASH_CHARACTERS = 64
 _MISSING = object()
@@ -84,7 +83,13 @@ class EncoderIndex:
             if self._read(worker, now, change, None if in_full else started + _SLICE_SECONDS):
                 self.trimmable_bytes = None
                 with suppress(Exception):  # a trim would be refused, mostly, and a trim says why; this figure is lost
-                    self.trimmable_bytes = trimmable_bytes(worker, self._device, self._groups, self._storages_of, host)
+                    self.trimmable_bytes = trimmable_bytes(
+                        worker,
+                        self._device,
+                        self._groups,
+                        lambda key: row.movability.storages if (row := self._rows.get(key)) else (),
+                        host,
+                    )
         except BaseException:
             self._forget(now)
             raise
@@ -120,10 +125,6 @@ class EncoderIndex:
         self.is_new = False
         rows = [row.packed for row in self._rows.values()]
         return len(rows), b"".join(rows[:MAX_ROWS])
-
-    def _storages_of(self, key: str) -> tuple[Storage, ...]:
-        row = self._rows.get(key)
-        return () if row is None else row.movability.storages
 
     def _read(self, worker: object, now: float, change: object, deadline: float | None) -> bool:
         if self._keys is None:
@@ -169,9 +170,13 @@ class EncoderIndex:
         can_move = self._copies.movability(entry)
         storages = can_move.storages
         is_on_host = bool(storages) and all(storage.device_type != self._device_type for storage in storages)
+        try:
+            reference: Callable[[], object] = weakref.ref(value)
+        except TypeError:  # a list or a tuple: read anew each time
+            reference = lambda: None  # noqa: E731
         text = printable(entry.mm_hash)[:_HASH_CHARACTERS].encode("ascii", "replace")
         row = _Row(
-            value=_weak(value),
+            value=reference,
             packed=ROW.pack(text, entry.nbytes, seen_at, is_on_host),
             movability=can_move,
             embeds=entry.embeds,
@@ -197,13 +202,6 @@ class EncoderIndex:
         self._rows, self._groups, self._embeds, self._host_entries = {}, Groups(self._device_type), 0, 0
         self._figures = self._oldest_seen_at = self._keys = self._of = self._change = self.trimmable_bytes = None
         self._pass_due = now + _PASS_SECONDS
-
-
-def _weak(value: object) -> Callable[[], object]:
-    try:
-        return weakref.ref(value)
-    except TypeError:  # a list or a tuple: read anew each time
-        return lambda: None
 
 
 def index_of_operations(worker: object, device: Device) -> EncoderIndex:

@@ -61,7 +61,7 @@ class MemoryReader:
         self._seldom_due = float("-inf")
 
     def read(self, worker: object, depth: Depth, now: float, change: object = None) -> dict[str, Any]:
-        """Return the memory, unknown values null; `now` and `change` are as of `EncoderIndex.update`."""
+        """Return the memory, unknown values null; `now` and `change` are those of `EncoderIndex.update`."""
         notes, state, is_answer, is_full = Notes(), state_of(worker), depth is Depth.ANSWER, depth is not Depth.STEP
         is_due = is_answer or now >= self._seldom_due
         described = self._find_device(worker, notes, is_described=is_answer)

@@ -34,7 +34,7 @@ _LINGER_SECONDS = 2.0
 """For so long after the last step or operation heartbeats still come quickly: a caller may wait for the outcome."""
 _HOST_SECONDS = 1.0
 _SAMPLE_SHARE = 100
-"""A sample is followed by so many times its duration without one: at most a 100th of the engine's thread."""
+"""After a sample there is none for so many times its duration: at most a 100th of the engine's thread."""
 _RETRY_SECONDS = 1.0  # the pause in writing after a write that failed
 _MAX_NOTES = 4  # in the head of an entry table, which has a fixed size
 _MAX_WAITING = 256  # samples that wait for a disk; older ones are dropped
