@@ -212,9 +212,9 @@ class Keys(dict[str, Any]):
         super().__init__(values)
         self.prefix = prefix
 
-    def refused(self, key: str, right: str) -> PlanError:
+    def refused(self, key: str, expected: str) -> PlanError:
         value = self.get(key)
-        return PlanError(f"{self.prefix}{key}: {'absent' if value is None else short(value)}; {right}")
+        return PlanError(f"{self.prefix}{key}: {'absent' if value is None else short(value)}; {expected}")
 
     def optional(self, key: str, least: int = 1) -> int | None:
         """Raises PlanError: it is not a whole number, or out of range."""
