@@ -1,1 +1,1 @@
-"""A KV cache by vLLM's rules: groups of layers, pool, tokens, concurrency, longest length. It imports none of ours."""
+"""A KV cache by vLLM's rules: groups of layers, pool, tokens, concurrency, longest length; a package of its own."""

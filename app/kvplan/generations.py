@@ -74,11 +74,13 @@ class Generation:
     pads_pages: Literal["none", "by_stride", "all_but_mla"] = "none"
     pads_mamba: bool = False  # the page of a state is padded to that of the largest layer
     merges_windows: bool = False  # full attention layers that differ in their recorded window share groups
-    keeps_all_for_mla: bool = False  # sliding window layers are kept whole where they cannot share pages with MLA
-    promoted_keep_padding: bool = False  # layers that are kept whole keep their padded page
-    # Layers that are kept whole and keep a value size of their own.
+    # Layers with a window or chunk are promoted to full attention where the hybrid manager is off; with this also
+    # sliding window layers that cannot share pages with MLA.
+    promotes_beside_mla: bool = False
+    promoted_keep_padding: bool = False  # a promoted layer keeps its padded page
+    # Promoted layers that keep a value size of their own.
     promoted_keep_value_size: Literal["none", "sliding", "all"] = "none"
-    promoted_take_block: bool = False  # layers that are kept whole take the block size of full attention layers
+    promoted_take_block: bool = False  # a promoted layer takes the block size of full attention layers
     merge_compares_value_size: bool = False  # layers whose values differ in size have groups of their own
     merge_compares_mla: bool = False  # MLA layers that differ in size have groups of their own
     mamba_has_modes: bool = False  # a state takes blocks by the cache mode; else as many as the length has
@@ -118,7 +120,7 @@ CHANGES: Final = (
     Change((0, 26, 0), {"pads_mamba": True}, "utils:1098"),
     Change((0, 27, 0), {"merges_windows": True}, "utils:1217"),
     Change((0, 27, 0), {"promoted_take_block": True}, "utils:1503"),
-    Change((0, 27, 0), {"keeps_all_for_mla": True}, "utils:1534"),
+    Change((0, 27, 0), {"promotes_beside_mla": True}, "utils:1534"),
     Change((0, 27, 0), {"merge_compares_mla": True}, "specs:463"),
     Change((0, 28, 0), {"merge_compares_value_size": True, "promoted_keep_value_size": "all"}, "specs:222"),
     Change((0, 29, 0), {"null_block_reserved": True}, "utils:2319"),

@@ -27,7 +27,7 @@ from kvplan.specs import (
 
 
 class _UnequalPages(PlanError):
-    """The pages of two layers cannot be made equal; newer versions may keep all layers whole instead."""
+    """The pages of two layers cannot be made equal; newer versions may promote all to full attention instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tupl
         if not spec.kind:
             raise PlanError(f"layer {name}: a cache of the kind {type(spec).__name__} cannot be planned")
     if not limits.hybrid_manager:
-        layers = _keep_whole(layers, generation)
+        layers = _unified(layers, generation)
     if not layers:
         return ()
     merged = _merged(list(layers.values()), generation)
@@ -70,9 +70,9 @@ def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tupl
     try:
         layers = _with_equal_pages(layers, generation)
     except _UnequalPages:
-        # Sliding window layers are kept whole beside MLA layers (`_try_get_full_allocation_fallback_groups`).
+        # Sliding window layers are promoted beside MLA layers (`_try_get_full_allocation_fallback_groups`).
         kinds = {type(spec) for spec in layers.values()}
-        if not generation.keeps_all_for_mla or not {MlaAttention, SlidingWindow} <= kinds or ChunkedLocal in kinds:
+        if not generation.promotes_beside_mla or not {MlaAttention, SlidingWindow} <= kinds or ChunkedLocal in kinds:
             raise
         layers = _promoted(layers, generation)
         if not _is_one_type(layers, generation):
@@ -214,8 +214,8 @@ def _buckets(layers: Layers, generation: Generation) -> list[tuple[list[str], La
     return [(names, _merged(specs, generation) or specs[0]) for names, specs in buckets]
 
 
-def _keep_whole(layers: Layers, generation: Generation) -> Layers:
-    """Turn windows and chunks into full attention (`unify_hybrid_kv_cache_specs`), as without the hybrid manager."""
+def _unified(layers: Layers, generation: Generation) -> Layers:
+    """Promote windows and chunks to full attention (`unify_hybrid_kv_cache_specs`), as without the hybrid manager."""
     if _is_uniform(layers, generation):
         return layers
     promoted = _promoted(layers, generation)

@@ -190,8 +190,8 @@ class _Sizing:
 
     def bytes_per_block(self, worker: Layers) -> int:
         """Return the bytes of one block on one worker: the pages of its layers of the largest group."""
-        whole = not self.generation.split_uniform_types
-        return max(group.page_bytes(None if group.is_mixed and whole else worker) for group in self.groups)
+        is_split = self.generation.split_uniform_types
+        return max(group.page_bytes(worker if is_split or not group.is_mixed else None) for group in self.groups)
 
     def blocks(self, spec: LayerSpec, length: int) -> int:
         """Return the blocks that a request of a length takes of a layer (`max_memory_usage_bytes` over its page)."""
@@ -206,9 +206,9 @@ class _Sizing:
                     "that have a sliding window; must be 1"
                 )
             case SlidingWindow():
-                kept = spec.window - 1 + limits.extra_retained_tokens + ahead
+                retained = spec.window - 1 + limits.extra_retained_tokens + ahead
                 # One more, because the window may begin in the middle of a block.
-                return ceil_div(min(kept, length), spec.block_size) + 1
+                return ceil_div(min(retained, length), spec.block_size) + 1
             case ChunkedLocal():
                 return ceil_div(min(spec.chunk + ahead, length), spec.block_size)
             case CrossAttention():

@@ -62,7 +62,7 @@ class AttentionLayer(LayerSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttention(AttentionLayer):
-    """A layer whose cache keeps every token; a sliding or chunked layer that is kept whole has its window or chunk."""
+    """A layer whose cache keeps every token; a promoted sliding or chunked layer still has its window or chunk."""
 
     kind: ClassVar[str] = "full"
     window: int | None = None

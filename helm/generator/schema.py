@@ -74,8 +74,8 @@ def values_schema() -> Schema:
 
 def config_schema() -> dict[str, Any]:
     """Return an object schema without references, every key optional, null for the default."""
-    whole = Settings.model_json_schema()
-    config = _table(whole, whole["$defs"], without=CHARTS_OWN)
+    settings = Settings.model_json_schema()
+    config = _table(settings, settings["$defs"], without=CHARTS_OWN)
     rule = config["properties"]["policy"]["properties"]["rules"]["items"]
     # Settings check these names in code; a key that a rule requires is never null.
     properties = rule["properties"]
@@ -99,9 +99,15 @@ def signals() -> dict[str, list[str]]:
 def _table(
     schema: dict[str, Any], definitions: dict[str, Any], without: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    properties = {
-        key: _or_null(_plain(value, definitions)) for key, value in schema["properties"].items() if key not in without
-    }
+    properties = {}
+    for key in (key for key in schema["properties"] if key not in without):
+        value = _plain(schema["properties"][key], definitions)
+        # Helm removes a key that is overridden with null; a key that is null otherwise is left to its default too.
+        if isinstance(value.get("type"), str):
+            value["type"] = [value["type"], "null"]
+        if "enum" in value:
+            value["enum"] = [*value["enum"], None]
+        properties[key] = value
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
@@ -121,16 +127,6 @@ def _plain(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
     if "items" in plain:
         plain["items"] = _plain(plain["items"], definitions)
     return plain
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    # Helm removes a key that is overridden with null; a key that is null otherwise is left to its default too.
-    nullable = dict(schema)
-    if isinstance(nullable.get("type"), str):
-        nullable["type"] = [nullable["type"], "null"]
-    if "enum" in nullable:
-        nullable["enum"] = [*nullable["enum"], None]
-    return nullable
 
 
 def text() -> str:

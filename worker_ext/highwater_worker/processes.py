@@ -98,13 +98,6 @@ def role_of(name: str, children: Iterable[str] = (), arguments: Sequence[str] = 
     return Role("other")
 
 
-def own_role() -> Role:
-    # Not `active_children()`, which waits for those that have ended: they are vLLM's to wait for.
-    children = list(getattr(multiprocessing.process, "_children", ()))
-    names = [str(getattr(child, "name", "")) for child in children]
-    return role_of(multiprocessing.current_process().name, names, sys.argv)
-
-
 class ProcessWriter(Writer):
     """Writes one process's file; `clock` is monotonic seconds, the same in all processes of a machine."""
 
@@ -126,7 +119,7 @@ class ProcessWriter(Writer):
         self._is_first = False
         self._worker: dict[str, Any] = {}
         self._engine: dict[str, Any] = {}
-        self._kept: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
         self._due: dict[str, float] = {}
         self._role = Role("other")
         self._file: ProcessFile | None = None
@@ -213,8 +206,8 @@ class ProcessWriter(Writer):
         """Return the file's content as of `now`, in monotonic seconds."""
         notes = Notes()
         figures = notes.attempt("figures", lambda: read_figures("self", self._root)) or {}
-        self._every("role", _SELDOM_SECONDS, now, self._update_role)
-        container = self._every(
+        self._at_most_every("role", _SELDOM_SECONDS, now, self._update_role)
+        container = self._at_most_every(
             "container", SECONDS if self._is_first else _SELDOM_SECONDS, now, lambda: read_container(self._root)
         )
         record: dict[str, Any] = {
@@ -237,9 +230,9 @@ class ProcessWriter(Writer):
         if self._engine:
             record["engine"] = self._engine
         if self._is_first:
-            record["shm"] = self._kept.get("shm")
-            record["machine"] = self._every("machine", _SELDOM_SECONDS, now, lambda: read_machine(self._root))
-            record["others"] = self._every(
+            record["shm"] = self._last.get("shm")
+            record["machine"] = self._at_most_every("machine", _SELDOM_SECONDS, now, lambda: read_machine(self._root))
+            record["others"] = self._at_most_every(
                 "others", _SELDOM_SECONDS, now, lambda: list_processes(_writers(self.folder), self._root)
             )
         return record
@@ -250,7 +243,7 @@ class ProcessWriter(Writer):
         It reads what every process has mapped, page by page, and may wait for the interpreter after each.
         """
         while True:
-            self._every("shm", 0.0, self._clock(), lambda: read_shm(self._shm, f"{self._root}/proc"))
+            self._at_most_every("shm", 0.0, self._clock(), lambda: read_shm(self._shm, f"{self._root}/proc"))
             before, self._shm_cpu_seconds = self._shm_cpu_seconds, time.thread_time()
             if self._stopped.wait(max(_SHM_SECONDS, SPARED * (self._shm_cpu_seconds - before))):
                 return
@@ -269,21 +262,24 @@ class ProcessWriter(Writer):
         }
 
     def _update_role(self) -> None:
-        role = own_role()
+        # Not `active_children()`, which waits for those that have ended: they are vLLM's to wait for.
+        children = list(getattr(multiprocessing.process, "_children", ()))
+        names = [str(getattr(child, "name", "")) for child in children]
+        role = role_of(multiprocessing.current_process().name, names, sys.argv)
         if role.role == "other" and self._worker:
             role = Role("worker", self._worker.get("rank"))
         self._role = role
         # Of several that could, the first one reports what they share.
         self._is_first = multiprocessing.parent_process() is None
 
-    def _every(self, name: str, seconds: float, now: float, read: Callable[[], Any]) -> Any:  # noqa: ANN401 - read's
+    def _at_most_every(self, name: str, seconds: float, now: float, read: Callable[[], Any]) -> Any:  # noqa: ANN401 - read's
         if now >= self._due.get(name, float("-inf")):
             self._due[name] = now + seconds
             value = Notes().attempt(name, read)
             if isinstance(value, dict):
                 value["mono"] = round(now, 3)
-            self._kept[name] = value
-        return self._kept.get(name)
+            self._last[name] = value
+        return self._last.get(name)
 
 
 def _writers(folder: Path) -> set[int]:
@@ -300,20 +296,16 @@ class _Current:
     follows_forks = False
 
 
-def start_process_file(directory: str) -> None:
+def start_process_file(folder: Path) -> None:
     """Write this process's file from now on, and its forked children's; a second call does nothing.
 
-    Raises ValueError where the directory is no absolute path, or lies on another machine, and RuntimeError where no
-    thread can be started.
+    Raises ValueError where the folder lies on another machine, and RuntimeError where no thread can be started.
     """
     if _Current.writer is not None and _Current.writer.pid == os.getpid():
         return
-    if not directory.startswith("/") or "\0" in directory:
-        raise ValueError(f"HIGHWATER_RECORDER_DIR is {directory!r}; it must be an absolute path")
-    folder = Path(directory)
     kind = file_system_of(folder)
     if is_remote(kind):
-        raise ValueError(f"{directory!r} lies on {kind}; it must be on this machine")
+        raise ValueError(f"{str(folder)!r} lies on {kind}; it must be on this machine")
     _start(folder)
     if not _Current.follows_forks:
         _Current.follows_forks = True

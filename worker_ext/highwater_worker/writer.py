@@ -52,7 +52,7 @@ class Writer:
         return self._thread is not None and self.pid == os.getpid() and self._thread.is_alive()
 
     def end(self) -> bool:
-        """Have the thread end, and return whether it has: one that the disk holds ends as soon as it gets on."""
+        """End the thread, and return whether it has ended: one that the disk holds ends once it is let go."""
         self._stopped.set()
         if self._thread is None or not self.is_running():
             return True

@@ -18,9 +18,9 @@ _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The caches of the layers: keys and values, one latent vector (MLA), or a gated delta net's state in most."""
+    """What its layers cache: keys and values, one latent vector (MLA), or in most of them a gated delta net's state."""
 
-    keeps: Literal["attention", "latent", "delta"] = "attention"
+    mixer: Literal["attention", "latent", "delta"] = "attention"
     encodes: tuple[str, ...] = ()  # what an encoder beside it takes
     wraps: tuple[str, ...] = ()  # the model types that a wrapper may have inside; empty: its own
 
@@ -38,14 +38,14 @@ _FAMILIES: Final = {
     Family(encodes=_VIDEOS): """
         Qwen2_5_VLForConditionalGeneration Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration
     """,
-    Family(keeps="latent"): """
+    Family(mixer="latent"): """
         DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM
     """,
-    Family(keeps="delta"): "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
-    Family(keeps="delta", encodes=_VIDEOS): "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration",
+    Family(mixer="delta"): "Qwen3NextForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM",
+    Family(mixer="delta", encodes=_VIDEOS): "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration",
 }
 FAMILIES: Final = {name: family for family, names in _FAMILIES.items() for name in names.split()}
-# Keys that change what a layer keeps, in ways that are not followed here.
+# Keys that change what a layer keeps, in ways that the built-in does not follow.
 _NOT_PLANNED: Final = (
     *("attention_chunk_size", "compress_ratios", "dual_chunk_attention_config", "index_topk_freq"),
     *("index_topk_pattern", "interleaved_sliding_window", "num_kv_shared_layers", "per_layer_config", "use_cla"),
@@ -81,7 +81,7 @@ def read_model(config: Mapping[str, Any]) -> Model:
     outer = Keys(config)
     names = outer.strings("architectures") or ()
     if (name := next((one for one in names if one in FAMILIES), None)) is None:
-        raise PlanError(f"architectures: {repr(names[0][:100]) if names else 'absent'} {_UNKNOWN}")
+        raise PlanError(f"architectures: {short(names[0]) if names else 'absent'} {_UNKNOWN}")
     family = FAMILIES[name]
     model_type, text = text_keys(outer)
     if family.wraps and model_type not in family.wraps:
@@ -93,7 +93,7 @@ def read_model(config: Mapping[str, Any]) -> Model:
     layers, heads = text.number("num_hidden_layers"), text.number("num_attention_heads")
     if layers > _MAX_LAYERS:
         raise text.refused("num_hidden_layers", f"{_MAX_LAYERS} at most; no model has as many")
-    is_latent = family.keeps == "latent"
+    is_latent = family.mixer == "latent"
     latent = ("kv_lora_rank", "qk_rope_head_dim")
     kv_heads, head_size = (1, sum(map(text.number, latent))) if is_latent else _heads(text, heads)
     longest, length_key, rotary_rows = longest_of(model_type, text)
@@ -109,8 +109,8 @@ def read_model(config: Mapping[str, Any]) -> Model:
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        windows=(None,) * layers if family.keeps != "attention" else _windows(model_type, text, layers),
-        linear=_linear(text, layers) if family.keeps == "delta" else (False,) * layers,
+        windows=(None,) * layers if family.mixer != "attention" else _windows(model_type, text, layers),
+        linear=_linear(text, layers) if family.mixer == "delta" else (False,) * layers,
         is_sparse=is_latent and text.optional("index_topk") is not None,
         experts=next((count for key in _EXPERT_KEYS if (count := text.optional(key, 0))), 0),
         longest=longest,
@@ -142,7 +142,7 @@ def _types(text: Keys, layers: int, known: tuple[str, ...], pattern: int | None)
     if len(listed) != layers:
         raise text.refused("layer_types", f"one for each of the {layers} layers is needed, not {len(listed)}")
     if odd := sorted({*listed} - {*known}):
-        raise PlanError(f"{text.prefix}layer_types: {odd[0][:100]!r} {_UNKNOWN} ({', '.join(known)})")
+        raise PlanError(f"{text.prefix}layer_types: {short(odd[0])} {_UNKNOWN} ({', '.join(known)})")
     return listed
 
 
@@ -212,9 +212,9 @@ class Keys(dict[str, Any]):
         super().__init__(values)
         self.prefix = prefix
 
-    def refused(self, key: str, right: str) -> PlanError:
+    def refused(self, key: str, expected: str) -> PlanError:
         value = self.get(key)
-        return PlanError(f"{self.prefix}{key}: {'absent' if value is None else short(value)}; {right}")
+        return PlanError(f"{self.prefix}{key}: {'absent' if value is None else short(value)}; {expected}")
 
     def optional(self, key: str, least: int = 1) -> int | None:
         """Raises PlanError: it is not a whole number, or out of range."""

@@ -146,9 +146,9 @@ def _memory(
 def _doubts(model: Model, flags: EngineFlags) -> Iterator[str]:
     if model.dtype is None and flags.dtype in (None, "auto"):
         yield "config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are."
-    if model.family.keeps == "latent" and flags.compute_capability is None:
+    if model.family.mixer == "latent" and flags.compute_capability is None:
         yield f"MLA's block size depends on the card's compute capability, which is taken to be {DEFAULT_CAPABILITY}."
-    if model.family.keeps == "delta" and flags.enable_prefix_caching is not False:
+    if model.family.mixer == "delta" and flags.enable_prefix_caching is not False:
         # 0.33.0, model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:691 and :748
         yield (
             f"Planned as vLLM {text_of(NEWEST_TESTED)} does: 0.33 keeps one more state of a request, in blocks of"
@@ -182,7 +182,7 @@ def _filled(model: Model, flags: EngineFlags) -> EngineFlags:
     state = model.text.get("mamba_ssm_dtype") if model.model_type.startswith("qwen3_5") else None
     if state not in (None, "float32", "float16", "bfloat16"):
         raise model.text.refused("mamba_ssm_dtype", "float32, float16 or bfloat16 is needed")
-    is_hybrid, caches = model.family.keeps == "delta", flags.enable_prefix_caching is not False
+    is_hybrid, caches = model.family.mixer == "delta", flags.enable_prefix_caching is not False
     return replace(
         flags,
         max_model_len=length,
@@ -213,13 +213,13 @@ def _model_type(model: Model, flags: EngineFlags) -> str:
     dtype = str(flags.dtype) if is_given else model.dtype or "bfloat16"
     key = "--dtype" if is_given else "dtype"
     if dtype not in MODEL_BYTES:
-        raise PlanError(f"{key}: {dtype[:100]!r}; one of {', '.join(MODEL_BYTES)} is needed")
+        raise PlanError(f"{key}: {short(dtype)}; one of {', '.join(MODEL_BYTES)} is needed")
     if not is_given and MODEL_BYTES[dtype] > 2:  # noqa: PLR2004 - bytes
         return "bfloat16"
     served: tuple[str, ...] = tuple(MODEL_BYTES)
     if model.model_type in ("gemma2", "gemma3_text", "glm4"):
         served = ("bfloat16", "float32", "float")
-    elif model.family.keeps == "latent":  # no MLA kernel takes 32 bits
+    elif model.family.mixer == "latent":  # no MLA kernel takes 32 bits
         served = ("bfloat16", "float16", "half")
     elif model.quantization or flags.quantization:
         served = ("bfloat16",) if model.quantization_method == "mxfp4" else ("bfloat16", "float16", "half")
@@ -237,17 +237,17 @@ def _cache_type(model: Model, flags: EngineFlags) -> str:
             for key in (name for name, value in keys.items() if "kv_cache" in name and value):
                 value, given = keys[key], "fp8"
                 scheme = (value.get("num_bits"), value.get("type")) if isinstance(value, dict) else value
-                if scheme not in ("FP8", (8, "float")) or model.family.keeps == "latent":
+                if scheme not in ("FP8", (8, "float")) or model.family.mixer == "latent":
                     raise PlanError(
                         f"quantization_config.{key}: {short(value)}; name a --kv-cache-dtype to plan without it"
                     )
     is_quantized = given.startswith("fp8")
     # Kernels of their own (Triton's), which older cards have without 8-bit caches.
-    has_own = model.family.keeps == "latent" or model.architecture in ("GptOssForCausalLM", _GEMMA_3)
+    has_own = model.family.mixer == "latent" or model.architecture in ("GptOssForCausalLM", _GEMMA_3)
     capability = tuple(map(int, (flags.compute_capability or DEFAULT_CAPABILITY).split(".")))
     if is_quantized and has_own and capability < (8, 9):
         raise PlanError(f"--kv-cache-dtype: {given!r}; vLLM serves this model so from compute capability 8.9 on")
-    if (model.family.keeps == "latent" and given == "fp8_e5m2") or (model.is_sparse and given == "fp8_e4m3"):
+    if (model.family.mixer == "latent" and given == "fp8_e5m2") or (model.is_sparse and given == "fp8_e4m3"):
         raise PlanError(f"--kv-cache-dtype: {given!r}; no kernel of vLLM's serves this model so, name fp8")
     if not model.is_sparse:
         return given
@@ -262,7 +262,7 @@ def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:
         raise PlanError(
             f"--compute-capability: {flags.compute_capability}; for Gemma 3 with images 10.x is not planned"
         )
-    if model.family.keeps != "latent":
+    if model.family.mixer != "latent":
         if given is not None and given % _DEFAULT_BLOCK:
             raise PlanError(f"--block-size: {given}; attention kernels take multiples of {_DEFAULT_BLOCK}")
         return given or _DEFAULT_BLOCK
@@ -296,7 +296,7 @@ def _worker_layers(model: Model, flags: EngineFlags) -> tuple[list[Layers], int]
             raise PlanError(f"--tensor-parallel-size: {ranks}; it must divide {key}, which is {model.text.get(key)}")
     element = MODEL_BYTES.get((flags.dtype or "") if cache == "auto" else cache, 1)
     block = flags.block_size or 0
-    state = _state(model, flags) if model.family.keeps == "delta" else None
+    state = _state(model, flags) if model.family.mixer == "delta" else None
     kv_heads = rank_heads(model.kv_heads, ranks)
     if state is not None:
         token = 2 * kv_heads * model.head_size * element
@@ -307,11 +307,11 @@ def _worker_layers(model: Model, flags: EngineFlags) -> tuple[list[Layers], int]
         state = replace(state, block_size=tokens, page_bytes_padded=None if page == state.content_bytes else page)
     geometry: dict[str, Any] = {"block_size": block, "head_size": model.head_size, "element_bytes": element}
 
-    def kept(layer: int) -> dict[str, LayerSpec]:
+    def specs_of(layer: int) -> dict[str, LayerSpec]:
         name = f"model.layers.{layer}"
         if model.linear[layer] and state is not None:
             return {f"{name}.linear_attn": state}
-        if model.family.keeps == "latent":
+        if model.family.mixer == "latent":
             packed = _PACKED_BYTES if cache == _PACKED else None
             latent = MlaAttention(kv_heads=1, token_head_bytes=packed, cache_dtype=cache, **geometry)
             if not model.is_sparse:
@@ -330,7 +330,7 @@ def _worker_layers(model: Model, flags: EngineFlags) -> tuple[list[Layers], int]
     if stages > model.layers:
         raise PlanError(f"--pipeline-parallel-size: {stages}; the model has {model.layers} layers")
     return [
-        {name: spec for layer in range(*bounds) for name, spec in kept(layer).items()}
+        {name: spec for layer in range(*bounds) for name, spec in specs_of(layer).items()}
         for bounds in stage_bounds(model.layers, stages)
     ], block
 

@@ -30,14 +30,14 @@ _NEVER_QUANTIZED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Elements:
     """Elements on one rank: of linear layers, which a method may quantize, and of all else."""
 
     linear: int
     rest: int
 
-    def __add__(self, other: _Held) -> _Held:
-        return _Held(self.linear + other.linear, self.rest + other.rest)
+    def __add__(self, other: _Elements) -> _Elements:
+        return _Elements(self.linear + other.linear, self.rest + other.rest)
 
     def bytes(self, linear: float, rest: int) -> float:
         return self.linear * linear + self.rest * rest
@@ -54,36 +54,32 @@ def check_quantization(model: Model, flags: EngineFlags) -> None:
 
 def weights_of(model: Model, flags: EngineFlags, stage: int, checkpoint_bytes: int | None, *, encodes: bool) -> Figure:
     """Return the weights of one rank of a pipeline stage. Raises PlanError: they are not known, and why."""
-    part, element = _held(model, flags, stage), MODEL_BYTES[flags.dtype or ""]
+    part, element = _elements(model, flags, stage), MODEL_BYTES[flags.dtype or ""]
     linear = None if encodes else _linear_bytes(model, flags, element)
     if linear is None:
         if checkpoint_bytes is None:
             what = "the size of its encoder" if encodes else f"what {model.quantization_method} makes of its weights"
             raise PlanError(f"{what} is not known without the size of the checkpoint's files")
-        share = part.bytes(2, 2) / _held(model, EngineFlags(), 0).bytes(2, 2)
-        low, likely, high = _of_checkpoint(model, flags, share, checkpoint_bytes)
+        share = part.bytes(2, 2) / _elements(model, EngineFlags(), 0).bytes(2, 2)
+        # The bounds have what a checkpoint has beside the model, or kernels pad.
+        is_quantized, likely = bool(model.quantization), checkpoint_bytes * share
+        if not is_quantized:
+            likely *= element / MODEL_BYTES.get(model.dtype or "bfloat16", 2)
+        beside = bool(model.family.encodes) or any(model.text.optional(key, 0) for key in _PREDICTION_KEYS)
+        low, high = (0.9 if beside else 0.97) * likely, (1.08 if is_quantized else 1.03) * likely
+        if flags.quantization == "fp8" and not is_quantized:
+            low, likely = low / 2, 0.6 * likely
+        if share < 1:  # an encoder may be whole on every rank
+            low = 0.97 * low
+            high = 1.03 * high + bool(model.family.encodes) * min(checkpoint_bytes // 10, 2 * GIB)
         why = "the checkpoint's size, divided over the ranks"
     else:
         likely, why = part.bytes(linear, element), "by the family's own shapes"
         # The latent projections are kept a second time.
-        low, high = 0.997 * likely, 1.012 * likely + (GIB // 2 if model.family.keeps == "latent" else 0)
+        low, high = 0.997 * likely, 1.012 * likely + (GIB // 2 if model.family.mixer == "latent" else 0)
     # One table of rotary positions, or two, or one with several times the rows.
     table = model.rotary_rows * model.head_size * element
     return estimated(round(low), round(1.001 * likely + table), round(high + 2 * table) + GIB // 4, why)
-
-
-def _of_checkpoint(model: Model, flags: EngineFlags, share: float, size: int) -> tuple[float, float, float]:
-    """Divide the checkpoint's bytes over the ranks; the bounds have what it has beside the model, or kernels pad."""
-    is_quantized, likely = bool(model.quantization), size * share
-    if not is_quantized:
-        likely *= MODEL_BYTES[flags.dtype or ""] / MODEL_BYTES.get(model.dtype or "bfloat16", 2)
-    beside = bool(model.family.encodes) or any(model.text.optional(key, 0) for key in _PREDICTION_KEYS)
-    low, high = (0.9 if beside else 0.97) * likely, (1.08 if is_quantized else 1.03) * likely
-    if flags.quantization == "fp8" and not is_quantized:
-        low, likely = low / 2, 0.6 * likely
-    if share < 1:  # an encoder may be whole on every rank
-        low, high = 0.97 * low, 1.03 * high + bool(model.family.encodes) * min(size // 10, 2 * GIB)
-    return low, likely, high
 
 
 def _linear_bytes(model: Model, flags: EngineFlags, element: int) -> float | None:
@@ -95,29 +91,29 @@ def _linear_bytes(model: Model, flags: EngineFlags, element: int) -> float | Non
     schemes = {(str(one.get("num_bits")), str(one.get("type"))) for one in groups}
     names = [name for key in ("ignore", "modules_to_not_convert", "ignored_layers") for name in keys.strings(key) or ()]
     # A gate (of experts, of a shared one) is named in full, so that it is no gate_proj.
-    is_whole = all(
+    covers_all = all(
         name.rstrip("$*").endswith("gate") or any(word in name for word in _NEVER_QUANTIZED) for name in names
     )
     is_fp8 = model.quantization_method == "fp8" or schemes == {("8", "float")}
-    return 1.001 if is_fp8 and is_whole else None
+    return 1.001 if is_fp8 and covers_all else None
 
 
-def _held(model: Model, flags: EngineFlags, stage: int) -> _Held:
+def _elements(model: Model, flags: EngineFlags, stage: int) -> _Elements:
     text, ranks = model.text, flags.tensor_parallel_size
     first, last = stage_bounds(model.layers, flags.pipeline_parallel_size)[stage]
-    hidden, held = text.number("hidden_size"), _Held(0, 0)
+    hidden, elements = text.number("hidden_size"), _Elements(0, 0)
     for layer in range(first, last):
-        held += _mixer(model, layer, hidden, ranks) + _feed_forward(model, layer, hidden, flags)
+        elements += _mixer(model, layer, hidden, ranks) + _feed_forward(model, layer, hidden, flags)
     rows = ceil_div(text.number("vocab_size"), _VOCABULARY_PADDING) * _VOCABULARY_PADDING
     is_first, is_last, tied = stage == 0, last == model.layers, bool(text.get("tie_word_embeddings"))
     is_first |= model.model_type.startswith(_TABLE_IN_EVERY_STAGE)
     tables = int(is_first or (is_last and tied)) + int(is_last and not tied)
-    return held + _Held(0, tables * ceil_div(rows, ranks) * hidden)
+    return elements + _Elements(0, tables * ceil_div(rows, ranks) * hidden)
 
 
-def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Held:
+def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Elements:
     text, heads = model.text, model.heads // ranks
-    if model.family.keeps == "latent":
+    if model.family.mixer == "latent":
         numbers = ("qk_rope_head_dim", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
         rope, latent, nope, value = map(text.number, numbers)
         query_rank, queries = text.optional("q_lora_rank"), heads * (nope + rope)
@@ -126,19 +122,19 @@ def _mixer(model: Model, layer: int, hidden: int, ranks: int) -> _Held:
         if model.is_sparse:
             width, index_heads = text.number("index_head_dim"), text.number("index_n_heads")
             linear += (query_rank or hidden) * index_heads * width + hidden * (width + index_heads)
-        return _Held(linear, 0)
+        return _Elements(linear, 0)
     if model.linear[layer]:
         keys = text.number("linear_num_key_heads") * text.number("linear_key_head_dim") // ranks
         value_heads = text.number("linear_num_value_heads") // ranks
         values = value_heads * text.number("linear_value_head_dim")
-        return _Held(hidden * (2 * keys + 3 * values), 2 * value_heads * hidden)
+        return _Elements(hidden * (2 * keys + 3 * values), 2 * value_heads * hidden)
     # A hybrid's queries come with a gate of their output.
-    is_gated = model.family.keeps == "delta" and text.get("attn_output_gate") is not False
+    is_gated = model.family.mixer == "delta" and text.get("attn_output_gate") is not False
     width = model.head_size * ((2 + is_gated) * heads + 2 * rank_heads(model.kv_heads, ranks))
-    return _Held(hidden * width, 0)
+    return _Elements(hidden * width, 0)
 
 
-def _feed_forward(model: Model, layer: int, hidden: int, flags: EngineFlags) -> _Held:
+def _feed_forward(model: Model, layer: int, hidden: int, flags: EngineFlags) -> _Elements:
     text, ranks = model.text, flags.tensor_parallel_size
     is_dense = not model.experts
     if model.experts:  # of whose layers some may have one feed-forward part alone
@@ -150,7 +146,7 @@ def _feed_forward(model: Model, layer: int, hidden: int, flags: EngineFlags) -> 
         is_first = layer < (text.optional("first_k_dense_replace", 0) or 0)
         is_dense = is_first or layer in listed or place % every != 0
     if is_dense:
-        return _Held(3 * hidden * (text.number("intermediate_size") // ranks), 0)
+        return _Elements(3 * hidden * (text.number("intermediate_size") // ranks), 0)
     inner = text.optional("moe_intermediate_size") or text.number("intermediate_size")
     shared = text.optional("shared_expert_intermediate_size", 0) or (text.optional("n_shared_experts", 0) or 0) * inner
     spread = ranks * flags.data_parallel_size
@@ -158,7 +154,7 @@ def _feed_forward(model: Model, layer: int, hidden: int, flags: EngineFlags) -> 
     experts = (
         ceil_div(model.experts, spread) * inner if flags.enable_expert_parallel else model.experts * inner // spread
     )
-    return _Held(3 * hidden * (experts + shared // ranks), model.experts * hidden)
+    return _Elements(3 * hidden * (experts + shared // ranks), model.experts * hidden)
 
 
 def activation_of(model: Model, flags: EngineFlags) -> Figure:
@@ -191,7 +187,7 @@ def activation_of(model: Model, flags: EngineFlags) -> Figure:
 def _mixer_width(model: Model) -> int:
     """Return the width of what one layer's attention or delta net projects a token to."""
     number = model.text.number
-    match model.family.keeps:
+    match model.family.mixer:
         case "delta":
             keys = number("linear_num_key_heads") * number("linear_key_head_dim")
             return 2 * (keys + number("linear_num_value_heads") * number("linear_value_head_dim"))

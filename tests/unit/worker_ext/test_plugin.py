@@ -16,7 +16,7 @@ import pytest
 from highwater_worker import plugin
 from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
-from highwater_worker.recorder.begin import end_recorder, instance_of, options_from, running_recorder
+from highwater_worker.recorder.begin import DIRECTORY, end_recorder, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
 from highwater_worker.wire import KEPT_STARTS
 from tests.fakes.started import story
@@ -84,7 +84,7 @@ def vllm():
 @pytest.fixture(autouse=True)
 def _written_at_once(monkeypatch):
     monkeypatch.setattr("highwater_worker.recorder.begin.is_in_memory", lambda _: True)
-    monkeypatch.delenv(plugin.DIRECTORY, raising=False)
+    monkeypatch.delenv(DIRECTORY, raising=False)
     # tests/unit/worker_ext/processes has it: its thread would write into these tests' folders.
     monkeypatch.setattr(plugin, "start_process_file", lambda _: None)
 
@@ -141,7 +141,7 @@ def test_without_a_folder_nothing_is_recorded(vllm):
 
 def test_with_a_folder_the_recorder_runs_from_before_the_model_is_loaded(vllm, tmp_path, monkeypatch):
     """Its file holds every phase of the start, and is named by the engine's life."""
-    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
     plugin.register()
     worker = vllm(rank=1)
     worker.init_device()
@@ -157,7 +157,7 @@ def test_with_a_folder_the_recorder_runs_from_before_the_model_is_loaded(vllm, t
 def test_each_phase_is_followed_by_a_sample_of_what_it_has_made(vllm, tmp_path, monkeypatch):
     # The fakes' pages are nowhere: all of them count as resident.
     monkeypatch.setattr(Residency, "total", lambda _, storages: sum(storage.nbytes for storage in storages))
-    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
     plugin.register()
     worker = vllm()
     worker.init_device()
@@ -173,7 +173,7 @@ def test_each_phase_is_followed_by_a_sample_of_what_it_has_made(vllm, tmp_path, 
 @pytest.mark.parametrize(("method", "kept"), [("init_device", NAMES[:2]), ("load_model", NAMES[:3])])
 def test_a_start_that_fails_leaves_its_reason_in_the_file(vllm, tmp_path, monkeypatch, method, kept):
     """And fails as it would have without us."""
-    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
     plugin.register()
     worker = vllm()
     worker.failing = method
@@ -202,9 +202,9 @@ def test_all_workers_of_an_engine_share_a_name_and_another_engine_has_another(vl
 )
 def test_a_setting_that_is_wrong_is_named_once_and_costs_the_recorder_alone(vllm, monkeypatch, caplog, environ, named):
     """The engine comes up without it."""
+    plugin.register()
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    plugin.register()
     worker = vllm()
     with caplog.at_level(logging.WARNING, "vllm"):
         start(worker)
@@ -216,7 +216,7 @@ def test_a_setting_that_is_wrong_is_named_once_and_costs_the_recorder_alone(vllm
 @pytest.mark.parametrize("obstacle", ["no folder", "no room", "another machine"])
 def test_a_folder_that_cannot_be_used_costs_the_recorder_alone(vllm, tmp_path, monkeypatch, caplog, obstacle):
     folder = tmp_path / "rings"
-    monkeypatch.setenv(plugin.DIRECTORY, str(folder))
+    monkeypatch.setenv(DIRECTORY, str(folder))
     if obstacle == "no folder":
         folder.write_text("")
     elif obstacle == "no room":
@@ -237,7 +237,7 @@ def test_a_folder_that_becomes_usable_is_used_from_then_on(vllm, tmp_path, monke
     """An earlier engine may still have held its room; the phases until then are in the file all the same."""
     folder = tmp_path / "rings"
     folder.write_text("")
-    monkeypatch.setenv(plugin.DIRECTORY, str(folder))
+    monkeypatch.setenv(DIRECTORY, str(folder))
     plugin.register()
     worker = vllm()
     worker.init_device()
@@ -247,7 +247,7 @@ def test_a_folder_that_becomes_usable_is_used_from_then_on(vllm, tmp_path, monke
 
 
 def test_a_crash_loop_leaves_its_last_starts(vllm, tmp_path, monkeypatch):
-    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
     plugin.register()
     for number in range(KEPT_STARTS + 3):
         worker = vllm()
@@ -277,7 +277,7 @@ def test_a_start_without_room_takes_that_of_starts_that_are_over(vllm, tmp_path,
         allocate(descriptor, offset, length)
 
     monkeypatch.setattr(os, "posix_fallocate", full_until_it_is_gone)
-    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
     plugin.register()
     vllm().init_device()
     assert [phase["name"] for phase in written(tmp_path)["start"]] == NAMES[:2]
@@ -285,11 +285,10 @@ def test_a_start_without_room_takes_that_of_starts_that_are_over(vllm, tmp_path,
 
 def test_settings_of_the_environment_are_taken(tmp_path):
     environ = {
-        "HIGHWATER_RECORDER_DIR": str(tmp_path),
         "HIGHWATER_RECORDER_RATE": "5",
         "HIGHWATER_RECORDER_SECONDS": "",
     }
-    options = options_from(environ, "0" * 16)
+    options = options_from(environ, tmp_path, "0" * 16)
     assert (options.directory, options.rate, options.seconds) == (tmp_path, 5.0, 120.0)
 
 
@@ -407,7 +406,7 @@ def test_graphs_have_a_phase_of_their_own_within_the_last(vllm):
 
 
 def test_the_budget_of_a_start_is_in_the_file(vllm, tmp_path, monkeypatch):
-    monkeypatch.setenv(plugin.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
     vllm.get_kv_cache_spec = lambda _: story().specs
     plugin.register()
     worker = vllm()

@@ -186,7 +186,7 @@ def _child(folder, done):
 def test_a_forked_child_has_a_file_of_its_own(tmp_path, monkeypatch):
     """vLLM's plugins are not loaded again in it; its parent's file goes on."""
     monkeypatch.setattr(processes, "SECONDS", 0.05)
-    start_process_file(str(tmp_path / "ring"))
+    start_process_file(tmp_path / "ring")
     context = multiprocessing.get_context("fork")
     done = context.Queue()
     child = context.Process(target=_child, args=(tmp_path / "ring", done), name="EngineCore_DP3")
@@ -211,7 +211,7 @@ def test_a_child_forked_within_a_write_goes_on(tmp_path):
 def test_a_process_that_ends_in_order_leaves_no_file(tmp_path, monkeypatch):
     """Its figures would be of a process that is gone."""
     monkeypatch.setattr(processes, "SECONDS", 0.05)
-    start_process_file(str(tmp_path / "ring"))
+    start_process_file(tmp_path / "ring")
     wait_for_file(tmp_path / "ring", 1)
     processes._Current.writer.end()
     processes._Current.writer._thread.join(60.0)

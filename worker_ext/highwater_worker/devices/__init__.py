@@ -42,7 +42,12 @@ def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[s
     label = notes.attempt("device", lambda: device_label(worker))
     device = notes.attempt("device", lambda: _device(*label)) if label else None
     kind, index = label or (None, None)
-    named = _named(kind, index)
+    # The device's name in the process's environment; None where that does not choose among devices.
+    named: str | None = None
+    visible = next((os.environ.get(family.visible_by) for family in FAMILIES if family.type == kind), None)
+    if visible and index is not None:
+        names = [name.strip() for name in visible.split(",")]
+        named = names[index] if index < len(names) else ""
     physical = index if named is None else int(named) if named.isdigit() else None
     # A slice of a GPU is a device of its own, but may report the whole GPU's identity as its own.
     slice_of_gpu = named if named is not None and named.startswith("MIG-") else None
@@ -55,15 +60,6 @@ def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[s
         if device
         else None,
     }
-
-
-def _named(kind: str | None, index: int | None) -> str | None:
-    """Return the device's name in the process's environment, None where it does not choose among devices."""
-    visible = next((os.environ.get(family.visible_by) for family in FAMILIES if family.type == kind), None)
-    if not visible or index is None:
-        return None
-    names = [name.strip() for name in visible.split(",")]
-    return names[index] if index < len(names) else ""
 
 
 def _device(kind: str | None, index: int | None) -> Device:

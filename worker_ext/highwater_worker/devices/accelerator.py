@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from highwater_worker.devices.family import AllocatorFigures, DeviceFamily, HostMemory, Space, on_main_thread
-from highwater_worker.engine_view import look_up, text, whole
+from highwater_worker.engine_view import as_int, as_text, look_up
 from highwater_worker.errors import Notes, UnavailableError, UnreadableError
 
 # Our names to torch's keys (torch 2.13.0 cuda/memory.py:231, torch_npu 2.8.0 npu/memory.py:170, `memory_stats`).
@@ -49,7 +49,7 @@ class Accelerator(DeviceFamily):
 
     def uuid(self, index: int | None) -> str | None:
         uuid = look_up(device_properties(self._module(), index), "uuid")
-        shown = uuid.hex() if isinstance(uuid, bytes) else text(uuid)
+        shown = uuid.hex() if isinstance(uuid, bytes) else as_text(uuid)
         # A driver that knows none leaves zeros (torch_npu 2.10.0 csrc/npu/Module.cpp:88): all devices would be one.
         return shown if shown and shown.strip("0-") else None
 
@@ -62,12 +62,21 @@ class Accelerator(DeviceFamily):
         stats = notes.attempt("torch", lambda: self._module().memory_stats(index))
         if stats is None:
             return AllocatorFigures()
-        return AllocatorFigures(**{name: self._figure(stats, name, notes) for name in _KEYS})
+        figures: dict[str, int | None] = {}
+        for name, key in _KEYS.items():
+            value = figures[name] = as_int(stats.get(key))
+            if value is None:
+                notes.add(f"torch.{name}", f"torch.{self.type}.memory_stats has no {key}")
+            elif value < 0:
+                # So vLLM says of sleep mode's allocator (vllm 0.32.0 utils/mem_utils.py:310).
+                figures[name], why = 0, "memory was freed past it, as sleep mode does; 0 is shown"
+                notes.add(f"torch.{name}", f"torch counts {value}: {why}")
+        return AllocatorFigures(**figures)
 
     def block_count(self, index: int | None) -> int | None:
         """Return an upper bound: the blocks in use, the free ones beside them, and the free ones of a whole segment."""
         stats = self._module().memory_stats(index)
-        counts = [whole(stats.get(f"{name}.all.current")) for name in ("active", "inactive_split", "segment")]
+        counts = [as_int(stats.get(f"{name}.all.current")) for name in ("active", "inactive_split", "segment")]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def segments(self, index: int | None) -> list[Mapping[str, Any]]:  # noqa: ARG002 - torch shows all devices
@@ -92,7 +101,7 @@ class Accelerator(DeviceFamily):
         """Return what torch's allocator for pinned memory owns, in use or not."""
         # torch 2.13.0 cuda/memory.py:399, torch_npu 2.10.0.post4 npu/memory.py:191.
         stats = look_up(self._module(), "host_memory_stats")
-        return None if stats is None else whole(stats().get("allocated_bytes.current"))
+        return None if stats is None else as_int(stats().get("allocated_bytes.current"))
 
     def give_back_pinned(self) -> bool:
         empty = self._host_empty_cache()
@@ -117,7 +126,7 @@ class Accelerator(DeviceFamily):
         """
         take = look_up(self._module(), "memory", "_snapshot")
         if take is None:
-            version = text(look_up(import_module("torch"), "__version__"))
+            version = as_text(look_up(import_module("torch"), "__version__"))
             raise UnavailableError(f"torch.{self.type}.memory has no _snapshot in this version of PyTorch ({version})")
         taken = take(index)
         if not isinstance(taken, dict) or not isinstance(taken.get("segments"), list):
@@ -142,18 +151,6 @@ class Accelerator(DeviceFamily):
     def _host_empty_cache(self) -> Callable[[], object] | None:
         # torch_npu 2.10.0.post4 npu/memory.py:183; earlier wheels have none.
         return cast("Callable[[], object] | None", look_up(self._module(), "host_empty_cache"))
-
-    def _figure(self, stats: Mapping[str, object], name: str, notes: Notes) -> int | None:
-        value = whole(stats.get(_KEYS[name]))
-        if value is None:
-            notes.add(f"torch.{name}", f"torch.{self.type}.memory_stats has no {_KEYS[name]}")
-        elif value < 0:
-            # So vLLM says of sleep mode's allocator (vllm 0.32.0 utils/mem_utils.py:310).
-            notes.add(
-                f"torch.{name}", f"torch counts {value}: memory was freed past it, as sleep mode does; 0 is shown"
-            )
-            return 0
-        return value
 
 
 @lru_cache(maxsize=8)  # they never change, and some drivers are called anew each time

@@ -1,1 +1,1 @@
-"""The encoder cache: its entries, when they were seen, whether its pools are asleep."""
+"""The encoder cache: the dict that can spill, its entries, and whether the engine's pools are asleep."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
 
-from highwater_worker.encoder_cache.entries import spilling_cache
+from highwater_worker.encoder_cache.spilling_dict import spilling_cache
 from highwater_worker.engine_view import backend_is_asleep, look_up
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.wrapping import notice_calls
@@ -67,14 +66,20 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
 
 
 def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
-    shown = _shown_by_allocators()
-    tags = record.tags | (shown or set())
+    allocations = [
+        data
+        for module, name in ALLOCATORS
+        for data in list((look_up(sys.modules.get(module), name, "instance", "pointer_to_data") or {}).values())
+    ]
+    # From vLLM 0.27 on; vllm-ascend has no such thing.
+    is_shown = all(look_up(data, "is_asleep") is not None for data in allocations)
+    tags = record.tags | {str(look_up(data, "tag")) for data in allocations if is_shown and look_up(data, "is_asleep")}
     # Of other backends than the allocators, and of engines that fell asleep unwatched.
     if not tags and backend_is_asleep(worker):
         tags = set(ALL_TAGS)
-    if shown is None and not record.is_complete:
+    if not is_shown and not record.is_complete:
         # Copies show pools that fell asleep unwatched; a wake-up drops them.
-        tags |= {str(look_up(data, "tag")) for data in _allocations() if look_up(data, "cpu_backup_tensor") is not None}
+        tags |= {str(look_up(data, "tag")) for data in allocations if look_up(data, "cpu_backup_tensor") is not None}
         tags |= {"weights"} if look_up(worker, "_sleep_saved_buffers") else set()
         return sorted(tags) if tags else None
     return sorted(tags)
@@ -89,22 +94,6 @@ def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
     tags = asleep_tags(worker, record)
     if tags:
         raise RefusedError(f"the engine sleeps ({', '.join(tags)}): its memory is not to be touched until it wakes")
-
-
-def _shown_by_allocators() -> set[str] | None:
-    asleep: set[str] = set()
-    for data in _allocations():
-        is_asleep = look_up(data, "is_asleep")  # from vLLM 0.27 on; vllm-ascend has no such thing
-        if is_asleep is None:
-            return None
-        if is_asleep:
-            asleep.add(str(look_up(data, "tag")))
-    return asleep
-
-
-def _allocations() -> Iterator[object]:
-    for module, name in ALLOCATORS:
-        yield from list((look_up(sys.modules.get(module), name, "instance", "pointer_to_data") or {}).values())
 
 
 def _names(tags: object) -> set[str]:

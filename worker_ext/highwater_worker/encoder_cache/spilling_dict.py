@@ -2,7 +2,7 @@
 
 It refuses to lose a key: a spilled entry keeps its key and its place, and every way to its value brings it back to the
 device first. The engine never notices, but for the time that takes. The raw values (`dict.items(cache)`) are for
-this package alone.
+this package alone, which reads its entries without a change: a missing one ends the engine (`Encoder cache miss`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable, Hashable, ItemsView, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from math import prod
+from typing import Any, NamedTuple, Protocol
 
+from highwater_worker.engine_view import find_encoder_cache
 from highwater_worker.errors import Notes
-from highwater_worker.memory.storages import Tensor
+from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage_of, tensors_in, view_bytes
 
 # The methods of vLLM and vllm-ascend that pop entries, all of them to free them, whatever `pop` returns: runner V1's up
 # to 0.23 and from 0.27 on, and V2's (`tests.own_engine.test_vendor_wheels` reads them in published packages).
 FREEING = frozenset({"_update_states", "_process_encoder_cache_scheduler_output", "free_encoder_cache"})
+_HOST = "host"
+"""Instead of a device's type, for storages that were moved to host memory: on a CPU worker the types are the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,3 +307,62 @@ class _Items(ItemsView[Any, Any]):
 
     def __reversed__(self) -> Iterator[tuple[Any, Any]]:
         return ((key, self._mapping[key]) for key in reversed(self._mapping))
+
+
+# --- its entries, as this package reads them ---
+
+
+class Entry(NamedTuple):
+    """The output of one multimodal item."""
+
+    mm_hash: str
+    tensors: list[Tensor]
+    storages: dict[tuple[str, int], Storage]
+    origin: tuple[str, int] | None = None  # the storage that it was made in
+    idle_seconds: float | None = None  # since the engine's last access; None where the cache is not watched
+    value: object = None  # raw, as in the dict
+
+    @property
+    def nbytes(self) -> int:
+        """Of its own elements, without the other bytes of its storages."""
+        return sum(map(view_bytes, self.tensors))
+
+    @property
+    def embeds(self) -> int:
+        """The embeddings, the unit of the cache's capacity: its rows, each as wide as the model."""
+        return sum(prod(tensor.shape[:-1]) for tensor in self.tensors)
+
+
+def spilling_cache(worker: object) -> SpillingDict | None:
+    """Return the worker's encoder cache where it is a `SpillingDict` already; None where it is not, or is absent."""
+    cache = find_encoder_cache(worker)
+    return cache if isinstance(cache, SpillingDict) else None
+
+
+def read_entries(worker: object) -> list[Entry] | None:
+    """Return the entries; None without a cache. Raises as `find_encoder_cache`."""
+    cache = find_encoder_cache(worker)
+    if cache is None:
+        return None
+    # dict's own items(): a subclass that brings entries back from the host at access must not do that here. And a copy
+    # at once: under Ray's compiled graphs a step may run beside this call.
+    return [read_entry(cache, mm_hash, value) for mm_hash, value in list(dict.items(cache))]
+
+
+def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
+    # Nearly always one tensor; a cache holds thousands of them, and the engine waits meanwhile.
+    tensors: list[Tensor]
+    origin: tuple[str, int] | None
+    if is_tensor(value):
+        storage = storage_of(value)
+        tensors, storages, origin = [value], {storage.key: storage} if storage.nbytes else {}, storage.key
+    elif isinstance(value, Spilled):
+        storage = Storage(storage_of(value.host).pointer, value.host_bytes, _HOST)
+        tensors, storages, origin = [value.host], {storage.key: storage}, value.origin
+    else:
+        tensors = list(tensors_in(value))
+        storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.nbytes}
+        origin = next(iter(storages), None)
+    if not isinstance(outputs, SpillingDict):
+        return Entry(str(key), tensors, storages, origin, None, value)
+    return Entry(str(key), tensors, storages, outputs.origin(key) or origin, outputs.idle_seconds(key), value)

@@ -92,7 +92,7 @@ def read_oom_kills(root: Path) -> int | None:
 def read_container(root: Path = ROOT, pid: int | str = "self") -> dict[str, Any] | None:
     """Return raw counters of a process's own group, and its tightest limit; None without groups.
 
-    The sidecar interprets them, be it in another container.
+    The sidecar interprets them, which may be in another container.
     """
     files = group_files(root) if pid == "self" else _find_groups(root, pid)
     if files is None:

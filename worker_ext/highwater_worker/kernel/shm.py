@@ -148,7 +148,13 @@ class _Users:
         self._proc = proc
         pids = [name for name in os.listdir(proc) if name.isdigit()]
         self._pids = pids[:MAX_PROCESSES]
-        self.are_all_seen = len(pids) <= MAX_PROCESSES and _shows_all(proc)
+        self.are_all_seen = False
+        with suppress(OSError):
+            # A container's `/dev/shm` may be the whole machine's, and a process may be hidden here.
+            is_machine = os.stat(f"{proc}/self/ns/pid").st_ino == MACHINES_PID_NAMESPACE
+            is_shared = not is_machine and os.stat(f"{proc}/self/ns/ipc").st_ino == _MACHINES_IPC
+            is_hidden = "hidepid=" in Path(f"{proc}/self/mountinfo").read_text("utf-8", "replace")
+            self.are_all_seen = len(pids) <= MAX_PROCESSES and not is_hidden and not is_shared
 
     def mapped(self, device: int) -> dict[int, tuple[str, int]]:
         number = b"%02x:%02x" % (os.major(device), os.minor(device))
@@ -173,16 +179,6 @@ def _has_nothing_open(folder: str) -> bool:
     try:
         status = Path(f"{folder}/status").read_text("ascii", "replace")
         return "\nVmSize:" not in status and "\nThreads:\t1\n" in status  # others may outlive a process's first one
-    except OSError:
-        return False
-
-
-def _shows_all(proc: str) -> bool:
-    """Return whether no process is hidden here, and a container's `/dev/shm` is not the whole machine's."""
-    try:
-        is_machine = os.stat(f"{proc}/self/ns/pid").st_ino == MACHINES_PID_NAMESPACE
-        is_hidden = "hidepid=" in Path(f"{proc}/self/mountinfo").read_text("utf-8", "replace")
-        return not is_hidden and (is_machine or os.stat(f"{proc}/self/ns/ipc").st_ino != _MACHINES_IPC)
     except OSError:
         return False
 

@@ -30,7 +30,7 @@ MAX_BLOCKS = 10_000
 SURE_BYTES = 2 << 20  # a look and a release may differ by so much: other threads may allocate between both
 LOOK_AGAIN_SECONDS = 10.0
 LOOK_SHARE = 1000
-"""A look is followed by so many times its duration without one: at most a 1000th of the engine's thread."""
+"""After a look there is none for so many times its duration: at most a 1000th of the engine's thread."""
 _NO_POOL = (0, 0)
 _PAGES = {"small": 2 << 20, "large": 20 << 20}
 """Bytes of a page in an expandable segment (torch 2.13.0 include/c10/core/AllocatorConfig.h:17 `kSmallBuffer`, and
@@ -51,7 +51,7 @@ class AllocatorReserve:
     def releasable_bytes(self, figures: AllocatorFigures, space: Space) -> int | None:
         """Return the bytes that `empty_cache` would give back now, None where the part that it keeps is unknown.
 
-        And where the device cannot be read: of a lost one torch counts on, and nothing goes back to it.
+        None also of a device that cannot be read: torch keeps counting for a lost one, and nothing goes back to it.
         """
         unused = None if space.free_bytes is None else _unsplit_bytes(figures)
         return None if unused is None or self.kept_bytes is None else max(0, unused - self.kept_bytes)
@@ -121,23 +121,22 @@ def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
     The segments are those of `torch.<type>.memory_snapshot`, of every device that the process uses. Raises
     UnreadableError where they do not name their pool.
     """
-    return sum(map(_kept_of, _of(segments, index)))
+    kept = 0
+    for segment in _of(segments, index):
+        pool = segment.get("segment_pool_id")
+        if pool is None:
+            raise UnreadableError("torch does not show the pool of a segment; the first release will show what is kept")
+        is_private = tuple(pool) != _NO_POOL
+        if segment.get("is_expandable") and not is_private:
+            kept += _ends_of_pages(segment)
+        # A segment of several blocks is split, and its free ones are counted by torch.
+        elif is_private and (segment.get("is_expandable") or len(segment["blocks"]) == 1):
+            kept += sum(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
+    return kept
 
 
 def _of(segments: Iterable[Mapping[str, Any]], index: int | None) -> list[Mapping[str, Any]]:
     return [segment for segment in segments if segment.get("device", index) == index]
-
-
-def _kept_of(segment: Mapping[str, Any]) -> int:
-    pool = segment.get("segment_pool_id")
-    if pool is None:
-        raise UnreadableError("torch does not show the pool of a segment; the first release will show what is kept")
-    free = [block["size"] for block in segment["blocks"] if block["state"] == "inactive"]
-    is_private, is_expandable = tuple(pool) != _NO_POOL, bool(segment.get("is_expandable"))
-    if is_expandable:
-        return sum(free) if is_private else _ends_of_pages(segment)
-    # A segment of several blocks is split, and its free ones are counted by torch.
-    return sum(free) if is_private and len(segment["blocks"]) == 1 else 0
 
 
 def _ends_of_pages(segment: Mapping[str, Any]) -> int:
@@ -172,7 +171,7 @@ class AllocationHistory:
         return self._device is not None
 
     def start(self, worker: object, device: Device, seconds: float, entries: int) -> None:
-        """Turn it on, on the main thread only. Raises UnavailableError without one, RefusedError if others did."""
+        """Turn it on, on the main thread only. Raises UnavailableError without one, RefusedError where others have."""
         record = device.family.history_switch()
         if record is None:
             raise UnavailableError(f"PyTorch keeps no allocation history on {device.type}; it does on npu and cuda")

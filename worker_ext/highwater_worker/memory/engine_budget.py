@@ -21,17 +21,17 @@ from typing import Any
 
 from highwater_worker.engine_view import (
     INIT_FREE,
+    as_bool,
+    as_float,
+    as_int,
+    as_text,
     configured_device,
     encoder_budget,
     first_of,
-    flag,
-    fraction,
     look_up,
     parallel_size,
     short_text,
-    text,
     vllm_version,
-    whole,
 )
 from highwater_worker.errors import Notes, printable
 from highwater_worker.memory.kv_cache import describe_groups, describe_layers
@@ -58,41 +58,41 @@ _Source = tuple[Callable[[Any], Any], tuple[str, ...]]
 """A conversion of an attribute of the worker, and the paths where versions have it."""
 _CONFIG, _MODEL, _SCHEDULER = "vllm_config.cache_config", "vllm_config.model_config", "vllm_config.scheduler_config"
 _MEMORY: Mapping[str, _Source] = {
-    "total_bytes": (whole, ("init_snapshot.total_memory",)),
-    "init_non_torch_bytes": (whole, ("init_snapshot.non_torch_memory",)),
-    "requested_bytes": (whole, _REQUESTED),
-    "weights_bytes": (whole, ("model_runner.model_memory_usage",)),
-    "peak_activation_bytes": (whole, ("peak_activation_memory",)),
-    "non_torch_bytes": (whole, ("non_torch_memory",)),
-    "total_consumed_bytes": (whole, ("total_consumed",)),
-    "graphs_estimate_bytes": (whole, ("cudagraph_memory_estimate",)),
-    "available_bytes": (whole, ("available_kv_cache_memory_bytes",)),
-    "init_free_bytes": (whole, INIT_FREE),
-    "utilization": (fraction, (f"{_CONFIG}.gpu_memory_utilization",)),
+    "total_bytes": (as_int, ("init_snapshot.total_memory",)),
+    "init_non_torch_bytes": (as_int, ("init_snapshot.non_torch_memory",)),
+    "requested_bytes": (as_int, _REQUESTED),
+    "weights_bytes": (as_int, ("model_runner.model_memory_usage",)),
+    "peak_activation_bytes": (as_int, ("peak_activation_memory",)),
+    "non_torch_bytes": (as_int, ("non_torch_memory",)),
+    "total_consumed_bytes": (as_int, ("total_consumed",)),
+    "graphs_estimate_bytes": (as_int, ("cudagraph_memory_estimate",)),
+    "available_bytes": (as_int, ("available_kv_cache_memory_bytes",)),
+    "init_free_bytes": (as_int, INIT_FREE),
+    "utilization": (as_float, (f"{_CONFIG}.gpu_memory_utilization",)),
 }
 _CACHE: Mapping[str, _Source] = {
-    "block_size": (whole, (f"{_CONFIG}.block_size",)),
-    "size_tokens": (whole, (f"{_CONFIG}.kv_cache_size_tokens",)),
-    "cpu_space_bytes": (whole, (f"{_CONFIG}.cpu_kvcache_space_bytes",)),
-    "blocks_override": (whole, (f"{_CONFIG}.num_gpu_blocks_override",)),
+    "block_size": (as_int, (f"{_CONFIG}.block_size",)),
+    "size_tokens": (as_int, (f"{_CONFIG}.kv_cache_size_tokens",)),
+    "cpu_space_bytes": (as_int, (f"{_CONFIG}.cpu_kvcache_space_bytes",)),
+    "blocks_override": (as_int, (f"{_CONFIG}.num_gpu_blocks_override",)),
     "cache_dtype": (_short, (f"{_CONFIG}.cache_dtype",)),
     "mamba_cache_mode": (_short, (f"{_CONFIG}.mamba_cache_mode",)),
-    "prefix_caching": (flag, (f"{_CONFIG}.enable_prefix_caching",)),
-    "max_concurrency": (fraction, (f"{_CONFIG}.kv_cache_max_concurrency",)),
-    "blocks": (whole, ("model_runner.kv_cache_config.num_blocks",)),
+    "prefix_caching": (as_bool, (f"{_CONFIG}.enable_prefix_caching",)),
+    "max_concurrency": (as_float, (f"{_CONFIG}.kv_cache_max_concurrency",)),
+    "blocks": (as_int, ("model_runner.kv_cache_config.num_blocks",)),
 }
 _LIMITS: Mapping[str, _Source] = {
-    "max_model_len": (whole, (f"{_MODEL}.max_model_len",)),
-    "max_num_batched_tokens": (whole, (f"{_SCHEDULER}.max_num_batched_tokens",)),
-    "max_num_seqs": (whole, (f"{_SCHEDULER}.max_num_seqs",)),
-    "max_encoder_tokens": (whole, (f"{_SCHEDULER}.max_num_encoder_input_tokens",)),
-    "v2_runner": (flag, ("use_v2_model_runner",)),
-    "async_scheduling": (flag, (f"{_SCHEDULER}.async_scheduling",)),
+    "max_model_len": (as_int, (f"{_MODEL}.max_model_len",)),
+    "max_num_batched_tokens": (as_int, (f"{_SCHEDULER}.max_num_batched_tokens",)),
+    "max_num_seqs": (as_int, (f"{_SCHEDULER}.max_num_seqs",)),
+    "max_encoder_tokens": (as_int, (f"{_SCHEDULER}.max_num_encoder_input_tokens",)),
+    "v2_runner": (as_bool, ("use_v2_model_runner",)),
+    "async_scheduling": (as_bool, (f"{_SCHEDULER}.async_scheduling",)),
     "hybrid_manager": (
         lambda value: None if value is None else not value,
         (f"{_SCHEDULER}.disable_hybrid_kv_cache_manager",),
     ),
-    "sleep_mode": (flag, (f"{_MODEL}.enable_sleep_mode",)),
+    "sleep_mode": (as_bool, (f"{_MODEL}.enable_sleep_mode",)),
 }
 _EMBED_WIDTHS = (
     *("model.visual.out_hidden_size", "model.vision_tower.out_hidden_size"),
@@ -106,7 +106,8 @@ _PARALLEL = (
 
 def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, Any]:
     """Return the budget as one JSON object, unknown values as null; `start` is None where the plugin did not see it."""
-    notes = Notes()
+    notes, cache = Notes(), look_up(worker, "model_runner", "kv_cache_config")
+    groups = look_up(cache, "kv_cache_groups")
 
     def architecture() -> str | None:
         names = look_up(worker, "vllm_config", "model_config", "hf_config", "architectures")
@@ -118,11 +119,17 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "ascend_version": notes.attempt(
             "ascend_version", lambda: version("vllm-ascend") if "vllm_ascend" in sys.modules else None
         ),
-        "torch_npu_version": text(look_up(sys.modules.get("torch_npu"), "__version__")),
+        "torch_npu_version": as_text(look_up(sys.modules.get("torch_npu"), "__version__")),
         "architecture": notes.attempt("architecture", architecture),
         "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),
         "memory": _memory(worker, start, notes),
-        "kv_cache": _kv_cache(worker, start, notes),
+        "kv_cache": {
+            **_values(worker, _CACHE, notes),
+            "given_bytes": notes.attempt("given_bytes", lambda: given_kv_bytes(worker)),
+            "tensor_bytes": notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(cache, "kv_cache_tensors"))),
+            "groups": notes.attempt("groups", lambda: None if groups is None else describe_groups(groups)),
+            "layers": notes.attempt("layers", lambda: _layers(groups, start)),
+        },
         "limits": notes.attempt("limits", lambda: {name: _value(worker, _LIMITS[name]) for name in _LIMITS}),
         "encoder": notes.attempt("encoder", lambda: _encoder(worker, start, notes)),
         "parallel": {name: notes.attempt(name, partial(parallel_size, worker, name)) for name in _PARALLEL},
@@ -149,23 +156,11 @@ def _memory(worker: object, start: StartPhases | None, notes: Notes) -> dict[str
     return {
         **values,
         # The estimate is made in any case, and counted where the variable says so: its default differs by version.
-        "graphs_estimate_counted": flag(
+        "graphs_estimate_counted": as_bool(
             look_up(sys.modules.get("vllm.envs"), "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
         ),
         "returned_bytes": returned.get("profile"),
         "graphs_bytes": returned.get("graphs"),
-    }
-
-
-def _kv_cache(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
-    cache = look_up(worker, "model_runner", "kv_cache_config")
-    groups = look_up(cache, "kv_cache_groups")
-    return {
-        **_values(worker, _CACHE, notes),
-        "given_bytes": notes.attempt("given_bytes", lambda: given_kv_bytes(worker)),
-        "tensor_bytes": notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(cache, "kv_cache_tensors"))),
-        "groups": notes.attempt("groups", lambda: None if groups is None else describe_groups(groups)),
-        "layers": notes.attempt("layers", lambda: _layers(groups, start)),
     }
 
 
@@ -184,14 +179,14 @@ def _tensor_bytes(tensors: Iterable[object] | None) -> int | None:
     if tensors is None:
         return None
     on_device = [tensor for tensor in tensors if not look_up(tensor, "host_resident")]
-    sizes = [whole(look_up(tensor, "size")) for tensor in on_device]
+    sizes = [as_int(look_up(tensor, "size")) for tensor in on_device]
     known = [size for size in sizes if size is not None]
     if not known or len(known) < len(sizes):
         return None
     # Tensors with a stride lie in one allocation, of which each names the whole size (vllm 0.27.0
     # v1/core/kv_cache_utils.py:1351, vllm 0.32.0 v1/core/kv_cache_utils.py:1668,
     # vllm 0.33.0 v1/core/kv_cache_planning.py:722).
-    is_packed = any(whole(look_up(tensor, "block_stride")) for tensor in on_device)
+    is_packed = any(as_int(look_up(tensor, "block_stride")) for tensor in on_device)
     return max(known) if is_packed else sum(known)
 
 
@@ -203,9 +198,9 @@ def _encoder(worker: object, start: StartPhases | None, notes: Notes) -> dict[st
         notes.add("encoder", "this model runner keeps no budget, and the start was not seen to profile the encoder")
     return {
         **budget,
-        "embed_width": first_of(look_up(worker, "model_runner"), *_EMBED_WIDTHS, convert=whole),
-        "embed_bytes": whole(look_up(worker, "vllm_config", "model_config", "dtype", "itemsize")),
-        "skips_profiling": first_of(worker, f"{_MODEL}.multimodal_config.skip_mm_profiling", convert=flag),
+        "embed_width": first_of(look_up(worker, "model_runner"), *_EMBED_WIDTHS, convert=as_int),
+        "embed_bytes": as_int(look_up(worker, "vllm_config", "model_config", "dtype", "itemsize")),
+        "skips_profiling": first_of(worker, f"{_MODEL}.multimodal_config.skip_mm_profiling", convert=as_bool),
     }
 
 
@@ -216,7 +211,7 @@ def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
         # With the KV cache's size given, the utilization has no effect: vLLM computes the number and leaves it unused
         # (vllm 0.32.0 v1/worker/gpu_worker.py:649, vllm 0.32.0 v1/worker/cpu_worker.py:213,
         # `determine_available_memory`).
-        return None if given_kv_bytes(worker) is not None else first_of(worker, *_REQUESTED, convert=whole)
+        return None if given_kv_bytes(worker) is not None else first_of(worker, *_REQUESTED, convert=as_int)
 
     reads: dict[str, Callable[[], float | None]] = {
         "gpu_memory_utilization": lambda: _value(worker, _MEMORY["utilization"]),
@@ -236,4 +231,4 @@ def given_kv_bytes(worker: object) -> int | None:
         release = re.match(r"(\d+)\.(\d+)", vllm_version() or "")
         if release is not None and tuple(map(int, release.groups())) < _ASCEND_TAKES_GIVEN_BYTES:
             return None
-    return whole(look_up(worker, "vllm_config", "cache_config", "kv_cache_memory_bytes"))
+    return as_int(look_up(worker, "vllm_config", "cache_config", "kv_cache_memory_bytes"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from highwater_worker.engine_view import look_up, whole
+from highwater_worker.engine_view import as_int, look_up
 from highwater_worker.errors import Notes, UnreadableError, printable
 from highwater_worker.memory.storages import Storage, tensors_in, unique_storages
 
@@ -92,14 +92,14 @@ def describe_spec(spec: object) -> dict[str, Any]:
     """
     described: dict[str, Any] = {"kind": type(spec).__name__}
     with suppress(Exception):  # computed: a kind of layer may have none, or compute it of what is not there
-        described["page_bytes"] = whole(getattr(spec, "page_size_bytes", None))
+        described["page_bytes"] = as_int(getattr(spec, "page_size_bytes", None))
     for name, value in list(getattr(spec, "__dict__", {}).items())[:_MAX_FIELDS]:
         plain = _plain(value)
-        size = whole(getattr(value, "itemsize", None))
+        size = as_int(getattr(value, "itemsize", None))
         if size is not None:
             described[f"{name}_bytes"] = size
         elif isinstance(value, tuple) and value and all(hasattr(one, "itemsize") for one in value):
-            described[f"{name}_bytes"] = [whole(one.itemsize) for one in value]
+            described[f"{name}_bytes"] = [as_int(one.itemsize) for one in value]
         elif plain is not None:
             described[name] = plain
     return described
@@ -110,14 +110,14 @@ def _plain(value: object) -> Any:  # noqa: ANN401 - a number, a text, or a list 
         return value
     if isinstance(value, str):  # an enumeration of texts is its value
         return printable(str(getattr(value, "value", value)), _MAX_TEXT)
-    number = whole(value)
+    number = as_int(value)
     if number is not None:
         return number
     if isinstance(value, (list, tuple)):
         plain = [_plain(one) for one in value[:_MAX_FIELDS]]
         return None if any(one is None for one in plain) else plain
     # A fraction, such as the tokens of a state; nested objects and mappings are not a layer's geometry.
-    parts = whole(getattr(value, "numerator", None)), whole(getattr(value, "denominator", None))
+    parts = as_int(getattr(value, "numerator", None)), as_int(getattr(value, "denominator", None))
     return f"{parts[0]}/{parts[1]}" if None not in parts else None
 
 
@@ -133,7 +133,7 @@ class Residency:
     ) -> None:
         self._measure = measure or resident_bytes
         self._clock = clock
-        self._whole: set[tuple[int, int]] = set()
+        self._resident_fully: set[tuple[int, int]] = set()
         self._partial: dict[tuple[int, int], tuple[int | None, float]] = {}
 
     def total(self, storages: Iterable[Storage]) -> int | None:
@@ -145,7 +145,7 @@ class Residency:
         key = (pointer, nbytes)
         # A storage once found whole stays so: vLLM gives no page of a KV cache back. On a machine that swaps, the
         # process's resident size can fall below it.
-        if key in self._whole:
+        if key in self._resident_fully:
             return nbytes
         value, until = self._partial.get(key, (None, float("-inf")))
         if self._clock() < until:
@@ -154,7 +154,7 @@ class Residency:
         value = self._measure(pointer, nbytes)
         cost = self._clock() - started
         if value == nbytes:
-            self._whole.add(key)
+            self._resident_fully.add(key)
             self._partial.pop(key, None)
         else:
             self._partial[key] = (value, self._clock() + max(_SHORTEST_SECONDS, _SHARE * cost))

@@ -20,7 +20,14 @@ from typing import Any
 
 from highwater_worker.devices import device_of, read_allocator, read_space
 from highwater_worker.devices.family import HostMemory, read_host
-from highwater_worker.engine_view import INIT_FREE, configured_device, describe_encoder_budget, first_of, look_up, whole
+from highwater_worker.engine_view import (
+    INIT_FREE,
+    as_int,
+    configured_device,
+    describe_encoder_budget,
+    first_of,
+    look_up,
+)
 from highwater_worker.errors import Notes, describe
 from highwater_worker.memory.kv_cache import describe_layers
 from highwater_worker.wrapping import notice_calls, unwrap_method, wrap_method
@@ -74,12 +81,12 @@ class StartPhases:
     def watch(self) -> None:
         for method, name in PHASES.items():
             wrap_method(self._worker(), method, self._timed(name))
-        notice_calls(self._worker(), SPECS, after=self._keep_layers)
+        notice_calls(self._worker(), SPECS, after=self._note_layers)
 
-    def _keep_layers(self, specs: Any, *_: object, **__: object) -> None:  # noqa: ANN401 - vLLM's, of any version
+    def _note_layers(self, specs: Any, *_: object, **__: object) -> None:  # noqa: ANN401 - vLLM's, of any version
         self.kv_layers = describe_layers(specs)
 
-    def _keep_encoder_budget(self, dummy_mm_inputs: object, budget: object) -> None:  # noqa: ARG002 - by vLLM's names
+    def _note_encoder_budget(self, dummy_mm_inputs: object, budget: object) -> None:  # noqa: ARG002 - by vLLM's names
         self.encoder_budget = describe_encoder_budget(budget)
 
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -91,7 +98,7 @@ class StartPhases:
                 try:
                     returned = method(*arguments, **named)
                     with suppress(Exception):  # as above
-                        size = whole(returned) if isinstance(returned, (int, float)) else None
+                        size = as_int(returned) if isinstance(returned, (int, float)) else None
                         if size is not None and name in RETURNS_BYTES:
                             self.returned[name] = size
                     return returned
@@ -111,7 +118,7 @@ class StartPhases:
         if name == "init":
             self._host_before = read_host(Notes())
         elif name == "profile" and (encoder := look_up(runner, "model_state", "encoder_runner")) is not None:
-            notice_calls(encoder, PROFILE_ENCODER, before=self._keep_encoder_budget)
+            notice_calls(encoder, PROFILE_ENCODER, before=self._note_encoder_budget)
         elif name == "warm_up" and runner is not None and wrap_method(runner, CAPTURE, self._timed(GRAPHS)):
             self._capture = vars(runner)[CAPTURE]
 
@@ -120,14 +127,14 @@ class StartPhases:
         # A driver that has just failed to begin may not answer at all.
         figures = {} if error is not None and name == "init" else self._figures()
         if name == "init":
-            self._keep(BEFORE, at, 0.0, self._figures_before(figures.get("total_bytes")), None)
+            self._add(BEFORE, at, 0.0, self._figures_before(figures.get("total_bytes")), None)
         elif name == "warm_up" and self._capture is not None:
             unwrap_method(runner, CAPTURE, self._capture)
             self._capture = None
-        self._keep(name, at, seconds, figures, error)
+        self._add(name, at, seconds, figures, error)
         self._ended()
 
-    def _keep(
+    def _add(
         self, name: str, at: float, seconds: float, figures: dict[str, int | None], error: BaseException | None
     ) -> None:
         if len(self.phases) < MAX_PHASES:
@@ -143,8 +150,8 @@ class StartPhases:
         """
         worker, host = self._worker(), self._host_before
         total, free = (
-            whole(look_up(worker, "init_snapshot", "total_memory")) or total,
-            first_of(worker, *INIT_FREE, convert=whole),
+            as_int(look_up(worker, "init_snapshot", "total_memory")) or total,
+            first_of(worker, *INIT_FREE, convert=as_int),
         )
         used = None if total is None or free is None else total - free
         if host is not None and configured_device(worker) == "cpu":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from highwater_worker.engine_view import look_up, whole
+from highwater_worker.engine_view import as_int, look_up
 from highwater_worker.errors import UnreadableError
 
 _NESTING = 8
@@ -117,7 +117,7 @@ def counting_caveat(worker: object, device_type: str) -> str | None:
 
 def _measured(runner: object, device_type: str) -> int | None:
     # Not on CPU, where V1 has no such number and V2's is a difference of the process's peak resident size.
-    measured = whole(look_up(runner, "model_memory_usage"))
+    measured = as_int(look_up(runner, "model_memory_usage"))
     return measured if device_type != "cpu" and measured is not None and measured > 0 else None
 
 
@@ -142,8 +142,8 @@ def _packed(model: Any) -> Iterator[Tensor | int]:  # noqa: ANN401 - a torch.nn.
         cells = getattr(getattr(module, "cpu_linear", None), "__closure__", None) or ()
         for cell in cells:
             content = cell.cell_contents
-            rows, columns = whole(look_up(content, "k")), whole(look_up(content, "n"))
+            rows, columns = as_int(look_up(content, "k")), as_int(look_up(content, "n"))
             if is_tensor(content):
                 yield content
             elif rows and columns and rows > 0 and columns > 0:
-                yield rows * columns * (whole(look_up(module, "weight", "dtype", "itemsize")) or 0)
+                yield rows * columns * (as_int(look_up(module, "weight", "dtype", "itemsize")) or 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from highwater_worker.operations import reading, recorder, relief, snapshot
+from highwater_worker.operations import reading, relief, writing
 from highwater_worker.operations.operation import Operation, boolean, choice, integer, number, text
 from highwater_worker.recorder.begin import MAX_RATE, MAX_SECONDS, MIN_RATE, MIN_SECONDS, RATE, SECONDS
 
@@ -35,7 +35,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "restore": Operation(relief.restore, {"max_seconds": _MAX_SECONDS}),
     "recorder_start": Operation(
-        recorder.recorder_start,
+        writing.recorder_start,
         {
             "directory": _DIRECTORY,
             "instance": _INSTANCE,
@@ -43,9 +43,9 @@ OPERATIONS: Mapping[str, Operation] = {
             "seconds": number(MIN_SECONDS, MAX_SECONDS, default=SECONDS),
         },
     ),
-    "recorder_stop": Operation(recorder.recorder_stop, {"instance": _INSTANCE}, is_timed=False),
+    "recorder_stop": Operation(writing.recorder_stop, {"instance": _INSTANCE}, is_timed=False),
     "snapshot": Operation(
-        snapshot.snapshot,
+        writing.snapshot,
         {
             "directory": _DIRECTORY.or_null(),
             "name": text("[0-9A-Za-z_]{1,64}", "1 to 64 letters, digits and underscores").or_null(),
@@ -53,6 +53,6 @@ OPERATIONS: Mapping[str, Operation] = {
         },
     ),
     "record_stacks": Operation(
-        snapshot.record_stacks, {"minutes": number(0, 60, default=10), "entries": integer(1, 200_000, default=50_000)}
+        writing.record_stacks, {"minutes": number(0, 60, default=10), "entries": integer(1, 200_000, default=50_000)}
     ),
 }

@@ -18,12 +18,12 @@ from highwater_worker.errors import BadPayloadError, describe, printable
 
 class Field(NamedTuple):
     default: object  # the value where the key is absent; a key whose default is not accepted is required
-    right: str  # a description of the accepted values
+    expected: str  # the accepted values, in words
     accepts: Callable[[object], bool]
 
     def or_null(self) -> Field:
         """Return this field with null accepted, which means the same as no key."""
-        return Field(None, f"{self.right}, or null", lambda value: value is None or self.accepts(value))
+        return Field(None, f"{self.expected}, or null", lambda value: value is None or self.accepts(value))
 
 
 class Operation(NamedTuple):
@@ -72,9 +72,9 @@ def _ranged(what: str, kinds: Any, minimum: float, maximum: float | None, defaul
     return Field(default, f"{what} from {minimum:g} {'on' if maximum is None else f'to {maximum:g}'}", accepts)
 
 
-def text(pattern: str, right: str) -> Field:
+def text(pattern: str, expected: str) -> Field:
     """Return a field for text that a regular expression matches as a whole; it is required."""
-    return Field(None, right, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
+    return Field(None, expected, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
 
 
 def boolean(*, default: bool) -> Field:
@@ -82,8 +82,8 @@ def boolean(*, default: bool) -> Field:
 
 
 def choice(*choices: str) -> Field:
-    right = "one of " + ", ".join(f'"{word}"' for word in choices)
-    return Field(choices[0], right, lambda value: isinstance(value, str) and value in choices)
+    expected = "one of " + ", ".join(f'"{word}"' for word in choices)
+    return Field(choices[0], expected, lambda value: isinstance(value, str) and value in choices)
 
 
 def parse_payload(payload: object, fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -102,10 +102,10 @@ def parse_payload(payload: object, fields: Mapping[str, Field]) -> dict[str, Any
         if key not in fields:
             raise BadPayloadError(f"payload key {_shown(key)} is unknown; known keys: {', '.join(fields) or 'none'}")
         if not fields[key].accepts(value):
-            raise BadPayloadError(f"payload key {_shown(key)} is {_shown(value)}; it must be {fields[key].right}")
+            raise BadPayloadError(f"payload key {_shown(key)} is {_shown(value)}; it must be {fields[key].expected}")
     for key, field in fields.items():
         if key not in given and not field.accepts(field.default):
-            raise BadPayloadError(f"payload key {_shown(key)} is missing; it must be {field.right}")
+            raise BadPayloadError(f"payload key {_shown(key)} is missing; it must be {field.expected}")
     return {key: given.get(key, field.default) for key, field in fields.items()}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from highwater_worker.devices import describe_device, device_of
-from highwater_worker.encoder_cache.entries import Entry, entry_bytes, read_entries
+from highwater_worker.encoder_cache.spilling_dict import Entry, read_entries
 from highwater_worker.engine_view import (
     encoder_cache_kind,
     look_up,
@@ -67,7 +67,7 @@ def budget(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
 
 def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
     reader = MemoryReader()
-    return {**reader.read(worker, Depth.ALL, time.monotonic()), "notes": reader.notes}
+    return {**reader.read(worker, Depth.ANSWER, time.monotonic()), "notes": reader.notes}
 
 
 def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
             sharers.setdefault(key, set()).add(entry.mm_hash)
 
     def order(entry: Entry) -> tuple[float, str]:
-        return -(ages.get(entry.mm_hash, 0.0) if arguments["sort"] == "age" else entry_bytes(entry)), entry.mm_hash
+        return -(ages.get(entry.mm_hash, 0.0) if arguments["sort"] == "age" else entry.nbytes), entry.mm_hash
 
     def row(entry: Entry) -> dict[str, Any]:
         only = entry.tensors[0] if len(entry.tensors) == 1 else None
@@ -91,7 +91,7 @@ def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
             "mm_hash": printable(entry.mm_hash),
             "shape": None if only is None else [int(size) for size in only.shape],
             "dtype": None if only is None else str(only.dtype).removeprefix("torch."),
-            "bytes": entry_bytes(entry),
+            "bytes": entry.nbytes,
             "storage_bytes": sum(storage.nbytes for storage in entry.storages.values()),
             "shared_with": len(set().union(*(sharers[key] for key in entry.storages)) - {entry.mm_hash}),
             "age_seconds": round(ages.get(entry.mm_hash, 0.0), 3),

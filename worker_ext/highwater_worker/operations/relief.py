@@ -14,9 +14,8 @@ from typing import Any
 
 from highwater_worker.devices import Device, device_of
 from highwater_worker.devices.family import read_host
-from highwater_worker.encoder_cache.entries import spilling_cache
 from highwater_worker.encoder_cache.sleep import asleep_tags
-from highwater_worker.encoder_cache.spilling_dict import SpillingDict
+from highwater_worker.encoder_cache.spilling_dict import SpillingDict, spilling_cache
 from highwater_worker.engine_view import encoder_cache_kind, needed_hashes, refuse_suspended
 from highwater_worker.errors import BadPayloadError, Notes, RefusedError
 from highwater_worker.memory.allocator import AllocatorReserve

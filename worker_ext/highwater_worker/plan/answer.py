@@ -12,11 +12,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from highwater_worker.plan import arguments, budget, versions
+from highwater_worker.plan import GUESSED, LOG, NOT_COUNTED, PRETENDED, arguments, budget, say, versions
 from highwater_worker.plan.cards import Card
 from highwater_worker.plan.estimates import STATUS, Figure, exact, kv_cache, left
-from highwater_worker.plan.pool import kv_pool
-from highwater_worker.plan.told import GUESSED, LOG, NOT_COUNTED, PRETENDED, say
 
 SCHEMA = 1
 STATUSES = {"fits": 0, "not_known": 0, "may_not_fit": 1, "does_not_fit": 1, "refused": 1, "invalid": 2}
@@ -75,8 +73,8 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
         found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
 
     def pool(sizes: list[int]) -> dict[str, Any]:
-        values = [versions.kept_for_images(size, config) for size in sizes for _ in range(each)]
-        return kv_pool(config, specs, values or [1 << 50] * len(specs))
+        values = [versions.less_image_buffers(size, config) for size in sizes for _ in range(each)]
+        return budget.kv_pool(config, specs, values or [1 << 50] * len(specs))
 
     found["kv_cache"] = kv = kv_cache(remains, pool, "exact")
     found["status"] = STATUS[kv["fits"]] if remains else "not_known"

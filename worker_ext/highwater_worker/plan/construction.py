@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from highwater_worker.plan import versions
-from highwater_worker.plan.told import NOT_COUNTED, say
+from highwater_worker.plan import NOT_COUNTED, say, versions
+from highwater_worker.plan.budget import ROUND_BYTES
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
@@ -21,7 +21,6 @@ _DispatchMode: Any = importlib.import_module("torch.utils._python_dispatch").Tor
 _META, _HOST = torch.device("meta"), torch.device("cpu")
 _CARDS = ("cuda", "npu")
 _MAPPED_BYTES = 32 << 20
-_ROUND = 512  # to which PyTorch's allocator rounds up
 
 
 class OnMeta(_FunctionMode):  # type: ignore[misc] # torch is not there to be checked
@@ -158,17 +157,16 @@ class Ledger(_DispatchMode):  # type: ignore[misc] # torch is not there to be ch
                 raise
             return None  # it writes into what it is given
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
-                self._hold(tensor.untyped_storage())
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
+                continue
+            storage = tensor.untyped_storage()
+            key, size = storage._cdata, -(-storage.nbytes() // ROUND_BYTES) * ROUND_BYTES
+            if key not in self._known:
+                self._known.add(key)
+                self.held_bytes += size
+                self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+                weakref.finalize(storage, self._release, key, size).atexit = False
         return result
-
-    def _hold(self, storage: Any) -> None:
-        key, size = storage._cdata, -(-storage.nbytes() // _ROUND) * _ROUND
-        if key not in self._known:
-            self._known.add(key)
-            self.held_bytes += size
-            self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-            weakref.finalize(storage, self._release, key, size).atexit = False
 
     def _release(self, key: int, size: int) -> None:
         self._known.discard(key)

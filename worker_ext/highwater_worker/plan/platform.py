@@ -15,9 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from highwater_worker.plan import versions
+from highwater_worker.plan import PRETENDED, say, versions
 from highwater_worker.plan.cards import Card
-from highwater_worker.plan.told import PRETENDED, say
 
 _DEVICES = 1024  # more than any command line wants: vLLM refuses a world that is larger than the machine
 _COMMUNICATOR = "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
@@ -104,7 +103,16 @@ def _cuda(torch: Any, card: Card) -> tuple[Any, Any, dict[str, Any]]:
     _pretend_device(torch.cuda, card, **known, get_rng_state=torch.zeros(16, dtype=torch.uint8))
     torch.version.cuda = torch.version.cuda or "12.9"
     with suppress(ImportError):  # without Triton vLLM has stand-ins of its own
-        _pretend_triton(card)
+        # A target: modules of kernels ask Triton for it when they are imported.
+        number = card.capability[0] * 10 + card.capability[1]
+        target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", number, 32)
+        sizes = {"max_shared_mem": _SHARED_BYTES, "multiprocessor_count": card.processors, "max_num_regs": _REGISTERS}
+        driver = anything("Driver")()
+        driver.get_current_target, driver.is_active = _always(target), _always(value=True)
+        driver.get_current_device = driver.get_current_stream = _always(0)
+        driver.get_device_capability = _always(card.capability)
+        driver.utils = SimpleNamespace(get_device_properties=_always({**sizes, "warpSize": 32}))
+        importlib.import_module("triton.runtime").driver.set_active(driver)
     capability = importlib.import_module("vllm.platforms.interface").DeviceCapability(*card.capability)
     silent = ("log_warnings", "import_kernels", "get_device_numa_node", "get_all_device_numa_nodes")
     members = {"get_device_capability": capability, "get_device_name": card.name, "get_device_uuid": "GPU-0"}
@@ -125,19 +133,6 @@ def _npu(torch: Any, card: Card) -> tuple[Any, Any, dict[str, Any]]:
     torch.cuda.Stream, torch.cuda.Event, torch.cuda.stream = npu.Stream, npu.Event, npu.stream
     importlib.import_module("vllm.platforms")
     return npu, importlib.import_module("vllm_ascend.platform").NPUPlatform, {}
-
-
-def _pretend_triton(card: Card) -> None:
-    """Name a target: modules of kernels ask Triton when they are imported."""
-    number = card.capability[0] * 10 + card.capability[1]
-    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", number, 32)
-    sizes = {"max_shared_mem": _SHARED_BYTES, "multiprocessor_count": card.processors, "max_num_regs": _REGISTERS}
-    driver = anything("Driver")()
-    driver.get_current_target, driver.is_active = _always(target), _always(value=True)
-    driver.get_current_device = driver.get_current_stream = _always(0)
-    driver.get_device_capability = _always(card.capability)
-    driver.utils = SimpleNamespace(get_device_properties=_always({**sizes, "warpSize": 32}))
-    importlib.import_module("triton.runtime").driver.set_active(driver)
 
 
 # --- stand-ins ---
@@ -202,9 +197,9 @@ class StandIns(MetaPathFinder, Loader):
         except Exception as error:  # noqa: BLE001 - whatever a library without its driver raises
             if not isinstance(error, ModuleNotFoundError) or not fullname.startswith(error.name or fullname):
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        is_whole = why == "absent" and "vllm" not in fullname
+        is_package = why == "absent" and "vllm" not in fullname
         if why:
-            say(PRETENDED, f"{fullname.partition('.')[0] if is_whole else fullname} is a stand-in: {why}")
+            say(PRETENDED, f"{fullname.partition('.')[0] if is_package else fullname} is a stand-in: {why}")
         self._found[fullname] = spec
         return spec
 

@@ -114,12 +114,12 @@ def counts_buffers() -> bool:
 
 
 def requested_bytes(worker: Any) -> int:
-    """Return vLLM's share of a card (vllm-ascend 0.12 has it not before it profiles)."""
+    """Return vLLM's share of a card (vllm-ascend 0.12 has none before it profiles)."""
     total = first("vllm.platforms:current_platform").get_device_total_memory()
     return int(getattr(worker, "requested_memory", total * worker.cache_config.gpu_memory_utilization))
 
 
-def kept_for_images(available: int, config: Any) -> int:
+def less_image_buffers(available: int, config: Any) -> int:
     """Return the KV cache's bytes without those for images in transfer (0.32 on)."""
     reserve = getattr(importlib.import_module("vllm.v1.worker.gpu_worker"), "reserve_mm_ipc_gpu_memory", None)
     if reserve is None:

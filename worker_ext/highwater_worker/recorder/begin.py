@@ -1,7 +1,7 @@
 """Starts a worker's recorder: on a sidecar's request, or by the environment as the worker comes up.
 
-A recorder starts only where it can go on: its file has its whole size first, or the old recorder goes on; and it never
-writes where another machine may keep the engine waiting.
+A recorder starts only once its file has its full size; until then an old one goes on. It never writes where another
+machine may keep the engine waiting.
 """
 
 from __future__ import annotations
@@ -110,18 +110,23 @@ def _make_ring(options: Options, identity: bytes, layout: Layout, *, is_starting
         return make_ring(path, identity, layout)
 
 
-def options_from(environ: Mapping[str, str], instance: str) -> Options:
-    """Return the options in the environment, which has `HIGHWATER_RECORDER_DIR`.
+def folder_from(environ: Mapping[str, str]) -> Path | None:
+    """Return `HIGHWATER_RECORDER_DIR`, None without it. Raises BadPayloadError: it is no absolute path."""
+    directory = environ.get(DIRECTORY)
+    if directory and (not directory.startswith("/") or "\0" in directory):
+        raise BadPayloadError(f"{DIRECTORY} is {directory!r}; it must be an absolute path")
+    return Path(directory) if directory else None
+
+
+def options_from(environ: Mapping[str, str], folder: Path, instance: str) -> Options:
+    """Return the options in the environment.
 
     It may have `HIGHWATER_RECORDER_RATE` (samples a second) and `HIGHWATER_RECORDER_SECONDS` (of the past in the file).
     Raises BadPayloadError, which names the variable, the value and what is valid.
     """
-    directory = environ[DIRECTORY]
-    if not directory.startswith("/") or "\0" in directory:
-        raise BadPayloadError(f"{DIRECTORY} is {directory!r}; it must be an absolute path")
     rate = _number(environ, "HIGHWATER_RECORDER_RATE", RATE, MIN_RATE, MAX_RATE)
     seconds = _number(environ, "HIGHWATER_RECORDER_SECONDS", SECONDS, MIN_SECONDS, MAX_SECONDS)
-    return Options(Path(directory), instance, rate, seconds)
+    return Options(folder, instance, rate, seconds)
 
 
 def _number(environ: Mapping[str, str], name: str, default: float, minimum: float, maximum: float) -> float:
@@ -136,7 +141,7 @@ def _number(environ: Mapping[str, str], name: str, default: float, minimum: floa
 
 
 def instance_of(worker: object) -> str:
-    """Return `engine_id` on this boot of the machine, in 16 hexadecimal digits. Raises as that and `boot_id`."""
+    """Return `engine_id` on this boot of the machine, in 16 hexadecimal digits. Raises as these two."""
     return hashlib.sha256(f"{boot_id()}/{engine_id(worker)}".encode()).hexdigest()[:16]
 
 

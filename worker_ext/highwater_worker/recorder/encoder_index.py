@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 from highwater_worker.devices import Device
 from highwater_worker.devices.family import HostMemory
-from highwater_worker.encoder_cache.entries import Entry, entry_bytes, entry_embeds, read_entry, spilling_cache
+from highwater_worker.encoder_cache.spilling_dict import Entry, read_entry, spilling_cache
 from highwater_worker.engine_view import encoder_budget, find_encoder_cache, look_up
 from highwater_worker.errors import printable
-from highwater_worker.memory.storages import Storage
 from highwater_worker.spill.mover import HostCopies
 from highwater_worker.spill.plan import Groups, Movability
 from highwater_worker.spill.spilling import trimmable_bytes
@@ -26,7 +25,7 @@ from highwater_worker.wire import MAX_ROWS, ROW
 
 _SLICE_SECONDS = 0.0005
 _SHARE = 500
-"""A slice is followed by so many times its duration without one: at most a 500th of the engine's thread."""
+"""After a slice there is none for so many times its duration: at most a 500th of the engine's thread."""
 _PASS_SECONDS = 1.0
 _HASH_CHARACTERS = 64
 _MISSING = object()
@@ -66,25 +65,31 @@ class EncoderIndex:
         self.trimmable_bytes: int | None = None
         """The bytes that the device would gain by a trim, as of the last whole pass; None where that is unknown."""
 
-    def update(self, worker: object, now: float, change: object, host: HostMemory, *, whole: bool) -> None:
+    def update(self, worker: object, now: float, change: object, host: HostMemory, *, in_full: bool) -> None:
         """Go on reading, if it is due at `now` (monotonic seconds) and if anything may have changed.
 
         `change` is a value that differs after everything that may have changed the cache; None where that is unseen.
-        With `whole` the cache is read to its end, however long that takes. Raises UnreadableError for an unknown kind.
+        With `in_full` the cache is read to its end, however long that takes. Raises UnreadableError: an unknown kind.
         """
         self._now = now
-        if not whole and now < self._slice_due:
+        if not in_full and now < self._slice_due:
             return
-        if self._keys is None and not (whole or now >= self._pass_due):
+        if self._keys is None and not (in_full or now >= self._pass_due):
             return
-        if whole:
+        if in_full:
             self._keys = None
         started = self._cost_clock()
         try:
-            if self._read(worker, now, change, None if whole else started + _SLICE_SECONDS):
+            if self._read(worker, now, change, None if in_full else started + _SLICE_SECONDS):
                 self.trimmable_bytes = None
                 with suppress(Exception):  # a trim would be refused, mostly, and a trim says why; this figure is lost
-                    self.trimmable_bytes = trimmable_bytes(worker, self._device, self._groups, self._storages_of, host)
+                    self.trimmable_bytes = trimmable_bytes(
+                        worker,
+                        self._device,
+                        self._groups,
+                        lambda key: row.movability.storages if (row := self._rows.get(key)) else (),
+                        host,
+                    )
         except BaseException:
             self._forget(now)
             raise
@@ -121,10 +126,6 @@ class EncoderIndex:
         rows = [row.packed for row in self._rows.values()]
         return len(rows), b"".join(rows[:MAX_ROWS])
 
-    def _storages_of(self, key: str) -> tuple[Storage, ...]:
-        row = self._rows.get(key)
-        return () if row is None else row.movability.storages
-
     def _read(self, worker: object, now: float, change: object, deadline: float | None) -> bool:
         if self._keys is None:
             if change is not None and change == self._change:
@@ -138,8 +139,13 @@ class EncoderIndex:
         if self._keys is None or self._of != id(cache):
             # dict's own functions: a subclass that brings entries back from the host at access must not do that here.
             self._keys, self._of = iter(list(dict.keys(cache))), id(cache)
-        if not self._go_on(cache, self._keys, now, deadline):
-            return False
+        for number, key in enumerate(self._keys, 1):
+            value = dict.get(cache, key, _MISSING)
+            row = self._rows.get(key)
+            if value is not _MISSING and (row is None or row.value() is not value):
+                self._put(key, value, read_entry(cache, key, value), now)
+            if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
+                return False
         for key in [key for key in self._rows if not dict.__contains__(cache, key)]:
             self._count(self._rows.pop(key), -1)
             self._is_changed = True
@@ -156,16 +162,6 @@ class EncoderIndex:
         self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
         return True
 
-    def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
-        for number, key in enumerate(keys, 1):
-            value = dict.get(cache, key, _MISSING)
-            row = self._rows.get(key)
-            if value is not _MISSING and (row is None or row.value() is not value):
-                self._put(key, value, read_entry(cache, key, value), now)
-            if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
-                return False
-        return True
-
     def _put(self, key: Any, value: object, entry: Entry, now: float) -> None:  # noqa: ANN401 - a dict's
         before = self._rows.get(key)
         # An entry that only went to the host and came back keeps its age.
@@ -174,12 +170,16 @@ class EncoderIndex:
         can_move = self._copies.movability(entry)
         storages = can_move.storages
         is_on_host = bool(storages) and all(storage.device_type != self._device_type for storage in storages)
+        try:
+            reference: Callable[[], object] = weakref.ref(value)
+        except TypeError:  # a list or a tuple: read anew each time
+            reference = lambda: None  # noqa: E731
         text = printable(entry.mm_hash)[:_HASH_CHARACTERS].encode("ascii", "replace")
         row = _Row(
-            value=_weak(value),
-            packed=ROW.pack(text, entry_bytes(entry), seen_at, is_on_host),
+            value=reference,
+            packed=ROW.pack(text, entry.nbytes, seen_at, is_on_host),
             movability=can_move,
-            embeds=entry_embeds(entry),
+            embeds=entry.embeds,
             is_on_host=is_on_host,
             origin=entry.origin,
             seen_at=seen_at,
@@ -204,13 +204,6 @@ class EncoderIndex:
         self._pass_due = now + _PASS_SECONDS
 
 
-def _weak(value: object) -> Callable[[], object]:
-    try:
-        return weakref.ref(value)
-    except TypeError:  # a list or a tuple: read anew each time
-        return lambda: None
-
-
 def index_of_operations(worker: object, device: Device) -> EncoderIndex:
     """Return the index that operations keep, as it was read last; the recorder has its own."""
     state = state_of(worker)
@@ -222,7 +215,7 @@ def index_of_operations(worker: object, device: Device) -> EncoderIndex:
 def read_index(worker: object, device: Device) -> EncoderIndex:
     """Return the index that operations keep, read to the end. Raises UnreadableError for an unknown kind of cache."""
     index = index_of_operations(worker, device)
-    index.update(worker, time.monotonic(), None, HostMemory(), whole=True)
+    index.update(worker, time.monotonic(), None, HostMemory(), in_full=True)
     return index
 
 

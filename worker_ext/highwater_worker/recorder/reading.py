@@ -33,9 +33,9 @@ layers, and as many allocations of sleep mode; the pool is made once, and a call
 class Depth(Enum):
     """How much of the memory is read; the rest is as it was read last."""
 
-    ALL = auto()
+    ANSWER = auto()
     """Everything, the device's identity and the budget too, with a note on every null: the response to `memory`."""
-    WHOLE = auto()
+    FULL = auto()
     """The encoder cache to its end, and the process's resident size: no request waits for the engine."""
     STEP = auto()
     """Between two steps."""
@@ -52,7 +52,7 @@ class MemoryReader:
         self.index: EncoderIndex | None = None
         """The encoder cache's entries; None before `read`, and where the device is not known."""
         self.host = HostMemory()
-        """The container's and the machine's memory, as another thread read it last; not of `Depth.ALL`."""
+        """The container's and the machine's memory, as another thread read it last; not of `Depth.ANSWER`."""
         self.notes: list[dict[str, str]] = []
         """The values that could not be read, as of the last time that read everything, or not even the device."""
 
@@ -61,19 +61,19 @@ class MemoryReader:
         self._seldom_due = float("-inf")
 
     def read(self, worker: object, depth: Depth, now: float, change: object = None) -> dict[str, Any]:
-        """Return the memory, unknown values null; `now` and `change` are as of `EncoderIndex.update`."""
-        notes, state, is_all, is_whole = Notes(), state_of(worker), depth is Depth.ALL, depth is not Depth.STEP
-        is_due = is_all or now >= self._seldom_due
-        described = self._find_device(worker, notes, is_described=is_all)
+        """Return the memory, unknown values null; `now` and `change` are those of `EncoderIndex.update`."""
+        notes, state, is_answer, is_full = Notes(), state_of(worker), depth is Depth.ANSWER, depth is not Depth.STEP
+        is_due = is_answer or now >= self._seldom_due
+        described = self._find_device(worker, notes, is_described=is_answer)
         device = self._device
-        host = read_host(notes) if is_all else self._recent_host(notes, is_whole=is_whole)
+        host = read_host(notes) if is_answer else self._recent_host(notes, is_full=is_full)
         space = read_space(worker, device, host, notes)
         reserve = state.allocator_reserve
         # For a sample not before the graphs are captured: their pools are what the look is for.
-        if is_all or state.start is None or state.start.is_over:
+        if is_answer or state.start is None or state.start.is_over:
             notes.attempt("releasable_bytes", lambda: look_at_segments(worker, device, reserve))
         torch = read_allocator(device, notes)
-        if is_whole or is_due:
+        if is_full or is_due:
             self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker, state.sleep))
         weights = self._weights(worker, state, depth, notes)
         if device is not None and is_due:
@@ -83,9 +83,9 @@ class MemoryReader:
         def read_encoder_cache() -> dict[str, Any] | None:
             if self.index is None:
                 return None
-            self.index.update(worker, now, change, host, whole=is_whole)
+            self.index.update(worker, now, change, host, in_full=is_full)
             figures = self.index.figures(worker)
-            if figures is None and is_all:
+            if figures is None and is_answer:
                 note_odd_absence(worker, "encoder_cache", notes)
             return figures
 
@@ -103,11 +103,11 @@ class MemoryReader:
             "encoder_cache": encoder_cache,
             "host_memory": {**host._asdict(), "pinned_bytes": pinned},
         }
-        if is_all:
+        if is_answer:
             self._note_nulls(state, notes)
             memory["kv_cache_reserved_bytes"] = self._kv_cache.reserved_bytes
             memory = {"device": described, **memory, "budget": read_budget(worker, notes)}
-        if (is_whole and is_due) or space.free_bytes is None:  # the reason cannot wait: the device may be lost
+        if (is_full and is_due) or space.free_bytes is None:  # the reason cannot wait: the device may be lost
             self.notes = notes.as_list()
         return memory
 
@@ -122,13 +122,13 @@ class MemoryReader:
             self.index = index_of_operations(worker, device) if is_described else EncoderIndex(device)
         return described
 
-    def _recent_host(self, notes: Notes, *, is_whole: bool) -> HostMemory:
+    def _recent_host(self, notes: Notes, *, is_full: bool) -> HostMemory:
         """Return the other thread's reading; of a CPU, or where nothing waits, with the resident size of now.
 
         To read it takes three system calls, and each lets go of Python's lock: where another thread computes, that can
         cost the engine 5 ms each, until the interpreter gives the lock back.
         """
-        if is_whole or self._device is None or self._device.type == "cpu":
+        if is_full or self._device is None or self._device.type == "cpu":
             return self.host._replace(rss_bytes=notes.attempt("host_memory.rss_bytes", rss_bytes))
         return self.host
 
@@ -137,7 +137,7 @@ class MemoryReader:
             return None
         kind = self._device.type
         size = notes.attempt("weights_bytes", lambda: weights_bytes(worker, kind, state.weights))
-        if depth is Depth.ALL and size is not None and (caveat := counting_caveat(worker, kind)) is not None:
+        if depth is Depth.ANSWER and size is not None and (caveat := counting_caveat(worker, kind)) is not None:
             notes.add("weights_bytes", caveat)
         return size
 

@@ -34,7 +34,7 @@ _LINGER_SECONDS = 2.0
 """For so long after the last step or operation heartbeats still come quickly: a caller may wait for the outcome."""
 _HOST_SECONDS = 1.0
 _SAMPLE_SHARE = 100
-"""A sample is followed by so many times its duration without one: at most a 100th of the engine's thread."""
+"""After a sample there is none for so many times its duration: at most a 100th of the engine's thread."""
 _RETRY_SECONDS = 1.0  # the pause in writing after a write that failed
 _MAX_NOTES = 4  # in the head of an entry table, which has a fixed size
 _MAX_WAITING = 256  # samples that wait for a disk; older ones are dropped
@@ -124,7 +124,7 @@ class Recorder(Writer):
         if self._watchdog.gives_way:
             notes.add("stack", GIVES_WAY)
         self._read_host(self._clock())
-        self._sample(whole=True)
+        self._sample(in_full=True)
         try:
             self.start_thread()
         except BaseException:
@@ -143,7 +143,7 @@ class Recorder(Writer):
             yield
         finally:
             self.current = before
-            self._sample(whole=True)
+            self._sample(in_full=True)
             self._woken.set()
 
     def stop(self) -> bool:
@@ -174,34 +174,34 @@ class Recorder(Writer):
         if must_look or (tick != self._tick and self._clock() >= self._sample_from):
             self._tick = tick
             # Where nothing comes after, everything is read now; no request waits for the engine then.
-            self._sample(whole=must_look)
+            self._sample(in_full=must_look)
 
     def start_changed(self) -> None:
         """Write down another phase of the worker's start; on the engine's thread."""
         self._notes_written = self._engine_budget = None
         self._reader.start_changed()
-        self._sample(whole=True)
+        self._sample(in_full=True)
 
-    def _sample(self, *, whole: bool) -> None:
-        """Take a sample, with all encoder outputs that may have changed if `whole`; never raises."""
+    def _sample(self, *, in_full: bool) -> None:
+        """Take a sample, with all encoder outputs that may have changed if `in_full`; never raises."""
         if self._stopped.is_set() or get_ident() != self._main_thread or os.getpid() != self.pid:
             return
         started, now = time.perf_counter(), self._now()
         try:
             worker = self._worker()
             if worker is not None and now.mono >= self._write_from:
-                self._write_sample(worker, now, whole=whole)
+                self._write_sample(worker, now, in_full=in_full)
         except Exception:  # noqa: BLE001 - it runs in the engine's step; the disk is full, say, and may not be later
             self._write_from = now.mono + _RETRY_SECONDS
         cost = time.perf_counter() - started
         self._last_cost_ms = round(cost * 1000, 3)
         self._sample_from = now.mono + _SAMPLE_SHARE * cost
 
-    def _write_sample(self, worker: object, now: _Now, *, whole: bool) -> None:
+    def _write_sample(self, worker: object, now: _Now, *, in_full: bool) -> None:
         notes = Notes()
         self._reader.host = self._host
         change = self._calls_begun() if self.steps.progress() else None
-        depth = Depth.WHOLE if whole else Depth.STEP
+        depth = Depth.FULL if in_full else Depth.STEP
         memory = notes.attempt("memory", lambda: self._reader.read(worker, depth, now.mono, change))
         record = now.record(
             "sample",

@@ -15,8 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from highwater_worker.devices import Device
-from highwater_worker.encoder_cache.entries import Entry
-from highwater_worker.encoder_cache.spilling_dict import Spilled, SpilledGroup, SpillingDict
+from highwater_worker.encoder_cache.spilling_dict import Entry, Spilled, SpilledGroup, SpillingDict
 from highwater_worker.errors import Notes, describe
 from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, view_bytes
 from highwater_worker.spill.plan import Group, Movability
@@ -127,8 +126,8 @@ class RestoreReserve:
     def growth(self, nbytes: int) -> int:
         return 0 if self._device.type == "cpu" else max(0, nbytes - self.nbytes)
 
-    def keep(self, nbytes: int) -> bool:
-        """Resize it, and return True; where the device has no room for that, it stays as it was."""
+    def resize(self, nbytes: int) -> bool:
+        """Return True; where the device has no room for that, it stays as it was."""
         if self._device.type == "cpu" or nbytes == self.nbytes:
             return True
         before = self.nbytes
@@ -192,12 +191,12 @@ class Mover:
         `budget` those of the host; the growth of `reserve`, for the way back, is subtracted from the gain.
         """
         is_waited_for = False
-        kept = 0
+        reserved = 0  # for the way back
         for place, group in enumerate(groups):
-            if target is not None and self.device_bytes - kept >= target:
+            if target is not None and self.device_bytes - reserved >= target:
                 break
             if self.entries and self._is_late():
-                self._put_off(groups[place:], None if target is None else target + kept - self.device_bytes)
+                self._put_off(groups[place:], None if target is None else target + reserved - self.device_bytes)
                 break
             host_bytes = sum(map(self.copies.host_bytes, group.tensors.values()))
             if self.host_bytes + host_bytes > budget:
@@ -225,7 +224,7 @@ class Mover:
             self.device_bytes += group.nbytes
             self.host_bytes += sum(value.host_bytes for value in spilled.values())
             if reserve is not None:
-                kept = max(kept, reserve.growth(group.nbytes))
+                reserved = max(reserved, reserve.growth(group.nbytes))
 
     def bring_back(self, cache: SpillingDict, reserve: RestoreReserve) -> None:
         """Move everything back to the device, what was used last first, until there is no more room.

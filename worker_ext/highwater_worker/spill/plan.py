@@ -162,10 +162,6 @@ class _SharedStorage:
     view_bytes: int = 0
     copy_bytes: int = 0
 
-    def can_leave(self, storage: Storage) -> bool:
-        """Return whether all of them may go; where views overlap they would come back larger than they went."""
-        return not self.fixed and self.view_bytes <= storage.nbytes
-
 
 class Groups:
     """A cache's storages, and the totals of all and of those on the device that may go; each storage counts once."""
@@ -189,17 +185,17 @@ class Groups:
 
     def without(self, needed: Iterable[Storage], budget: int) -> tuple[Movable, Movable]:
         """Return the storages that may go (not `needed`, still to be read), and those within a host budget in bytes."""
-        kept = {storage for storage in needed if self._can_leave(storage)}
+        staying = {storage for storage in needed if self._can_leave(storage)}
         of_size = dict(self._of_size)
-        for storage in kept:
+        for storage in staying:
             of_size[storage.nbytes] -= 1
-        nbytes = self._bytes - sum(storage.nbytes for storage in kept)
+        nbytes = self._bytes - sum(storage.nbytes for storage in staying)
         all_of_it = Movable(nbytes, max((size for size, count in of_size.items() if count), default=0))
-        if self._copy_bytes - sum(self._groups[storage].copy_bytes for storage in kept) <= budget:
+        if self._copy_bytes - sum(self._groups[storage].copy_bytes for storage in staying) <= budget:
             return all_of_it, all_of_it
         gone = largest = on_host = 0
         for storage, group in self._groups.items():
-            if storage not in kept and self._can_leave(storage) and on_host + group.copy_bytes <= budget:
+            if storage not in staying and self._can_leave(storage) and on_host + group.copy_bytes <= budget:
                 gone, largest = gone + storage.nbytes, max(largest, storage.nbytes)
                 on_host += group.copy_bytes  # one that does not fit stays, and a smaller one may still fit
         return all_of_it, Movable(gone, largest)
@@ -223,7 +219,9 @@ class Groups:
 
     def _can_leave(self, storage: Storage) -> bool:
         group = self._groups.get(storage)
-        return group is not None and storage.device_type == self._device_type and group.can_leave(storage)
+        if group is None or group.fixed or storage.device_type != self._device_type:
+            return False
+        return group.view_bytes <= storage.nbytes  # where views overlap they would come back larger than they went
 
     def _weigh_all(self, storage: Storage, sign: int) -> None:
         if storage.device_type == self._device_type:

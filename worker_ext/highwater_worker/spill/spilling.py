@@ -19,9 +19,8 @@ from typing import Any, cast
 
 from highwater_worker.devices import Device
 from highwater_worker.devices.family import HostMemory, on_main_thread
-from highwater_worker.encoder_cache.entries import spilling_cache
 from highwater_worker.encoder_cache.sleep import refuse_while_asleep
-from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict
+from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict, spilling_cache
 from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up, needed_hashes
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.memory.allocator import AllocatorReserve
@@ -153,7 +152,11 @@ def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
     manager = look_up(config, "ec_manager_config", "encoder_cache_manager_cls")
     if manager is not None:
         yield f"an encoder cache manager of its own is configured (encoder_cache_manager_cls: {manager})"
-    used = _ascends_own_tier(runner)
+    is_on = look_up(runner, "use_score_encoder_cache")
+    held = (name for name in ASCENDS_OWN if (value := look_up(runner, name)) is not None and len(value))
+    used = "use_score_encoder_cache is set" if is_on else None
+    if is_on is None and (name := next(held, None)):
+        used = f"{name} is in use"
     if used is not None:
         yield f"vllm-ascend moves encoder outputs to host memory itself (model_runner.{used})"
     # vLLM's developers can have every wait for the device raise within a step (vllm 0.32.0 utils/gpu_sync_debug.py:42):
@@ -163,15 +166,6 @@ def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
     if (is_rays(worker) or look_up(config, "parallel_config", "use_ray") is True) and not _busy_loop_waits():
         backend = look_up(config, "parallel_config", "distributed_executor_backend")
         yield f"the executor is Ray's first ({backend}), under which a step may run beside this call"
-
-
-def _ascends_own_tier(runner: object) -> str | None:
-    """Return the sign that vllm-ascend's own host tier is in use, None where it is not."""
-    is_on = look_up(runner, "use_score_encoder_cache")
-    if is_on is not None:
-        return "use_score_encoder_cache is set" if is_on else None
-    held = (name for name in ASCENDS_OWN if (value := look_up(runner, name)) is not None and len(value))
-    return next((f"{name} is in use" for name in held), None)
 
 
 def _busy_loop_waits() -> bool:
@@ -253,7 +247,16 @@ class Restorer:
             failure = error.with_traceback(None)  # whose frames would hold on to what was allocated
         had, freed = self.reserve.nbytes, 0
         tensor: Tensor | None = None
-        for make_room in self._ways(cache, spilled) if is_urgent else [self._empty_cache]:
+        # Cheapest first; each returns the bytes freed, None where it changed nothing.
+        ways: list[Callable[[], int | None]] = [self._empty_cache]
+        if is_urgent and self._device.type != "cpu":  # what goes to the host there stays in the same memory
+            ways += [
+                partial(self._spill_idle, cache, spilled, view_bytes(spilled.host)),
+                partial(self._spill_idle, cache, spilled, None),  # where the device is in fragments
+                self._use_reserve,
+                self._empty_cache,
+            ]
+        for make_room in ways:
             try:
                 made = make_room()
                 if made is None:
@@ -267,7 +270,7 @@ class Restorer:
             # What is left of the reserve and of the room that others made stays kept: foreign allocations may have
             # taken the rest of the device, and these bytes are the way back of the next entry.
             left = had + freed - (0 if tensor is None else view_bytes(tensor))
-            self._keep(min(left, self._required_bytes(cache)))
+            self._grow_reserve(min(left, self._required_bytes(cache)))
         if tensor is None:
             try:
                 raise failure
@@ -282,8 +285,8 @@ class Restorer:
         reserve with them, and the bytes that they leave are the next one's way back.
         """
         wanted, had = self._required_bytes(cache), self.reserve.nbytes
-        if not self.reserve.keep(wanted):
-            self._keep(min(wanted, had + freed))
+        if not self.reserve.resize(wanted):
+            self._grow_reserve(min(wanted, had + freed))
             notes.add(
                 "encoder_cache.restore_reserve_bytes",
                 f"{self.reserve.nbytes} instead of {wanted}: the device has no room for more",
@@ -291,18 +294,6 @@ class Restorer:
 
     def drop_reserve(self) -> None:
         self.reserve.drop()
-
-    def _ways(self, cache: SpillingDict, spilled: Spilled) -> list[Callable[[], int | None]]:
-        """Return the ways to make room, cheapest first; each returns the bytes freed, None where it changed nothing."""
-        if self._device.type == "cpu":  # what goes to the host there stays in the same memory
-            return [self._empty_cache]
-        return [
-            self._empty_cache,
-            partial(self._spill_idle, cache, spilled, view_bytes(spilled.host)),
-            partial(self._spill_idle, cache, spilled, None),  # where the device is in fragments
-            self._use_reserve,
-            self._empty_cache,
-        ]
 
     def _empty_cache(self) -> int:
         family, index = self._device.family, self._device.index
@@ -334,9 +325,9 @@ class Restorer:
         self.reserve.drop()
         return 0
 
-    def _keep(self, nbytes: int) -> None:
+    def _grow_reserve(self, nbytes: int) -> None:
         if nbytes > self.reserve.nbytes:
-            self.reserve.keep(nbytes)
+            self.reserve.resize(nbytes)
 
     @staticmethod
     def _required_bytes(cache: SpillingDict) -> int:

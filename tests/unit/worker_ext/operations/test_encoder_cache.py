@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.encoder_cache.entries import read_entries
+from highwater_worker.encoder_cache.spilling_dict import read_entries
 from highwater_worker.operations import reading
 from highwater_worker.recorder import encoder_index
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker

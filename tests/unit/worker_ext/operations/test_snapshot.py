@@ -157,7 +157,7 @@ def test_what_a_dead_process_left_is_replaced(module, take, tmp_path):
 
 def test_of_a_long_history_the_newest_is_written(module, take, tmp_path, monkeypatch):
     """All of it could be gigabytes, while the engine stands still."""
-    monkeypatch.setattr("highwater_worker.operations.snapshot._MAX_TRACE_ENTRIES", 3)
+    monkeypatch.setattr("highwater_worker.operations.writing._MAX_TRACE_ENTRIES", 3)
     module.snapshot = taken(entries=5)
     for number, entry in enumerate(module.snapshot["device_traces"][1]):
         entry["addr"] = number

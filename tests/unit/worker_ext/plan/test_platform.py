@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.plan import told
+from highwater_worker.plan import PRETENDED
 from highwater_worker.plan.budget import CachingAllocator
 from highwater_worker.plan.platform import (
     StandIns,
@@ -24,9 +24,8 @@ MIB = 1 << 20
 def finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
     """A finder of `kernels_*`, before the others; the folder holds real ones."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(told, "PRETENDED", told.PRETENDED)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    told.PRETENDED.clear()
+    PRETENDED.clear()
     found = StandIns(r"kernels_\w+(\..*)?")
     monkeypatch.setattr(sys, "meta_path", [found, *sys.meta_path])
     return found
@@ -38,19 +37,19 @@ def test_what_is_absent_has_a_stand_in(finder: StandIns) -> None:
     assert isinstance(module.Kernel[int] | None, type)
     assert list(module.Kernel) == []  # and not item by item, without an end
     assert module.decorator()(len) is len
-    assert told.PRETENDED == ["kernels_absent is a stand-in: absent"]
+    assert PRETENDED == ["kernels_absent is a stand-in: absent"]
 
 
 def test_what_works_is_left_alone(finder: StandIns, tmp_path: Path) -> None:
     (tmp_path / "kernels_whole.py").write_text("value = 3\n")
     assert importlib.import_module("kernels_whole").value == 3
-    assert told.PRETENDED == []
+    assert PRETENDED == []
 
 
 def test_what_fails_to_load_has_a_stand_in_with_the_reason(finder: StandIns, tmp_path: Path) -> None:
     (tmp_path / "kernels_broken.py").write_text("raise ImportError('libcuda.so.1: cannot open')\n")
     assert importlib.import_module("kernels_broken").launch() is not None
-    assert told.PRETENDED == ["kernels_broken is a stand-in: ImportError: libcuda.so.1: cannot open"]
+    assert PRETENDED == ["kernels_broken is a stand-in: ImportError: libcuda.so.1: cannot open"]
 
 
 def test_an_operator_can_be_held_and_called() -> None:
@@ -60,13 +59,13 @@ def test_an_operator_can_be_held_and_called() -> None:
         def __getattr__(self, name: str) -> object:
             raise AttributeError(name)
 
-    told.PRETENDED.clear()
+    PRETENDED.clear()
     stand_in_for_operators(Namespace, {"supports_fp8": True})
     operators = Namespace()
     assert operators.supports_fp8(90) is True
     assert operators.rms_norm.default() is None
     assert operators.get_workspace_size() == 0
-    assert told.PRETENDED == ["the operator get_workspace_size answered 0"]
+    assert PRETENDED == ["the operator get_workspace_size answered 0"]
     Namespace.name = "aten"
     with pytest.raises(AttributeError):
         operators.rms_norm.default()

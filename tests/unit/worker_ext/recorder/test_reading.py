@@ -34,8 +34,8 @@ class Bench:
         self.sampler = MemoryReader()
         self.sampler.host = read_host(Notes())
 
-    def memory(self, *, whole: bool = False) -> dict[str, object]:
-        return self.sampler.read(self.worker, Depth.WHOLE if whole else Depth.STEP, self.now, self.changes)
+    def memory(self, *, in_full: bool = False) -> dict[str, object]:
+        return self.sampler.read(self.worker, Depth.FULL if in_full else Depth.STEP, self.now, self.changes)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_device_that_was_taken_away_is_not_asked(state, torch_device):
     module = torch_device("cuda")
     bench = Bench("cuda")
     bench.worker._sleep_mode_backend = SimpleNamespace(_state=state)
-    sample = bench.memory(whole=True)
+    sample = bench.memory(in_full=True)
     assert (sample["total_bytes"], sample["free_bytes"], sample["used_bytes"]) == (None, None, None)
     assert sample["torch"]["allocated_bytes"] == 600, "torch's own counters ask no driver"
     assert ({name for name, _ in module.calls}, module.looks) == ({"memory_stats"}, 0)
@@ -106,10 +106,10 @@ def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
 def test_a_sleep_shows_in_the_next_whole_sample(bench):
     """The policy leaves an engine alone while any of its pools is unmapped; between calls it is asked seldom."""
     state_of(bench.worker).sleep.is_complete = True
-    assert bench.memory(whole=True)["asleep_tags"] == []
+    assert bench.memory(in_full=True)["asleep_tags"] == []
     state_of(bench.worker).sleep.tags = {"kv_cache"}
     assert bench.memory()["asleep_tags"] == []
-    assert bench.memory(whole=True)["asleep_tags"] == ["kv_cache"]
+    assert bench.memory(in_full=True)["asleep_tags"] == ["kv_cache"]
     state_of(bench.worker).sleep.tags = set()
     bench.now += 11.0
     assert bench.memory()["asleep_tags"] == []
@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_noted_where_everything_was_read(bench, monkeypat
     monkeypatch.setattr(
         "highwater_worker.memory.kv_cache.kv_cache_storages", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
     )
-    bench.memory(whole=True)
+    bench.memory(in_full=True)
     noted = {"name": "kv_cache_bytes", "reason": "RuntimeError: no"}
     assert noted in bench.sampler.notes
     bench.now += 1.0
@@ -129,16 +129,16 @@ def test_what_cannot_be_read_is_noted_where_everything_was_read(bench, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("kind", "whole", "reads"), [("npu", False, 0), ("npu", True, 1), ("cpu", False, 1), ("cpu", True, 1)]
+    ("kind", "in_full", "reads"), [("npu", False, 0), ("npu", True, 1), ("cpu", False, 1), ("cpu", True, 1)]
 )
-def test_between_two_steps_a_devices_sample_reads_no_resident_size(kind, whole, reads, torch_device, monkeypatch):
+def test_between_two_steps_a_devices_sample_reads_no_resident_size(kind, in_full, reads, torch_device, monkeypatch):
     """Each of its system calls lets go of Python's lock; the other thread has read it a second ago at most."""
     torch_device("npu")
     calls = []
     monkeypatch.setattr("highwater_worker.recorder.reading.rss_bytes", lambda: calls.append(1) or 7)
     bench = Bench(kind)
     known = bench.sampler.host.rss_bytes
-    sample = bench.memory(whole=whole)
+    sample = bench.memory(in_full=in_full)
     assert (len(calls), sample["host_memory"]["rss_bytes"]) == (reads, 7 if reads else known)
 
 
@@ -169,16 +169,16 @@ def test_nothing_of_the_engines_is_kept(bench):
 
 def test_a_sample_leaves_no_cycles(bench):
     """The collector is not given work: a full run stops the engine for 100 ms."""
-    bench.memory(whole=True)
+    bench.memory(in_full=True)
     gc.collect()
     gc.disable()
     try:
         for n in range(5):
             bench.now, bench.changes = bench.now + 1, n
             bench.cache[str(n)] = FakeTensor(10)
-            bench.memory(whole=True)
+            bench.memory(in_full=True)
         bench.cache.clear()
-        bench.memory(whole=True)
+        bench.memory(in_full=True)
         before = gc.collect()
         assert before <= 5, "cycles of the stand-in tensors alone"
     finally:
@@ -205,8 +205,8 @@ class Index:
     def cache(self, cache: dict[str, object]) -> None:
         self.worker.model_runner.encoder_cache = cache
 
-    def look(self, *, whole: bool = False) -> dict[str, object] | None:
-        self.index.update(self.worker, self.now, self.changes, HOST, whole=whole)
+    def look(self, *, in_full: bool = False) -> dict[str, object] | None:
+        self.index.update(self.worker, self.now, self.changes, HOST, in_full=in_full)
         return self.figures()
 
     def figures(self) -> dict[str, object] | None:
@@ -264,7 +264,7 @@ def test_one_that_went_to_the_host_and_came_back_is_as_old_as_it_was(torch_devic
     for op, on_host in (("trim", 1), ("restore", 0)):
         ask(index.worker, op)
         index.now, index.changes = index.now + 5.0, op
-        assert index.look(whole=True)["host_entries"] == 2 * on_host
+        assert index.look(in_full=True)["host_entries"] == 2 * on_host
         assert index.rows() == [("a", 20, 100.0, on_host), ("b", 20, 100.0, on_host)]
 
 
@@ -275,9 +275,9 @@ def test_storages_that_entries_share_count_once(index):
     for left, expected in (("bc", 1000), ("c", 1000), ("", 0)):
         for name in set(index.cache) - set(left):
             del index.cache[name]
-        assert index.look(whole=True) is not None
+        assert index.look(in_full=True) is not None
         index.now, index.changes = index.now + 1, left
-        assert index.look(whole=True)["device_bytes"] == expected
+        assert index.look(in_full=True)["device_bytes"] == expected
 
 
 def test_an_address_that_is_used_again_counts_by_its_new_size(index):
@@ -287,7 +287,7 @@ def test_an_address_that_is_used_again_counts_by_its_new_size(index):
     index.changes = 1
     del index.cache["a"]
     index.cache["b"] = FakeTensor(10, storage=FakeStorage(300, pointer=4096))
-    assert index.look(whole=True)["device_bytes"] == 300
+    assert index.look(in_full=True)["device_bytes"] == 300
 
 
 def test_a_large_cache_is_read_in_slices(index):
@@ -326,10 +326,10 @@ def test_after_an_operation_of_ours_all_is_read_at_once(index):
     index.cost = 0.01
     index.cache |= {str(n): FakeTensor(10) for n in range(100)}
     assert index.look() is None
-    assert index.look(whole=True)["entries"] == 100
+    assert index.look(in_full=True)["entries"] == 100
     index.cache.clear()
     index.changes = 1
-    assert index.look(whole=True)["entries"] == 0
+    assert index.look(in_full=True)["entries"] == 0
 
 
 def test_the_cache_is_looked_through_once_a_second_and_only_after_a_change(index, monkeypatch):
@@ -363,7 +363,7 @@ def test_a_table_is_new_when_entries_came_or_went(index):
 def test_a_table_has_no_more_than_its_rows(index):
     tensor = FakeTensor(10)
     index.cache |= dict.fromkeys(map(str, range(5000)), tensor)
-    index.look(whole=True)
+    index.look(in_full=True)
     total, rows = index.index.table()
     assert (total, len(rows)) == (5000, 4096 * 88)
 
@@ -385,7 +385,7 @@ def test_a_cache_that_is_not_there_any_more_has_no_figures(index, what):
 def calls_of_a_sample(entries: int) -> int:
     """How many functions are called by a sample that is not the first."""
     bench = Bench(model_runner=fake_runner(encoder_cache={str(n): FakeTensor(10) for n in range(entries)}))
-    bench.memory(whole=True)
+    bench.memory(in_full=True)
     bench.now, bench.changes = bench.now + 0.1, 1
     count = 0
 

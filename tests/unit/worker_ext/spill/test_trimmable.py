@@ -37,7 +37,7 @@ def told(worker) -> int | None:
 
 def sampled(worker, available: int = 1 << 30) -> int | None:
     index = EncoderIndex(device_of(worker))
-    index.update(worker, 100.0, 0, host(available), whole=True)
+    index.update(worker, 100.0, 0, host(available), in_full=True)
     return index.trimmable_bytes
 
 
@@ -206,7 +206,7 @@ def test_answer_sample_and_trim_agree_on_any_cache(seed):
         worker.model_runner.requests = request(*draw.sample(names, draw.randint(0, 3)))
         if draw.random() < 0.5:
             trim(worker, free_bytes=draw.choice([0, 100, 500]))
-        index.update(worker, 100.0 + 10 * turn, turn, host(), whole=True)
+        index.update(worker, 100.0 + 10 * turn, turn, host(), in_full=True)
         assert index.trimmable_bytes == told(worker)
     expected = told(worker)
     assert gained(worker) == expected
@@ -221,6 +221,6 @@ def test_it_costs_no_more_where_nothing_came_or_went(monkeypatch):
     worker = worker_with(tensors())
     index = EncoderIndex(device_of(worker), cost_clock=lambda: 0.0)
     for tick in range(50):
-        index.update(worker, 100.0 + tick / 10, tick, host(), whole=False)
+        index.update(worker, 100.0 + tick / 10, tick, host(), in_full=False)
     assert (index.trimmable_bytes, 4 <= len(calls) <= 6) == (300, True)
     assert json.dumps(index.trimmable_bytes)

@@ -1,8 +1,12 @@
-"""`snapshot`: PyTorch's own memory snapshot as a file for its viewer. `record_stacks`: who allocates, for the next one.
+"""The operations that write files: `recorder_start` and `recorder_stop`, `snapshot` and `record_stacks`.
 
-A snapshot is written only where the disk keeps as much room again, and whole or not at all. It walks every block of the
-allocator while the engine waits. Only the newest entries of the allocator's history are written; that torch makes
-objects of all of it first cannot be avoided.
+A recorder's file has the worker's memory and progress, many times a second, and outlives it, whatever ends it. A
+recorder that another caller started goes on.
+
+`snapshot` is PyTorch's own memory snapshot for its viewer, written only where the disk keeps as much room again, and
+in full or not at all. It walks every block of the allocator while the engine waits. `record_stacks` has the next one
+say who allocated. Only the newest entries of the allocator's history are written; that torch makes objects of all of
+it first cannot be avoided.
 """
 
 from __future__ import annotations
@@ -18,14 +22,56 @@ from typing import Any
 from highwater_worker.devices import device_of
 from highwater_worker.engine_view import identity
 from highwater_worker.errors import BadPayloadError, NoSpaceError, Notes
+from highwater_worker.recorder.begin import begin_recorder, running_recorder
 from highwater_worker.spill.spilling import refuse_now
 from highwater_worker.state import state_of
-from highwater_worker.wire import new_file
+from highwater_worker.wire import Options, new_file
+from highwater_worker.writer import NOT_ENDED
 
 _ROOM = 2  # the free space needed, in file sizes: other ranks write theirs beside it
 _MAX_TRACE_ENTRIES = 200_000
 """For each device. With stacks of 40 frames that is about 50 MB; the whole of a long history can be gigabytes."""
 _OWNER_ONLY, _WITH_GROUP = 0o600, 0o640
+
+
+def recorder_start(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    notes = Notes()
+    options = Options(
+        Path(arguments["directory"]), arguments["instance"], float(arguments["rate"]), float(arguments["seconds"])
+    )
+    recorder = running_recorder(worker)
+    # A running one stays, for whatever caller and arguments it was started, unless its file cannot be found any more.
+    already = recorder is not None and recorder.ring.is_there()
+    if recorder is None or not already:
+        recorder = begin_recorder(worker, options, notes)
+    return {
+        "path": str(recorder.ring.path),
+        "instance": recorder.options.instance,
+        "bytes": recorder.ring.layout.nbytes,
+        "slots": recorder.ring.layout.slots,
+        "already": already,
+        "other": recorder.options.instance != options.instance,
+        "notes": notes.as_list(),
+    }
+
+
+def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Stop the recorder of one name. The file stays, for its readers."""
+    notes, recorder = Notes(), running_recorder(worker)
+    stopped = False
+    if recorder is None:
+        notes.add("stopped", "no recorder runs")
+    elif recorder.options.instance != arguments["instance"]:
+        notes.add("stopped", f"the recorder that runs is {recorder.options.instance}: another caller started it")
+    else:
+        stopped = recorder.stop()
+        state_of(worker).recorder = None
+        if not stopped:
+            notes.add("stopped", f"the recorder {NOT_ENDED}")
+    return {"stopped": stopped, "path": str(recorder.ring.path) if recorder else None, "notes": notes.as_list()}
+
+
+# --- PyTorch's memory snapshot ---
 
 
 def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +80,12 @@ def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.
     refuse_now(worker)
     device = device_of(worker)
-    taken = _with_newest_history(device.family.snapshot(device.index), notes)
+    taken = device.family.snapshot(device.index)
+    traces = taken.get("device_traces") or ()
+    total, newest = sum(map(len, traces)), [trace[-_MAX_TRACE_ENTRIES:] for trace in traces]
+    if sum(map(len, newest)) < total:
+        taken = {**taken, "device_traces": newest}
+        notes.add("trace_entries", f"the newest {_MAX_TRACE_ENTRIES} of each device, of {total} in all")
     # As torch's own `_dump_snapshot` does (torch 2.13.0 cuda/memory.py:1148). Whole first: it is small beside the
     # objects that it is made of, and its size is known before anything is written.
     pickled = pickle.dumps(taken)
@@ -54,16 +105,6 @@ def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "free_bytes": free,
         "notes": notes.as_list(),
     }
-
-
-def _with_newest_history(taken: dict[str, Any], notes: Notes) -> dict[str, Any]:
-    traces = taken.get("device_traces") or ()
-    total = sum(map(len, traces))
-    kept = [trace[-_MAX_TRACE_ENTRIES:] for trace in traces]
-    if sum(map(len, kept)) == total:
-        return taken
-    notes.add("trace_entries", f"the newest {_MAX_TRACE_ENTRIES} of each device, of {total} in all")
-    return {**taken, "device_traces": kept}
 
 
 def _path(worker: object, arguments: Mapping[str, Any]) -> Path:
@@ -87,23 +128,16 @@ def _write(path: Path, pickled: bytes, free: int) -> None:
             f"{_ROOM} times as many"
         )
     with new_file(path, _OWNER_ONLY) as descriptor:
-        _share_with_the_folders_group(descriptor, path.parent)
+        # The group that may write into the folder may read it: the sidecar's, where that is another user. Nobody else:
+        # it may hold stack traces of the engine's code, and the sidecar gives it to administrators only.
+        folder = os.stat(path.parent)
+        if folder.st_mode & stat.S_IWGRP:
+            with suppress(OSError):  # a group that this process is not in; then it stays the owner's
+                os.fchown(descriptor, -1, folder.st_gid)
+                os.fchmod(descriptor, _WITH_GROUP)
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(pickled)
     os.close(descriptor)
-
-
-def _share_with_the_folders_group(descriptor: int, folder: Path) -> None:
-    """Let the group read that may write into the folder: the sidecar's, where it is another user.
-
-    Nobody else: it may hold stack traces of the engine's code, and the sidecar gives it to administrators only.
-    """
-    status = os.stat(folder)
-    if not status.st_mode & stat.S_IWGRP:
-        return
-    with suppress(OSError):  # a group that this process is not in; then it stays the owner's
-        os.fchown(descriptor, -1, status.st_gid)
-        os.fchmod(descriptor, _WITH_GROUP)
 
 
 def record_stacks(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
