@@ -135,7 +135,7 @@ def test_the_commands_that_are_shown_exist(page: Path):
             assert flags <= {flag for option in shown.params for flag in option.opts}, line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(DOCS.rglob("*.yaml"))], ids=lambda page: page.name)
 def test_the_variables_that_are_shown_exist(page: Path):
     """Each is a setting's, a command's, or of the tests."""
     settings = {variable(key) for key, _ in keys()}
