@@ -20,7 +20,6 @@ from tabulate import tabulate
 from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.accounting.remedies import GAIN_FIELDS
-from highwater.diagnose.log.messages import KNOWN
 from highwater.exit_codes import MEANINGS
 from highwater.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_COOLDOWN_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
@@ -29,7 +28,7 @@ from highwater.policy.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES, SIGNALS
 from highwater.policy.rules import Rule as PolicyRule
 from highwater.readings.engine import STATES
 from highwater.readings.rank import Device, WorkerBudget, WorkerMemory
-from highwater.settings.settings import keys, variable
+from highwater.settings.settings import keys
 from highwater.units import GIB, MIB
 from kvplan.generations import Span
 
@@ -60,13 +59,13 @@ def _table(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def settings_table() -> str:
-    """Every setting: key, variable, default, meaning; the page says how a key becomes a flag."""
+    """Every setting: key, default, meaning; the page says how a key becomes a flag and a variable."""
     rows = []
     for key, field in keys():
         default = "see [the policy](policy.md)" if key == "policy.rules" else f"`{field.default}`"
         shown = "unset" if field.default in (None, ()) else default
-        rows.append([f"`{key}`", f"`{variable(key)}`", shown, str(field.description)])
-    return _table(["key", "environment", "default", "meaning"], rows)
+        rows.append([f"`{key}`", shown, str(field.description)])
+    return _table(["key", "default", "meaning"], rows)
 
 
 def rule_table() -> str:
@@ -173,11 +172,6 @@ def _families(*, of_rank: bool) -> str:
     return _table(["metric and its labels", "meaning"], rows)
 
 
-def message_table() -> str:
-    """Every message of engines that incidents know."""
-    return _table(["message", "says"], [[f"`{known.name}`", known.title] for known in KNOWN])
-
-
 def components_table() -> str:
     """Every component of used memory."""
     return _table(["component", "called", "what it is"], [[f"`{c.name}`", c.title, c.meaning] for c in COMPONENTS])
@@ -203,16 +197,14 @@ def ascend_table() -> str:
 
 
 def alerts_table() -> str:
-    """Every alert, the worst first: severity, how long it must hold, and what to do first."""
+    """Every alert, the worst first: severity, and how long it must hold; its runbook says what to do."""
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     rules = sorted(group["rules"], key=lambda rule: SEVERITIES.index(rule["labels"]["severity"]))
     rows = []
     for rule in rules:
-        # Commands stand at the end, after what says where they run.
-        words = re.sub(r"RUN (.+)$", r"`\1`", re.sub(r"\{\{.*\}\}", "", rule["annotations"]["first_step"]))
         link = f"[{rule['alert']}](runbooks/{rule['alert']}.md)"
-        rows.append([link, rule["labels"]["severity"], rule.get("for", "at once"), words])
-    return _table(["alert", "severity", "after", "do this first"], rows)
+        rows.append([link, rule["labels"]["severity"], rule.get("for", "at once")])
+    return _table(["alert", "severity", "after"], rows)
 
 
 def devices_table() -> str:
@@ -259,19 +251,6 @@ def npu_story_table() -> str:
     )
 
 
-def npu_story_short_table() -> str:
-    """The same for the README."""
-    shown = ("encoder_cache_bytes", "torch_cached_bytes")
-    rows = [
-        [row["moment"], _mib(row["used_bytes"]), *(_mib(row["components"][name]) for name in shown)]
-        for row in STORY["stages"]
-    ]
-    full = f"image {STORY['failed_image']}, without the policy"
-    at = next(number for number, row in enumerate(rows) if row[0].startswith("with the policy"))
-    rows.insert(at, [full, "**out of memory**", "", ""])
-    return f"{_story_heading()}\n\n{_table(['simulated, MiB', 'used', 'encoder cache', 'allocator reserve'], rows)}"
-
-
 def _story_heading() -> str:
     versions = ", ".join(f"{name} {version}" for name, version in STORY["versions"].items())
     total = f"{_mib(STORY['total_bytes'])} MiB, {versions}; `{STORY['command']}`, {STORY['day']}"
@@ -289,11 +268,9 @@ def plan_screen(name: str) -> str:
 
 
 TABLES = {
-    "../README.md": {"npu story": npu_story_short_table},
     "alerts.md": {"alerts": alerts_table},
     "ascend.md": {"npu story": npu_story_table, "ascend": ascend_table},
     "engine.md": {"engines": engines_table},
-    "incidents.md": {"messages": message_table},
     "kubernetes.md": {"devices": devices_table},
     "settings.md": {"settings": settings_table},
     "terminal.md": {"exit codes": exit_code_table},
