@@ -39,6 +39,7 @@ SHOWN: Final = {
 # Of Llama 3.1 8B: the command's own options, and vLLM's flags.
 COMMANDS: Final = (
     *SHOWN.values(),
+    ("--device L4 --table", "--max-model-len 32768"),
     ("--device L4 --others 3GiB", "--max-model-len 8192"),
     ("--device 24GB", "--max-model-len 23840"),
     ("", "--max-model-len 32768"),
