@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,27 @@ TESTED = tomllib.loads((DOCS / "tested.toml").read_text(encoding="utf-8"))
 ALERTS = DOCS.parent / "helm" / "source" / "alerts.yaml"
 SEVERITIES = ("critical", "warning", "info")
 GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "api" / "golden" / "metrics.txt"
+
+# What a family is about, by how its name begins behind `highwater_`.
+TOPICS = {
+    "engine_": "The engine",
+    "extension_": "The engine",
+    "ranks_": "The engine",
+    "report_": "The engine",
+    "devices_": "Device memory",
+    "growth_": "Growth",
+    "policy_": "The policy",
+    "reset": "Remedies",
+    "proxy_": "The proxy",
+    "access_log_": "The proxy",
+    "host_": "Host memory",
+    "incidents_": "Incidents",
+    "poll_": "The sidecar",
+    "control_": "The sidecar",
+    "build_": "The sidecar",
+    "internal_": "The sidecar",
+    "process_": "The sidecar",
+}
 
 # Of a family that each rank has.
 RANK_LABELS = {"device", "host", "rank"}
@@ -146,30 +167,34 @@ def figures_table() -> str:
     return _table(["figure", "value"], rows)
 
 
-def metrics_table() -> str:
-    """Every metric family that ranks have not each, as the golden exposition shows it."""
-    return _families(of_rank=False)
+def metrics_list() -> str:
+    """Every metric family that ranks have not each, as the golden exposition shows it, by what it is about."""
+    by_topic: dict[str, list[str]] = {}
+    for name, shown in _families(of_rank=False):
+        topic = next((topic for topic in TOPICS if name.startswith(f"highwater_{topic}")), "")
+        by_topic.setdefault(TOPICS.get(topic, "Others"), []).append(shown)
+    return "\n".join(f"- **{title}**: {', '.join(names)}" for title, names in by_topic.items())
 
 
-def rank_metrics_table() -> str:
+def rank_metrics_list() -> str:
     """Every metric family of each rank; the page names the labels that all of them have."""
-    return _families(of_rank=True)
+    return ", ".join(shown for _, shown in _families(of_rank=True))
 
 
-def _families(*, of_rank: bool) -> str:
+def _families(*, of_rank: bool) -> Iterator[tuple[str, str]]:
+    """Yield each family's name, and what the page shows of it: its labels as a query has them."""
     text = GOLDEN_METRICS.read_text(encoding="utf-8")
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    rows = []
-    for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE):
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
+        if name.endswith("_created"):
+            continue
         sample = re.search(rf"^{name}(?:_bucket)?{{(.*)}} ", text, re.MULTILINE)
         labels = set(re.findall(r'(\w+)="', sample[1]) if sample else []) - {"le"}
-        if (labels >= RANK_LABELS) is not of_rank:
-            continue
-        # Labels as a query has them, in one word; the ends of the names tell counters from gauges.
-        shown = ",".join(sorted(labels - RANK_LABELS if of_rank else labels))
-        kind = ", histogram" if types[name] == "histogram" else ""
-        rows.append([f"`{name}{{{shown}}}`{kind}" if shown else f"`{name}`{kind}", meaning])
-    return _table(["metric and its labels", "meaning"], rows)
+        if (labels >= RANK_LABELS) is of_rank:
+            shown = ",".join(sorted(labels - RANK_LABELS if of_rank else labels))
+            yield (
+                name,
+                (f"`{name}{{{shown}}}`" if shown else f"`{name}`") + (" (histogram)" if kind == "histogram" else ""),
+            )
 
 
 def components_table() -> str:
@@ -276,7 +301,7 @@ TABLES = {
     "terminal.md": {"exit codes": exit_code_table},
     "plan.md": {name: partial(plan_screen, name) for name in SCREENS},
     "policy.md": {"waters": waters_table, "figures": figures_table, "signals": signal_table, "rule": rule_table},
-    "metrics.md": {"metrics of each rank": rank_metrics_table, "metrics": metrics_table},
+    "metrics.md": {"metrics of each rank": rank_metrics_list, "metrics": metrics_list},
     "http.md": {"components": components_table},
 }
 
