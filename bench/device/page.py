@@ -43,9 +43,8 @@ python -m bench.device page build/device # docs/devices.md, with what these resu
 
 Each step writes build/device/STEP-DEVICE.json (`--out` names another folder); please send these files. The exit status
 is 1 if a check failed; impossible ones are skipped, with the reason in that file. Without network, `make device-wheels
-WHEELS_PYTHON=3.12` on another machine fetches missing modules (`WHEELS_MACHINE=aarch64` for that architecture); install
-them with `pip install --no-index --no-deps build/device-wheels/*.whl`. With `WHEELS_TORCH=2.11.0` it fetches vLLM too,
-without its kernels, for the last step: build/device-vllm.tar.xz. On a device that engine has not run.
+WHEELS_PYTHON=3.12 WHEELS_TORCH=2.11.0` on another machine fetches missing modules (`WHEELS_MACHINE=aarch64` for that
+architecture), for `pip install --no-index --no-deps build/device-wheels/*.whl`, and vLLM without its kernels.
 
 Without a device, `python -m tests.fakes.cann -m bench.device STEP --device npu:0` runs a step on the simulated one. It
 needs a C compiler.

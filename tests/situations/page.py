@@ -50,7 +50,7 @@ def _missed(results: Sequence[Result]) -> str:
 def _row(result: Result) -> tuple[str, ...]:
     outcome = result.outcome
     return (
-        f"`{result.situation.name}`: {result.situation.title}",
+        f"`{result.situation.name}`",
         _remedies(outcome) + _deaths(outcome) + _delays(outcome),
         f"{outcome.seconds_short:.0f}",
     )
