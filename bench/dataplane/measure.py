@@ -162,10 +162,9 @@ def _facts(values: Mapping[str, Values]) -> list[str]:
 
     chunks, dense = 1e6 / median(works.SSE_256), 1e6 / median(works.SSE_64)
     return [
-        f"One core of this machine passes {chunks:,.0f} chunks per second to 256 streams, which is "
-        f"{chunks * 0.025:,.0f} streams of 40 tokens per second ({dense * 0.01:,.0f} of 100); "
-        f"{1e6 / median(works.JSON):,.0f} JSON requests per second on kept connections, "
-        f"{1e6 / median(works.FRESH):,.0f} on new ones; {1e6 / median(works.UPLOADS):,.0f} MB of images per second.",
+        f"One core of this machine passes {chunks * 0.025:,.0f} streams of 40 tokens per second "
+        f"({dense * 0.01:,.0f} of 100), {1e6 / median(works.JSON):,.0f} JSON requests per second on kept connections, "
+        f"{1e6 / median(works.FRESH):,.0f} on new ones, or {1e6 / median(works.UPLOADS):,.0f} MB of images per second.",
     ]
 
 

@@ -76,12 +76,7 @@ def _shown(seconds: Sequence[float]) -> str:
 
 def facts(measured: SoakResult) -> list[str]:
     """Further numbers of the same run."""
-    with_, without = (
-        _p([answer.longest_gap for answer in measured.answers(has_attackers=has_attackers)], 99) * MS
-        for has_attackers in (True, False)
-    )
     sentences = [
-        f"Longest gap within an answer, p99 of the answers: {with_:.0f} ms with attackers, {without:.0f} ms without.",
         f"The sidecar used {measured.sidecar_cores:.2f} cores on average. Processes that are no part of the run used "
         f"{measured.other_cores:.2f}, which makes times longer.",
     ]
