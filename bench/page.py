@@ -63,7 +63,7 @@ def with_section(
 
 def _written(page: str, command: str, day: str, machine: str) -> str:
     """Return how to measure a block again, and where it was measured if the page does not begin with that machine."""
-    written = f"Written by `{command}` on {day}."
+    written = f"`{command}`, {day}."
     is_usual = f"{machine}." in page.partition("<!-- ")[0].replace("\n", " ")
     return written if is_usual else f"{written} Machine: {machine}."
 

@@ -270,8 +270,8 @@ def npu_story_table() -> str:
     ]
     table = _table(["simulated, MiB", "used", "free", *(component.title for component in moving)], rows)
     return (
-        f"{_story_heading()}\n\n{table}\n\nWithout the policy it is out of memory at image {STORY['failed_image']}. "
-        f"What the incident says:\n\n> {STORY['incident']}"
+        f"{_story_heading()}\n\n{table}\n\n"
+        f"Without the policy the engine is out of memory at image {STORY['failed_image']}."
     )
 
 

@@ -38,7 +38,7 @@ def test_writing_the_same_again_changes_nothing():
 def test_the_machine_that_the_page_begins_with_is_not_named_again():
     """Another one is, in the block that was measured there."""
     told = PAGE.replace("# A\n", "# A\n\nMeasured on 2\ncores.\n")
-    assert "Written by `make bench` on 2026-01-02.\n" in write(told, "one", "1.11")
+    assert "`make bench`, 2026-01-02.\n" in write(told, "one", "1.11")
     assert "Machine: 2 cores." in write(told.replace("2\ncores", "4 cores"), "one", "1.11")
 
 
