@@ -50,11 +50,12 @@ class Figure:
     method: str
     noise: float = 0.0
 
-    def row(self) -> tuple[str, str, str, str]:
-        """Return what, goal, measured, met."""
+    def row(self, *, is_short: bool = False) -> tuple[str, str, str, str]:
+        """Return what, goal, measured, met; short, only the first of the other numbers."""
+        spread = self.spread.partition(";")[0] if is_short else self.spread
         goal = f"{self.goal.direction} {self._with_unit(f'{self.goal.limit:g}')}" if self.goal else "none"
         verdict = self.goal.verdict(self.value, self.noise) if self.goal else ""
-        return self.what, goal, f"{self._with_unit(number(self.value))} ({self.spread})", verdict
+        return self.what, goal, f"{self._with_unit(number(self.value))} ({spread})", verdict
 
     def _with_unit(self, text: str) -> str:
         return f"{text} {self.unit}".rstrip()

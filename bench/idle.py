@@ -48,8 +48,7 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
             unit="% of a core",
             goal=None,
             spread=f"all its processes, idle: {number(sum(polled))} with, {number(sum(alone))} without",
-            method="the engine's CPU is that of its processes less that without a sidecar: a worker of vLLM spins for "
-            "a second after each message (`SpinCondition` in vLLM's shm_broadcast.py)",
+            method="the engine's CPU: a worker of vLLM spins for a second after each message",
         ),
     ]
 

@@ -14,8 +14,8 @@ COLUMNS = ("what", "goal", "measured", "met")
 
 
 def figures_table(figures: Sequence[Figure], layout: str) -> str:
-    """Return a table of figures with goal, value and verdict."""
-    rows = [figure.row() for figure in figures]
+    """Return a table of figures with goal, value and verdict; on a page only the first of a figure's other numbers."""
+    rows = [figure.row(is_short=layout == "github") for figure in figures]
     widths = [34, 14, 46, 8] if layout == "grid" else None
     return tabulate(rows, COLUMNS, tablefmt=layout, maxcolwidths=widths, disable_numparse=True)
 
@@ -27,7 +27,7 @@ def with_figures(
     if any(figure.goal for figure in figures):
         table = figures_table(figures, "github")
     else:
-        rows = [(figure.what, figure.row()[2]) for figure in figures]
+        rows = [(figure.what, figure.row(is_short=True)[2]) for figure in figures]
         table = tabulate(rows, ("what", "measured"), tablefmt="github", disable_numparse=True)
     methods = "\n".join(f"- {method}" for method in dict.fromkeys(figure.method for figure in figures))
     noted = "".join(f"- {note}\n" for note in notes)
@@ -63,7 +63,7 @@ def with_section(
 
 def _written(page: str, command: str, day: str, machine: str) -> str:
     """Return how to measure a block again, and where it was measured if the page does not begin with that machine."""
-    written = f"Written by `{command}` on {day}."
+    written = f"`{command}`, {day}."
     is_usual = f"{machine}." in page.partition("<!-- ")[0].replace("\n", " ")
     return written if is_usual else f"{written} Machine: {machine}."
 

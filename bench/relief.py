@@ -164,11 +164,11 @@ def _added(name: str, found: ReliefFindings) -> Figure:
     }
     times = "" if name == NOTHING else f"; {len(found.results[name])} times"
     return Figure(
-        what=f"Added time to first token, {_beside(name)}",
+        what=f"Added time to first token (p50), {_beside(name)}",
         value=statistics.median(added[50]),
         unit="ms",
         goal=None,
-        spread=f"at p50, rounds {_range(added[50])}; at p99 {number(statistics.median(added[99]))}, rounds "
+        spread=f"rounds {_range(added[50])}; at p99 {number(statistics.median(added[99]))}, rounds "
         f"{_range(added[99])}{times}",
         method=f"real engine, {CLIENTS} clients through the sidecar; every other request repeats one of {POOL} images; "
         f"{len(pairs)} rounds of paired slices of {found.slice_seconds:g} s without and with the remedy; medians of "
@@ -193,8 +193,7 @@ def _hold(name: str, found: ReliefFindings) -> Figure:
         unit="s",
         goal=None,
         spread=f"shortest {number(min(held))}, longest {number(max(held))}; {len(done)} of {len(results)} done so",
-        method="`held_seconds`: until the remedy ends. After `reset_mm_cache` fewer requests are in the engine at a "
-        "time, and the first token comes sooner",
+        method="after `reset_mm_cache` fewer requests are in the engine at a time, and the first token comes sooner",
     )
 
 
@@ -202,7 +201,7 @@ def _standstills(found: ReliefFindings) -> list[Figure]:
     trims = [detail for result in found.results["trim_encoder_cache"] for detail in result["detail"]]
     releases = [detail for result in found.results["release"] for detail in result["detail"]]
     moved = [detail["spilled_bytes"] / MIB for detail in trims]
-    method = "standstill: `elapsed_ms` of the workers"
+    method = "standstill: of the workers"
     return [
         _standstill(
             "trim",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from tabulate import tabulate
 
 from highwater.accounting.components import COMPONENTS, STACKED, account
 from highwater.accounting.remedies import GAIN_FIELDS
-from highwater.diagnose.log.messages import KNOWN
 from highwater.exit_codes import MEANINGS
 from highwater.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_COOLDOWN_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
@@ -28,7 +27,7 @@ from highwater.policy.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES, SIGNALS
 from highwater.policy.rules import Rule as PolicyRule
 from highwater.readings.engine import STATES
 from highwater.readings.rank import Budget, Device, WorkerMemory
-from highwater.settings.settings import keys, variable
+from highwater.settings.settings import keys
 from highwater.units import GIB, MIB
 from kvplan.generations import Span
 
@@ -39,6 +38,27 @@ TESTED = tomllib.loads((DOCS / "tested.toml").read_text(encoding="utf-8"))
 ALERTS = DOCS.parent / "helm" / "source" / "alerts.yaml"
 SEVERITIES = ("critical", "warning", "info")
 GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "api" / "golden" / "metrics.txt"
+
+# What a family is about, by how its name begins behind `highwater_`.
+TOPICS = {
+    "engine_": "The engine",
+    "extension_": "The engine",
+    "ranks_": "The engine",
+    "report_": "The engine",
+    "devices_": "Device memory",
+    "growth_": "Growth",
+    "policy_": "The policy",
+    "reset": "Remedies",
+    "proxy_": "The proxy",
+    "access_log_": "The proxy",
+    "host_": "Host memory",
+    "incidents_": "Incidents",
+    "poll_": "The sidecar",
+    "control_": "The sidecar",
+    "build_": "The sidecar",
+    "internal_": "The sidecar",
+    "process_": "The sidecar",
+}
 
 # Of a family that each rank has.
 RANK_LABELS = {"device", "host", "rank"}
@@ -59,13 +79,13 @@ def _table(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def settings_table() -> str:
-    """Every setting: key, variable, default, meaning; the page says how a key becomes a flag."""
+    """Every setting: key, default, meaning; the page says how a key becomes a flag and a variable."""
     rows = []
     for key, field in keys():
         default = "see [the policy](policy.md)" if key == "policy.rules" else f"`{field.default}`"
         shown = "unset" if field.default in (None, ()) else default
-        rows.append([f"`{key}`", f"`{variable(key)}`", shown, str(field.description)])
-    return _table(["key", "environment", "default", "meaning"], rows)
+        rows.append([f"`{key}`", shown, str(field.description)])
+    return _table(["key", "default", "meaning"], rows)
 
 
 def rule_table() -> str:
@@ -146,35 +166,34 @@ def figures_table() -> str:
     return _table(["figure", "value"], rows)
 
 
-def metrics_table() -> str:
-    """Every metric family that ranks have not each, as the golden exposition shows it."""
-    return _families(of_rank=False)
+def metrics_list() -> str:
+    """Every metric family that ranks have not each, as the golden exposition shows it, by what it is about."""
+    by_topic: dict[str, list[str]] = {}
+    for name, shown in _families(of_rank=False):
+        topic = next((topic for topic in TOPICS if name.startswith(f"highwater_{topic}")), "")
+        by_topic.setdefault(TOPICS.get(topic, "Others"), []).append(shown)
+    return "\n".join(f"- **{title}**: {', '.join(names)}" for title, names in by_topic.items())
 
 
-def rank_metrics_table() -> str:
+def rank_metrics_list() -> str:
     """Every metric family of each rank; the page names the labels that all of them have."""
-    return _families(of_rank=True)
+    return ", ".join(shown for _, shown in _families(of_rank=True))
 
 
-def _families(*, of_rank: bool) -> str:
+def _families(*, of_rank: bool) -> Iterator[tuple[str, str]]:
+    """Yield each family's name, and what the page shows of it: its labels as a query has them."""
     text = GOLDEN_METRICS.read_text(encoding="utf-8")
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    rows = []
-    for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE):
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
+        if name.endswith("_created"):
+            continue
         sample = re.search(rf"^{name}(?:_bucket)?{{(.*)}} ", text, re.MULTILINE)
         labels = set(re.findall(r'(\w+)="', sample[1]) if sample else []) - {"le"}
-        if (labels >= RANK_LABELS) is not of_rank:
-            continue
-        # Labels as a query has them, in one word; the ends of the names tell counters from gauges.
-        shown = ",".join(sorted(labels - RANK_LABELS if of_rank else labels))
-        kind = ", histogram" if types[name] == "histogram" else ""
-        rows.append([f"`{name}{{{shown}}}`{kind}" if shown else f"`{name}`{kind}", meaning])
-    return _table(["metric and its labels", "meaning"], rows)
-
-
-def message_table() -> str:
-    """Every message of engines that incidents know."""
-    return _table(["message", "says"], [[f"`{known.name}`", known.title] for known in KNOWN])
+        if (labels >= RANK_LABELS) is of_rank:
+            shown = ",".join(sorted(labels - RANK_LABELS if of_rank else labels))
+            yield (
+                name,
+                (f"`{name}{{{shown}}}`" if shown else f"`{name}`") + (" (histogram)" if kind == "histogram" else ""),
+            )
 
 
 def components_table() -> str:
@@ -202,16 +221,14 @@ def ascend_table() -> str:
 
 
 def alerts_table() -> str:
-    """Every alert, the worst first: severity, how long it must hold, and what to do first."""
+    """Every alert, the worst first: severity, and how long it must hold; its runbook says what to do."""
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     rules = sorted(group["rules"], key=lambda rule: SEVERITIES.index(rule["labels"]["severity"]))
     rows = []
     for rule in rules:
-        # Commands stand at the end, after what says where they run.
-        words = re.sub(r"RUN (.+)$", r"`\1`", re.sub(r"\{\{.*\}\}", "", rule["annotations"]["first_step"]))
         link = f"[{rule['alert']}](runbooks/{rule['alert']}.md)"
-        rows.append([link, rule["labels"]["severity"], rule.get("for", "at once"), words])
-    return _table(["alert", "severity", "after", "do this first"], rows)
+        rows.append([link, rule["labels"]["severity"], rule.get("for", "at once")])
+    return _table(["alert", "severity", "after"], rows)
 
 
 def devices_table() -> str:
@@ -243,32 +260,18 @@ def exit_code_table() -> str:
 
 
 def npu_story_table() -> str:
-    """The typical case on a simulated NPU, each moment with all components."""
+    """The typical case on a simulated NPU, each moment with the components that move."""
+    moving = [c for c in COMPONENTS if len({row["components"][c.name] for row in STORY["stages"][1:]}) > 1]
     rows = [
         [row["moment"], _mib(row["used_bytes"]), _mib(row["free_bytes"])]
-        + [_mib(row["components"][component.name]) for component in COMPONENTS]
+        + [_mib(row["components"][component.name]) for component in moving]
         for row in STORY["stages"]
     ]
-    table = _table(["simulated, MiB", "used", "free", *(component.title for component in COMPONENTS)], rows)
-    reliefs = "".join(f"- {summary}\n" for summary in STORY["reliefs"])
+    table = _table(["simulated, MiB", "used", "free", *(component.title for component in moving)], rows)
     return (
-        f"{_story_heading()}\n\n{table}\n\nWithout the policy, the engine's log at image {STORY['failed_image']}:\n\n"
-        f"```\n{STORY['message']}\n```\n\nWhat the incident says:\n\n> {STORY['incident']}\n\n"
-        f"With the policy, {STORY['images']} images and this in the events:\n\n{reliefs.rstrip()}"
+        f"{_story_heading()}\n\n{table}\n\n"
+        f"Without the policy the engine is out of memory at image {STORY['failed_image']}."
     )
-
-
-def npu_story_short_table() -> str:
-    """The same for the README."""
-    shown = ("encoder_cache_bytes", "torch_cached_bytes")
-    rows = [
-        [row["moment"], _mib(row["used_bytes"]), *(_mib(row["components"][name]) for name in shown)]
-        for row in STORY["stages"]
-    ]
-    full = f"image {STORY['failed_image']}, without the policy"
-    at = next(number for number, row in enumerate(rows) if row[0].startswith("with the policy"))
-    rows.insert(at, [full, "**out of memory**", "", ""])
-    return f"{_story_heading()}\n\n{_table(['simulated, MiB', 'used', 'encoder cache', 'allocator reserve'], rows)}"
 
 
 def _story_heading() -> str:
@@ -288,17 +291,15 @@ def plan_screen(name: str) -> str:
 
 
 TABLES = {
-    "../README.md": {"npu story": npu_story_short_table},
     "alerts.md": {"alerts": alerts_table},
     "ascend.md": {"npu story": npu_story_table, "ascend": ascend_table},
     "engine.md": {"engines": engines_table},
-    "incidents.md": {"messages": message_table},
     "kubernetes.md": {"devices": devices_table},
     "settings.md": {"settings": settings_table},
     "terminal.md": {"exit codes": exit_code_table},
     "plan.md": {name: partial(plan_screen, name) for name in SCREENS},
     "policy.md": {"waters": waters_table, "figures": figures_table, "signals": signal_table, "rule": rule_table},
-    "metrics.md": {"metrics of each rank": rank_metrics_table, "metrics": metrics_table},
+    "metrics.md": {"metrics of each rank": rank_metrics_list, "metrics": metrics_list},
     "http.md": {"components": components_table},
 }
 

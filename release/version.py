@@ -51,11 +51,12 @@ PLACES: Final = (
     Place("docs/install/index.md", _IMAGE, "(?= )"),
     Place("docs/install/index.md", f"push {_IMAGE}", "$"),
     Place("docs/install/attach.md", _IMAGE, "(?= )"),
-    Place("docs/install/kserve.md", _IMAGE, "$"),
-    Place("docs/install/llm-d.md", _IMAGE, "$"),
-    Place("docs/install/ray.md", _IMAGE, "$"),
-    Place("docs/install/leaderworkerset.md", _NEW_TAG, "(?=})"),
-    Place("docs/install/production-stack.md", _NEW_TAG, "(?=})"),
+    Place("docs/install/kserve/llm.yaml", _IMAGE, "$"),
+    Place("docs/install/kserve/service.yaml", _IMAGE, "$"),
+    Place("docs/install/llm-d/values.yaml", _IMAGE, "$"),
+    Place("docs/install/ray/service.yaml", _IMAGE, "$"),
+    Place("docs/install/leaderworkerset/kustomization.yaml", _NEW_TAG, "(?=})"),
+    Place("docs/install/production-stack/highwater/kustomization.yaml", _NEW_TAG, "(?=})"),
 )
 
 

@@ -162,24 +162,17 @@ def _facts(values: Mapping[str, Values]) -> list[str]:
 
     chunks, dense = 1e6 / median(works.SSE_256), 1e6 / median(works.SSE_64)
     return [
-        f"One core of this machine passes {chunks:,.0f} chunks per second to 256 streams, which is "
-        f"{chunks * 0.025:,.0f} streams of 40 tokens per second ({dense * 0.01:,.0f} of 100); "
-        f"{1e6 / median(works.JSON):,.0f} JSON requests per second on kept connections, "
-        f"{1e6 / median(works.FRESH):,.0f} on new ones; {1e6 / median(works.UPLOADS):,.0f} MB of images per second.",
-        f"Without a proxy: {median(works.FULL_SPEED, DIRECT):,.0f} chunks per second in one stream, first byte after "
-        f"{number(median(works.FIRST_BYTE, DIRECT))} us, p99 delay beside uploads "
-        f"{number(median(works.DELAY, DIRECT))} us.",
+        f"One core of this machine passes {chunks * 0.025:,.0f} streams of 40 tokens per second "
+        f"({dense * 0.01:,.0f} of 100), {1e6 / median(works.JSON):,.0f} JSON requests per second on kept connections, "
+        f"{1e6 / median(works.FRESH):,.0f} on new ones, or {1e6 / median(works.UPLOADS):,.0f} MB of images per second.",
     ]
 
 
 def _methods(ready: Bed, length: Length) -> list[str]:
     return [
-        "Upstream and load generator are C programs (`bench/dataplane/*.c`) on loopback; every response is checked. "
-        f"{ready.cores.in_words().capitalize()}.",
-        f"{SIDECAR} has default settings, its data plane [compiled](architecture.md#the-compiled-build), or not in the "
-        f"column beside it. {NGINX} is Debian's: one worker, no access log, no buffering, kept connections.",
-        f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s in changing order; in brackets are the "
-        "lowest and highest of the rounds' ratios.",
-        "CPU is that of all processes of the proxy. Time to first byte is less that without a proxy. Memory is of "
-        f"fresh processes, {length.memory_rounds} times, with {OPEN_STREAMS} streams; MB and KB are powers of ten.",
+        f"Upstream and load generator are C programs on loopback. {ready.cores.in_words().capitalize()}.",
+        f"{SIDECAR} has default settings, its data plane [compiled](architecture.md#the-compiled-build) or not. "
+        f"{NGINX} is Debian's: one worker, no access log, no buffering, kept connections.",
+        f"{length.rounds} rounds; in brackets their lowest and highest ratio. Time to first byte is less that without "
+        f"a proxy. Memory is of fresh processes, with {OPEN_STREAMS} streams; MB and KB are powers of ten.",
     ]

@@ -92,8 +92,7 @@ def _write_page(folder: Path) -> int:
 
     results = page.merge(page.kept(), folder)
     page.RESULTS.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
-    ascend = json.loads(page.ASCEND.read_text(encoding="utf-8")) if page.ASCEND.exists() else None
-    page.PAGE.write_text(page.devices_page(results, ascend), encoding="utf-8")
+    page.PAGE.write_text(page.devices_page(results), encoding="utf-8")
     print(f"{page.PAGE}: {len(results)} results")
     return 0
 

@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from tabulate import tabulate
-
 from bench.figure import Figure, Goal
 from bench.page import figures_table, replaced
 
 MB = 1_000_000
-FLAT = "flat"
-KEYS = ("series", "verdict", "text")
 _AT_THE_ENDS = 5
 """Samples of which the median counts."""
 
@@ -51,11 +47,7 @@ def facts(run: Mapping[str, Any]) -> list[str]:
     """Return further numbers in sentences."""
     requests = run["requests"]
     by_kind = ", ".join(f"{count:,} {kind}" for kind, count in sorted(requests["sent"].items())) or "none"
-    sides = ", ".join(f"{count:,} of {side}" for side, count in _by_side(requests["images_by_side"]))
-    lines = [
-        f"Requests: {by_kind}. Pictures by their longer side in pixels: {sides or 'none'}; "
-        f"{requests['repeated_images']:,} of them came again.",
-    ]
+    lines = [f"Requests: {by_kind}."]
     if requests["without_videos"] is not None:
         lines.append(f"No videos: the engine takes none ({requests['without_videos'][:160]}).")
     used = [sample["used_bytes"] / MB for sample in run["samples"] if sample["used_bytes"] is not None]
@@ -68,23 +60,6 @@ def facts(run: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _by_side(images: Mapping[str, int]) -> list[tuple[str, int]]:
-    return sorted(images.items(), key=lambda one: int(one[0]))
-
-
-def verdicts(run: Mapping[str, Any]) -> str:
-    """Return the verdicts of `GET /memory/growth` as a table, or why there are none."""
-    growth = run["growth"]
-    rows = growth.get("series") if isinstance(growth, dict) else None
-    if not rows:
-        return f"No verdicts: {run['growth_problem'] or 'the sidecar judged nothing yet'}."
-    judged = [one for one in rows if isinstance(one, dict)]
-    listed = [[str(one.get(key, "")) for key in KEYS] for one in judged if one.get("verdict") != FLAT]
-    table = tabulate(listed, KEYS, tablefmt="github", disable_numparse=True) if listed else ""
-    flat = ", ".join(str(one.get("series", "")) for one in judged if one.get("verdict") == FLAT)
-    return "\n\n".join(part for part in (table, f"Flat: {flat}." if flat else "") if part)
-
-
 def with_run(text: str, run: Mapping[str, Any]) -> str:
     """docs/figures.md with the run between its marks, Markdown."""
     listed = "\n".join(f"- {line}" for line in facts(run))
@@ -95,8 +70,6 @@ Written by `make soak MINUTES={run["minutes"]:g}` on {run["day"]}: {run["seconds
 {figures_table(figures(run), "github")}
 
 {listed}
-
-{verdicts(run)}
 
 """
     return replaced(text, "engine run", "end of engine run", block)

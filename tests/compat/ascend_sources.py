@@ -2,7 +2,7 @@
 
 That is graphs, sleep mode and locks; and of the names that run there (`RAN`), those that another version has in another
 way: the package index has no CPU build of a torch beside which it would run. `python -m tests.compat.ascend_sources`
-reads them by AST and writes ascend_sources.json, which docs/devices.md shows. A wheel of torch_npu has some 25 MB.
+reads them by AST and writes ascend_sources.json, which docs/devices.md names. A wheel of torch_npu has some 25 MB.
 """
 
 from __future__ import annotations

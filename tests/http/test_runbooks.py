@@ -56,7 +56,7 @@ NOT_RUN = {
 # Run, and right to find nothing or to refuse here.
 EMPTY_HERE = {
     "grep -A30 Traceback": "no part of this sidecar has failed",
-    "memory/snapshot": "the stand-in engine's workers write no snapshots, and say so",
+    "snapshot take": "the stand-in engine's workers write no snapshots, and say so",
 }
 # `highwater status`, `check` and `reclaim` also say by their exit status that somebody should look.
 MAX_EXIT_CODE = 2

@@ -17,7 +17,7 @@ from tests.support.kubernetes_tools import Tools
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "install"
 CHARTS = Path(__file__).resolve().parent / "charts"
 CONTROL_PORT = 8002
-_SAVED = re.compile(r"^Save as `([^`]+)`[^\n]*:\n\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COPIED = re.compile(r"\[`([^`]+)`\]\(([\w-]+/\1)\)")
 _COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -26,8 +26,8 @@ def page(name: str) -> str:
 
 
 def saved_files(text: str) -> dict[str, str]:
-    """The files that a page has its reader save, by their names."""
-    found: dict[str, str] = dict(_SAVED.findall(text))
+    """The files that a page has its reader copy, by the names that they get: a link to each."""
+    found = {name: (GUIDES / path).read_text(encoding="utf-8") for name, path in _COPIED.findall(text)}
     assert found
     return found
 
@@ -40,10 +40,10 @@ def save(text: str, folder: Path) -> None:
 
 
 def commands(text: str, heading: str) -> list[str]:
-    """The blocks of commands under a heading; not those that are a file's content."""
+    """The blocks of commands under a heading."""
     section = re.split(r"^## ", text, flags=re.MULTILINE)
     (under,) = [each for each in section if each.startswith(f"{heading}\n")]
-    return _COMMANDS.findall(_SAVED.sub("", under))
+    return _COMMANDS.findall(under)
 
 
 def followed(lines: str, folder: Path, tools: Tools) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.install.page import blocks, write_files
+from tests.install.guides import page, save
+from tests.install.page import blocks
 
 PAGE = "install/compose.md"
 COMPOSE = Path(sys.executable).parent / "docker-compose"
@@ -42,7 +43,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
         (path / "compose.yaml").write_text(THEIRS)
-        write_files(blocks(PAGE), path)
+        save(page("compose"), path)
         programs = path / "bin"
         programs.mkdir()
         (programs / "docker").write_text(f'#!/bin/sh\nshift\nexec {COMPOSE} "$@"\n')

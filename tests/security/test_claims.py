@@ -1,25 +1,24 @@
-"""docs/security.md says nothing that no test tries."""
+"""docs/security.md claims nothing that no test tries."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-_NODE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-_TABLES = re.compile(r"\| claim \| tried by \|\n\|[-|]+\|\n((?:\|.*\|\n)+)")
-CLAIMS = [row for table in _TABLES.findall(PAGE) for row in table.splitlines()]
+CLAIMS = tomllib.loads((Path(__file__).parent / "claims.toml").read_text(encoding="utf-8"))["claim"]
+NAMED = {node for claim in CLAIMS for node in claim["tests"]}
 
 
 @pytest.fixture(scope="module")
 def collected() -> set[str]:
-    """What pytest itself finds in the files that the page names."""
-    files = sorted({file for file, _ in _NODE.findall(PAGE)})
+    """What pytest itself finds in the files that are named."""
+    files = sorted({node.partition("::")[0] for node in NAMED})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
     command += ["-m", "soak or compiled or not engine or engine"]  # what is run by name is there too
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
@@ -27,19 +26,20 @@ def collected() -> set[str]:
     return {line.partition("[")[0] for line in told.stdout.splitlines() if "::" in line}
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda row: row.split("|")[1].strip()[:50])
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim["says"][:50])
 def test_a_claim_names_a_test_that_runs(claim, collected):
-    named = [f"{file}::{name}" for file, name in _NODE.findall(claim)]
-    assert named
+    assert claim["tests"]
     # A test of a class is collected beneath its name.
     there = {f"{node.partition('::')[0]}::{node.rpartition('::')[2]}" for node in collected}
-    assert set(named) <= there
+    assert set(claim["tests"]) <= there
 
 
-def test_the_page_makes_claims():
-    assert len(CLAIMS) > 30
-    assert PAGE.count("| tried by |") == len(_TABLES.findall(PAGE))
-    assert {node for row in CLAIMS for node in _NODE.findall(row)} == set(_NODE.findall(PAGE))
+def test_the_page_makes_these_claims_and_no_others():
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Claims\n")[2].partition("\n## ")[0]
+    made = re.findall(r"^- (.+(?:\n  .+)*)", section, re.MULTILINE)
+    assert len(made) > 30
+    assert [" ".join(claim.split()) for claim in made] == [claim["says"] for claim in CLAIMS]
 
 
 def test_every_test_of_this_folder_is_of_a_claim():
@@ -49,7 +49,7 @@ def test_every_test_of_this_folder_is_of_a_claim():
         if path.name != Path(__file__).name
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    said = {name for _, name in _NODE.findall(PAGE)}
+    said = {node.partition("::")[2] for node in NAMED}
     assert own - said == NOT_CLAIMS
 
 

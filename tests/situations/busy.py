@@ -343,3 +343,19 @@ def rows(rates: Iterable[Rates]) -> list[tuple[str, ...]]:
         )
         for one in rates
     ]
+
+
+def summary(rates: Iterable[Rates]) -> str:
+    """Return the loads by how often they are judged rightly, those that are misjudged by name, for the page."""
+    judged = list(rates)
+    plain = [one for one in judged if one.shape in SHAPES]
+    verdicts, right, wrong = (
+        sum(counts) for counts in zip(*((one.verdicts, one.right, len(one.wrong)) for one in plain), strict=True)
+    )
+    taken = ", ".join(
+        f"*{one.shape}* in {len(one.wrong) / one.verdicts:.0%}" for one in judged if one.shape not in SHAPES
+    )
+    return (
+        f"Of {verdicts:,} verdicts on {len(plain)} kinds of load {right / verdicts:.0%} were right, {wrong:,} wrong, "
+        f"the others *not known*. Two more are called a leak and are none: {taken} of the verdicts."
+    )

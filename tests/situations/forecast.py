@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -170,18 +170,27 @@ def rows(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
     ]
 
 
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Return the sums over all shapes, for the page."""
+    readings, given = (sum(counts) for counts in zip(*((one.readings, one.given) for one in outcomes), strict=True))
+    wrong, undone = sum(len(one.wrong) for one in outcomes), sum(one.undone for one in outcomes)
+    return (
+        f"Of {readings:,} readings of {len(outcomes)} shapes {given / readings:.0%} had a forecast: {wrong:,} were "
+        f"wrong, {undone:,} undone by a change."
+    )
+
+
 def main() -> None:
-    """Run all shapes, print both tables, and write them into the page: forecasts, and verdicts under load."""
+    """Run all shapes, print both tables, and write their sums into the page: forecasts, and verdicts under load."""
     outcomes = [outcome_of(shape, range(SEEDS)) for shape in SHAPES]
     rates = [busy.rates_of(shape, range(SEEDS)) for shape in (*busy.SHAPES, *busy.INDISTINCT)]
     text = PAGE.read_text(encoding="utf-8")
-    for name, of, columns in (
-        ("forecast", rows(outcomes), COLUMNS),
-        ("verdicts under load", busy.rows(rates), busy.COLUMNS),
+    for name, of, columns, said_of_it in (
+        ("forecast", rows(outcomes), COLUMNS, summary(outcomes)),
+        ("verdicts under load", busy.rows(rates), busy.COLUMNS, busy.summary(rates)),
     ):
         print(tabulate(of, columns, tablefmt="simple", disable_numparse=True))
-        table = tabulate(of, columns, tablefmt="github", disable_numparse=True)
-        text = replaced(text, name, f"end of {name}", f"\n{table}\n\n")
+        text = replaced(text, name, f"end of {name}", f"\n{said_of_it}\n\n")
     PAGE.write_text(text, encoding="utf-8")
     missed = [f"{one.shape}: {what}" for one in outcomes for what in one.missed]
     missed += [what for one in rates if one.shape in busy.SHAPES for what in one.missed]

@@ -195,7 +195,7 @@ SITUATIONS: tuple[Situation, ...] = (
     _ascend("story-8b-95", "Ascend, 8B at 0.95: images, then idle", **_steady(traffic(images=0.5))),  # type: ignore[arg-type]
     _ascend(
         "fragments-slow",
-        "the same, 160 MiB of fragments an image, 0.5 images a second",
+        "Ascend, 8B at 0.95: 160 MiB of fragments an image, 0.5 images a second",
         ((BEGIN, _FRAGMENTS_SLOW),),
         15 * MINUTE,
         needs=5,

@@ -1,6 +1,6 @@
 """Recorded starts put to vLLM itself: what they printed beside what `highwater_worker.plan` answers.
 
-`python -m tests.support.asked_starts [VERSION]` prints the tables of docs/plan-by-vllm.md.
+`python -m tests.support.asked_starts [VERSION]` prints what docs/plan-by-vllm.md sums up.
 
 The configurations hold the keys that decide a size. Where this vLLM wants more, the row says what it said.
 """

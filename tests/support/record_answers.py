@@ -35,11 +35,11 @@ SCREENS: Final = Path(__file__).parents[2] / "docs" / "plan_screens.json"
 SHOWN: Final = {
     "fits": ("--device H100", "--max-model-len 32768"),
     "refused": ("--device L4", "--max-model-len 65536"),
-    "table": ("--device L4 --table", "--max-model-len 32768"),
 }
 # Of Llama 3.1 8B: the command's own options, and vLLM's flags.
 COMMANDS: Final = (
     *SHOWN.values(),
+    ("--device L4 --table", "--max-model-len 32768"),
     ("--device L4 --others 3GiB", "--max-model-len 8192"),
     ("--device 24GB", "--max-model-len 23840"),
     ("", "--max-model-len 32768"),

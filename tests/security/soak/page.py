@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tabulate import tabulate
-
 from bench.figure import Figure, Goal, percentile
 from bench.page import figures_table, replaced
-from tests.security.soak.clients import Reset
 from tests.security.soak.soak import Options, SoakResult
 
 MB = 1_000_000
 MS = 1000
-_RESET_COLUMNS = ("status", "resets", "seconds", "the first response")
 
 
 def figures(measured: SoakResult) -> dict[str, Figure]:
@@ -80,12 +76,7 @@ def _shown(seconds: Sequence[float]) -> str:
 
 def facts(measured: SoakResult) -> list[str]:
     """Further numbers of the same run."""
-    with_, without = (
-        _p([answer.longest_gap for answer in measured.answers(has_attackers=has_attackers)], 99) * MS
-        for has_attackers in (True, False)
-    )
     sentences = [
-        f"Longest gap within an answer, p99 of the answers: {with_:.0f} ms with attackers, {without:.0f} ms without.",
         f"The sidecar used {measured.sidecar_cores:.2f} cores on average. Processes that are no part of the run used "
         f"{measured.other_cores:.2f}, which makes times longer.",
     ]
@@ -121,7 +112,6 @@ def document(options: Options, measured: SoakResult, *, machine: str, day: str) 
 def with_run(text: str, options: Options, measured: SoakResult, *, command: str, machine: str, day: str) -> str:
     """docs/figures.md with the run between its marks, Markdown."""
     found = list(figures(measured).values())
-    attacks = ", ".join(f"{name.replace(',', '')} {counts['connections']}" for name, counts in measured.attacks.items())
     run = f"""
 Written by `{command}` on {day}: {options.clients} clients for {options.seconds / 60:g} minutes. Machine: {machine};
 engine, sidecar, clients and attackers share it.
@@ -130,23 +120,8 @@ engine, sidecar, clients and attackers share it.
 
 {_listed(facts(measured))}
 
-Attacks, by connections: {attacks}.
-
-Safe resets:
-
-{tabulate(_reset_rows(measured.service.resets), _RESET_COLUMNS, tablefmt="github", disable_numparse=True)}
-
 """
     return replaced(text, "run", "end of run", run)
-
-
-def _reset_rows(resets: Sequence[Reset]) -> list[tuple[str, ...]]:
-    rows = []
-    for status in sorted({reset.status for reset in resets}):
-        those = [reset for reset in resets if reset.status == status]
-        seconds = sorted(reset.seconds for reset in those)
-        rows.append((str(status), str(len(those)), f"{seconds[0]:.1f} to {seconds[-1]:.1f}", those[0].says))
-    return rows
 
 
 def _listed(lines: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,8 @@ from highwater_worker.recorder.begin import end_recorder
 from tests.fakes.started import story
 from tests.unit.worker_ext.fakes import HEAD, FakeTensor, ask, fake_runner, fake_worker
 
-README = (Path(highwater_worker.__file__).parents[1] / "README.md").read_text()
-
-
-def example(op: str) -> dict[str, object]:
-    """Return the first JSON object in the operation's section."""
-    section = README.split(f"## `{op}`\n", 1)[1]
-    found, _ = json.JSONDecoder().raw_decode(section.split("```json\n", 1)[1])
-    return found
+FOLDER = Path(highwater_worker.__file__).parents[1]
+EXAMPLES = json.loads((FOLDER / "responses.json").read_text(encoding="utf-8"))
 
 
 def keys(value: object) -> object:
@@ -58,5 +53,10 @@ def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp
     }
     whole = ask(worker, op, payloads.get(op, "{}"))
     answer = {key: value for key, value in whole.items() if key not in HEAD}
-    assert keys(example(op)) == keys(answer)
+    assert keys(EXAMPLES[op]) == keys(answer)
     assert end_recorder(worker)
+
+
+def test_every_operation_has_a_section_and_an_example():
+    told = re.findall(r"^## `(\w+)`$", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(told) == set(EXAMPLES) == set(OPERATIONS)

@@ -487,9 +487,8 @@ def test_who_ends_the_process_is_not_held_up(worker, tmp_path):
 
 @pytest.mark.parametrize("kind", ["sample", "heartbeat"])
 def test_a_record_has_the_documents_names(worker, tmp_path, kind):
-    """In the same nesting as docs/recorder-file.md shows them."""
-    text = (Path(highwater_worker.__file__).parents[2] / "docs/recorder-file.md").read_text()
-    shown, _ = json.JSONDecoder().raw_decode(text[text.index(f'{{"kind": "{kind}"') :])
+    """In the same nesting as docs/recorder-file.json shows them."""
+    shown = json.loads((Path(highwater_worker.__file__).parents[2] / "docs/recorder-file.json").read_text())[kind]
     recorder, path = recorder_on(Time(), worker, tmp_path)
     worker.execute_model(plan())
     recorder._beat()
