@@ -66,8 +66,13 @@ def _judged(services: Services, report: Report, start: Explained, host: HostRepo
     asked = _setup(services, report, headlines)
     setup = of_report("set-up", report, explanation=start.explanation, host=host, setup=asked)
     running = of_report("running", report, baseline=services.poller.life.baseline, series=services.growth.verdicts())
-    found: dict[Where, Iterable[Finding]] = {"incident": services.incidents.open_findings, "running": judged(running)}
-    found |= {"start": start.findings} | {case.where: judged(case) for case in (at_host, setup)}
+    found: dict[Where, Iterable[Finding]] = {
+        "incident": services.incidents.open_findings,
+        "running": judged(running),
+        "start": start.findings,
+        "host": judged(at_host),
+        "set-up": judged(setup),
+    }
     return _ANSWER.dump_json(FindingsAnswer(findings=_placed(found), checks=checked(setup)))
 
 

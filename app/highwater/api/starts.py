@@ -45,10 +45,10 @@ class StartReports:
     async def explained(self, report: Report) -> Explained:
         """Return the memory explained, once for each round: its readings and the engine's state are all it needs."""
         async with self._turn:
-            last = None if self._last is None else self._last[0]
-            if last is None or last.ranks is not report.ranks or last.engine is not report.engine:
-                self._last = report, await asyncio.to_thread(self._explained, report)
-            return self._last[1]
+            last = self._last
+            if last is None or last[0].ranks is not report.ranks or last[0].engine is not report.engine:
+                last = self._last = report, await asyncio.to_thread(self._explained, report)
+            return last[1]
 
     def _explained(self, report: Report) -> Explained:
         engine, budgets = report.engine, self._budgets
