@@ -17,8 +17,8 @@ from bench.figure import Figure
 from bench.machine import busy_seconds, description
 from bench.page import figures_table, report_table, with_figures, with_section
 from bench.stage import Stage
-from highwater.demo.environment import DEFAULT_VERSION
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.process import DemoError
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 # Of other processes, in cores: from here on a reader must know.

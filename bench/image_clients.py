@@ -17,8 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from highwater.demo.errors import DemoError
-from highwater.demo.traffic import image_url
+from highwater.terminal.demo.process import DemoError
+from highwater.terminal.demo.traffic import image_url
 
 CLIENTS = 16
 POOL = 24

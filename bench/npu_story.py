@@ -26,14 +26,14 @@ import click
 import httpx
 from tabulate import tabulate
 
-from highwater.accounting.components import COMPONENTS
-from highwater.demo.engine import DemoEngine, EngineOptions
-from highwater.demo.environment import EngineEnvironment, ensure_environment
-from highwater.demo.errors import DemoError, signs_of_life
-from highwater.demo.sidecar import DemoSidecar
-from highwater.demo.story import incident_of, stage
-from highwater.demo.traffic import REQUEST_SECONDS, image_url
-from highwater.units import MIB
+from highwater.model.components import COMPONENTS
+from highwater.model.units import MIB
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions
+from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
+from highwater.terminal.demo.process import DemoError, signs_of_life
+from highwater.terminal.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.story import incident_of, stage
+from highwater.terminal.demo.traffic import REQUEST_SECONDS, image_url
 from tests.fakes.cann.ascend import VLLM, VLLM_ASCEND, environ_of_vllm_ascend
 from tests.fakes.cann.npu import TORCH_NPU, SimulatedNpu, build
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.figure import Figure, Goal, number, percentile
 from bench.stage import Stage
 from bench.throughput import rates_of, ratio_figure
-from highwater.recorder.folder import MAX_RECORDS, RecorderFolder
-from highwater.recorder.ring import Ring
+from highwater.watch.recorder.folder import MAX_RECORDS, RecorderFolder
+from highwater.watch.recorder.ring import Ring
 from highwater_worker.errors import Notes
 from highwater_worker.recorder.steps import Steps
 

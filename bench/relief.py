@@ -21,8 +21,8 @@ from bench.image_clients import CLIENTS, POOL, image_clients
 from bench.rounds import order
 from bench.sidecar import MIB, sidecar_beside
 from bench.stage import Stage
-from highwater.demo.errors import DemoError
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.process import DemoError
+from highwater.terminal.demo.sidecar import DemoSidecar
 
 REMEDIES = ("trim_encoder_cache", "release", "reset_encoder_cache", "reset_mm_cache", "reset_prefix_cache")
 WITH_RELEASE = frozenset({"trim_encoder_cache", "reset_encoder_cache"})

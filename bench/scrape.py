@@ -17,7 +17,7 @@ from bench.machine import cpu_seconds
 from bench.sidecar import process_id, sidecar_beside
 from bench.simulated_engine import ENTRIES, RANKS, SimulatedEngine
 from bench.stage import Stage
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.sidecar import DemoSidecar
 
 GAP_SECONDS = 0.008
 SETTLE_SECONDS = 3.0  # until the recorders of every worker have said something

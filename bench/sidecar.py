@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from highwater.demo.errors import DemoError
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.process import DemoError
+from highwater.terminal.demo.sidecar import DemoSidecar
 
 READY_SECONDS = 60.0
 MIB = 1024**2

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from highwater.demo.process import KeptProcess, environ_with, free_port
+from highwater.terminal.demo.process import KeptProcess, environ_with, free_port
 from tests.fakes.engine import FakeEngine
 
 RANKS = 8

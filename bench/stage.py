@@ -14,10 +14,10 @@ from typing import Any, Self
 import httpx
 
 from bench.machine import cpu_seconds
-from highwater.demo.engine import DemoEngine, EngineOptions
-from highwater.demo.environment import EngineEnvironment, ensure_environment
-from highwater.demo.errors import DemoError
 from highwater.engine.client import RPC_METHOD
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions
+from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
+from highwater.terminal.demo.process import DemoError
 
 CALL_SECONDS = 60.0
 

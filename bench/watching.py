@@ -9,7 +9,7 @@ from bench.idle import SETTLE_SECONDS, cpu_shares
 from bench.sidecar import process_id, sidecar_beside
 from bench.simulated_engine import RANKS, RECORDED_ENTRIES, Activity, SimulatedEngine
 from bench.stage import Stage
-from highwater.demo.engine import DemoEngine, EngineOptions
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions
 
 ENGINE_GOAL = Goal("at most", 0.5)
 SIDECAR_GOAL = Goal("at most", 1.0)

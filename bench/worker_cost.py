@@ -12,9 +12,9 @@ import httpx
 
 from bench.figure import Figure, number
 from bench.stage import CALL_SECONDS, Stage
-from highwater.demo.engine import CACHE_TOKENS
-from highwater.demo.errors import DemoError
-from highwater.demo.traffic import send_images
+from highwater.terminal.demo.engine import CACHE_TOKENS
+from highwater.terminal.demo.process import DemoError
+from highwater.terminal.demo.traffic import send_images
 from tests.engines import image_tokens
 
 WIDTH, HEIGHT = 128, 192

@@ -17,18 +17,18 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from highwater.accounting.components import COMPONENTS, STACKED, account
-from highwater.accounting.remedies import GAIN_FIELDS
-from highwater.exit_codes import MEANINGS
-from highwater.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_COOLDOWN_SECONDS
-from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
-from highwater.policy.pressure import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
-from highwater.policy.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES, SIGNALS
-from highwater.policy.rules import Rule as PolicyRule
-from highwater.readings.engine import STATES
-from highwater.readings.rank import Budget, Device, WorkerMemory
-from highwater.settings.settings import keys
-from highwater.units import GIB, MIB
+from highwater.act.decision import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_COOLDOWN_SECONDS
+from highwater.act.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
+from highwater.act.pressure import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
+from highwater.act.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES, SIGNALS
+from highwater.act.rules import Rule as PolicyRule
+from highwater.model.components import COMPONENTS, STACKED, account
+from highwater.model.engine import STATES
+from highwater.model.rank import Budget, Device, WorkerMemory
+from highwater.model.remedies import GAIN_FIELDS
+from highwater.model.units import GIB, MIB
+from highwater.process.exit_codes import MEANINGS
+from highwater.server.settings.settings import keys
 from kvplan.generations import Span
 
 DOCS = Path(__file__).resolve().parent
@@ -37,7 +37,7 @@ SCREENS = json.loads((DOCS / "plan_screens.json").read_text(encoding="utf-8"))
 TESTED = tomllib.loads((DOCS / "tested.toml").read_text(encoding="utf-8"))
 ALERTS = DOCS.parent / "helm" / "source" / "alerts.yaml"
 SEVERITIES = ("critical", "warning", "info")
-GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "api" / "golden" / "metrics.txt"
+GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "http" / "golden" / "metrics.txt"
 
 # What a family is about, by how its name begins behind `highwater_`.
 TOPICS = {
@@ -329,7 +329,7 @@ def facts_module() -> str:
         [
             "/**",
             " * What the page and the sidecar both know: written by `make docs` from",
-            " * app/highwater/readings/engine.py, and components.py and remedies.py in app/highwater/accounting.",
+            " * app/highwater/model/engine.py, and components.py and remedies.py in app/highwater/model.",
             " */",
             "",
             "/** What follows from each state of the engine. @type {Record<string, any>} */",
@@ -360,7 +360,7 @@ def components_style() -> str:
 
     return "\n".join(
         [
-            "/* The components' colours: written by `make docs` from app/highwater/accounting/components.py. */",
+            "/* The components' colours: written by `make docs` from app/highwater/model/components.py. */",
             "",
             *block(":root", ((c.variable, c.light) for c in COMPONENTS)),
             *block(":root[data-dark]", ((c.variable, c.dark) for c in COMPONENTS)),

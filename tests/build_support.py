@@ -20,8 +20,8 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from highwater.demo.environment import cache_dir
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.process import DemoError
 from tests import c_compiler
 
 ROOT = Path(__file__).parents[1]

@@ -33,7 +33,7 @@ def _state_home() -> Iterator[None]:
 def _slow_starts() -> Iterator[None]:
     """A sidecar that a test starts may take as long as a busy machine needs, which is many times three seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("highwater.demo.sidecar.START_SECONDS", 600.0)
+        patch.setattr("highwater.terminal.demo.sidecar.START_SECONDS", 600.0)
         yield
 
 

@@ -16,13 +16,13 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from bench.device.needs import NEEDS
-from highwater.demo.engine import SHIM_FOLDER, DemoEngine
-from highwater.demo.environment import DEFAULT_VERSION, RECIPES, EngineEnvironment, Recipe, with_torch_for_cpu
-from highwater.demo.errors import last_lines
-from highwater.demo.traffic import TrafficResult, send
-from highwater.files.worker_package import copy_worker_package
+from highwater.process.worker_package import copy_worker_package
+from highwater.terminal.demo.engine import SHIM_FOLDER, DemoEngine
+from highwater.terminal.demo.environment import DEFAULT_VERSION, RECIPES, EngineEnvironment, Recipe, with_torch_for_cpu
+from highwater.terminal.demo.process import last_lines
+from highwater.terminal.demo.traffic import TrafficResult, send
 
-# Of the tiny Qwen3-VL (app/highwater/demo/model.yaml).
+# Of the tiny Qwen3-VL (app/highwater/terminal/demo/model.yaml).
 TOKEN_PIXELS = 16 * 2
 """Pixels of a token's side: the patch size times the merge size."""
 ENCODER_WIDTH = 2048 * (1 + 3)

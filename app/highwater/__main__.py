@@ -1,5 +1,5 @@
 """``python -m highwater``: the command line, also where the console script is on no path."""
 
-from highwater.cli import main
+from highwater.terminal.cli import main
 
 main(prog_name="highwater")

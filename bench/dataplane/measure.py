@@ -25,7 +25,7 @@ from bench.dataplane.works import WORKS, Work
 from bench.figure import Goal, number
 from bench.rounds import order
 from bench.stage import Stage
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.process import DemoError
 
 WARM_UP_SECONDS = 0.4
 # On a machine that others keep busy too, a slice can be over before anything was done in it.

@@ -7,8 +7,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from highwater.demo.environment import cache_dir
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.process import DemoError
 from tests.c_compiler import compiler, obstacle
 
 SOURCES = Path(__file__).parent

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from highwater.demo.errors import DemoError
-from highwater.demo.process import KeptProcess, environ_with, free_port
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.process import DemoError, KeptProcess, environ_with, free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.build_support import compiled_app, environ_for, obstacle
 
 SIDECAR, NGINX, DIRECT = "sidecar", "nginx", "direct"

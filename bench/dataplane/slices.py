@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.dataplane.cores import on_core
 from bench.dataplane.proxies import Proxy
 from bench.dataplane.works import Sample
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.process import DemoError
 
 DEADLINE_SECONDS = 120.0
 

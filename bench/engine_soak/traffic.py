@@ -14,7 +14,7 @@ from typing import Any
 from openai import AsyncOpenAI, OpenAIError
 from PIL import Image
 
-from highwater.demo.traffic import image_url
+from highwater.terminal.demo.traffic import image_url
 
 SIDES = (64, 224, 336, 512, 768, 1024, 1536, 2048, 4096)
 _WEIGHTS = (4, 8, 8, 10, 5, 4, 2, 1, 1)

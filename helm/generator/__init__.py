@@ -2,7 +2,7 @@
 
 ::
 
-    __main__ ──► schema (what a value may be; `config` from highwater.settings)
+    __main__ ──► schema (what a value may be; `config` from highwater.server.settings)
 
 Nothing in `highwater` imports this, and it is in no wheel and not in the packaged chart.
 """

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from highwater.policy.rules import ALL_REMEDIES, SIGNAL_REMEDIES, SIGNALS
-from highwater.settings.settings import Settings
+from highwater.act.rules import ALL_REMEDIES, SIGNAL_REMEDIES, SIGNALS
+from highwater.server.settings.settings import Settings
 
 Schema = dict[str, Any]
 
@@ -60,7 +60,7 @@ def values_schema() -> Schema:
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Highwater",
-        "description": "Made by `python -m helm.generator`; `config` follows app/highwater/settings/.",
+        "description": "Made by `python -m helm.generator`; `config` follows app/highwater/server/settings/.",
         **table,
         "allOf": [
             {

@@ -1,6 +1,6 @@
 """The metrics that exist: names and HELP texts as the exporter writes them.
 
-They come from the golden exposition, which a unit test compares with `app/highwater/api/metrics.py`: a metric that is
+They come from the golden exposition, which a unit test compares with `app/highwater/http/metrics.py`: a metric that is
 renamed there is unknown here, and no dashboard is generated.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "unit" / "api" / "golden" / "metrics.txt"
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "unit" / "http" / "golden" / "metrics.txt"
 
 # vLLM's own families, which are not there where Prometheus scrapes `/metrics?engine=0`. What they mean is vLLM's to say
 # (vllm/v1/metrics/loggers.py); `tests/engine/test_sidecar.py` asks the real engine for each.

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from helm.source.metrics import help_of, names_in
-from highwater.accounting.components import COMPONENTS
+from highwater.model.components import COMPONENTS
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 

@@ -173,7 +173,7 @@ are told together.
 {{- end -}}
 {{- end -}}
 
-{{- /* As the sidecar would judge them at its start (app/highwater/policy/rules.py). */ -}}
+{{- /* As the sidecar would judge them at its start (app/highwater/act/rules.py). */ -}}
 {{- define "highwater.ruleProblems" -}}
 {{- $rules := (.Values.config.policy | default dict).rules | default list -}}
 {{- $signals := .Files.Get "files/signals.json" | fromJson -}}
@@ -193,7 +193,7 @@ are told together.
 {{- else if not $noHigh -}}
 {{- $high := float64 $rule.high_water -}}
 {{- $low := float64 $rule.low_water -}}
-{{- $waters := printf "high_water (%s) and low_water (%s)" (include "highwater.text" $high) (include "highwater.text" $low) -}}
+{{- $waters := printf "high_water (%s) and low_water (%s)" (include "highwater.process" $high) (include "highwater.process" $low) -}}
 {{- if has $rule.signal $signals.falling -}}
 {{- if le $low $high }}
 - {{ $at }}: {{ $waters }}: low_water must be over high_water, because less {{ $rule.signal }} is worse

@@ -2,7 +2,7 @@
 The sidecar's settings as environment variables: `policy.mode` of `config` is HIGHWATER_POLICY__MODE, as everywhere else
 (docs/settings.md). Helm reads every number as a float: whole ones are written as whole ones.
 */}}
-{{- define "highwater.text" -}}
+{{- define "highwater.process" -}}
 {{- if kindIs "float64" . -}}
 {{- if eq (floor .) . -}}{{- int64 . -}}{{- else -}}{{- . -}}{{- end -}}
 {{- else if kindIs "slice" . -}}
@@ -21,7 +21,7 @@ The sidecar's settings as environment variables: `policy.mode` of `config` is HI
 {{- include "highwater.variables" (dict "table" $value "prefix" (printf "%s__" $name)) -}}
 {{- else if not (kindIs "invalid" $value) }}
 - name: {{ $name }}
-  value: {{ include "highwater.text" $value | quote }}
+  value: {{ include "highwater.process" $value | quote }}
 {{- end -}}
 {{- end -}}
 {{- end -}}

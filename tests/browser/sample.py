@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from highwater.accounting.remedies import credit
-from highwater.accounting.totals import freed, total
-from highwater.memory.history import History
-from highwater.readings.engine import EngineStatus, WorkCounts
-from highwater.readings.remedy import RemedyResult
-from highwater.readings.report import Report
+from highwater.model.engine import EngineStatus, WorkCounts
+from highwater.model.remedies import RemedyResult, credit
+from highwater.model.report import Report
+from highwater.model.totals import freed, total
+from highwater.watch.history import History
 from tests.fakes.engine import CACHED, IMAGE_BYTES, MIB, FakeEngine
 
 HOUR = 3600

@@ -22,7 +22,7 @@ from PIL import Image, ImageChops
 from PIL.PngImagePlugin import PngInfo
 from playwright.async_api import Browser, Page
 
-from highwater.policy.rules import PolicySettings
+from highwater.act.rules import PolicySettings
 from tests.browser.conftest import Beside, beside, chromium
 from tests.browser.sample import Story, an_hour, many_ranks
 from tests.fakes.engine import FakeEngine

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
-from highwater.accounting.components import COMPONENT_NAMES
-from highwater.demo.process import free_port
-from highwater.demo.sidecar import DemoSidecar
+from highwater.act.rules import PolicySettings, Rule
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory
-from highwater.policy.rules import PolicySettings, Rule
+from highwater.model.components import COMPONENT_NAMES
+from highwater.terminal.demo.process import free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.browser.conftest import ELSEWHERE, beside
 from tests.browser.measure import RING, an_hour_of_eight, flood, heap_bytes, times_to_paint
 from tests.browser.sample import Story, an_hour

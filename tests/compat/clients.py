@@ -6,12 +6,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Self
 
-from highwater.demo.traffic import TrafficResult, send_images
+from highwater.terminal.demo.traffic import TrafficResult, send_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 CLIENTS = 16
 START_SECONDS = 120.0

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from highwater.demo.environment import ensure_environment
+from highwater.terminal.demo.environment import ensure_environment
 from tests.engine.conftest import engine_factory, record
 from tests.engines import ALL_RECIPES
 
 if TYPE_CHECKING:
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 __all__ = ["engine_factory", "record"]
 HERE = Path(__file__).parent

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from highwater.demo.engine import DemoEngine, EngineOptions
-from highwater.units import GIB
+from highwater.model.units import GIB
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact, logged
 from tests.engines import AnyEngine, watching
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 
 def test_an_older_engines_budget_is_explained(

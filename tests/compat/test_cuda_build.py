@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from highwater.demo.environment import EngineEnvironment, ensure_environment
-from highwater.files.worker_package import copy_worker_package
+from highwater.process.worker_package import copy_worker_package
+from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
 from tests.engines import CUDA_RECIPES, CUDA_VERSION
 from tests.tested import Ran, confirm
 

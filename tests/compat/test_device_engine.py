@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.device import vllm_files
-from highwater.demo.environment import ensure_environment
+from highwater.terminal.demo.environment import ensure_environment
 from tests.engines import ALL_RECIPES, ROOT, site_packages, with_modules_of_the_sidecar
 
 if TYPE_CHECKING:

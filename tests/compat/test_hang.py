@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo.errors import DemoError
-from highwater.demo.traffic import send_images
+from highwater.terminal.demo.process import DemoError
+from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside, wait_for
 
 from .clients import POOL, Clients
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.engine import DemoEngine
-    from highwater.demo.sidecar import DemoSidecar
+    from highwater.terminal.demo.engine import DemoEngine
+    from highwater.terminal.demo.sidecar import DemoSidecar
 
 TOLD_SECONDS = 20.0
 

@@ -12,7 +12,7 @@ from tests.engine.test_kills import pytestmark, sidecar, test_an_engine_killed_i
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 __all__ = ["pytestmark", "sidecar", "test_an_engine_killed_in_an_operation"]
 

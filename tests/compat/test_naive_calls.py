@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
-from highwater.demo.engine import SHIM_FOLDER, link_extension
-from highwater.demo.traffic import image_url, send_images
+from highwater.terminal.demo.engine import SHIM_FOLDER, link_extension
+from highwater.terminal.demo.traffic import image_url, send_images
 from tests.engines import send_texts
 
 from .clients import POOL, Clients
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 OK = 200
 CALLS = 1000

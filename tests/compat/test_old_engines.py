@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from highwater.demo.traffic import IMAGE_SIDE, send_images
+from highwater.terminal.demo.traffic import IMAGE_SIDE, send_images
 from tests.engines import image_cache_bytes, send_texts, worker_pids
 from tests.patience import LIMIT_SECONDS
 from tests.tested import Ran, confirm
@@ -15,7 +15,7 @@ from tests.tested import Ran, confirm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 BYTES_PER_BFLOAT16 = 2
 BYTES_PER_FLOAT32 = 4

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from highwater.demo.engine import build_model
-from highwater.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.engine import build_model
+from highwater.terminal.demo.environment import DEFAULT_VERSION
 from tests.engines import CUDA_VERSION
 from tests.support.asked_starts import asked, model_folder
 from tests.support.asked_sweep import builtin, cases, compare, vllm_of

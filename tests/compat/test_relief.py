@@ -20,8 +20,8 @@ from tests.engine.test_relief_storm import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import DemoEngine
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.engine import DemoEngine
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 __all__ = [
     "quiet_sidecar",

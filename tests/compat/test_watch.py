@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from highwater.demo.traffic import send_images
+from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engines import watching, worker_pids
 from tests.patience import LIMIT_SECONDS
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 

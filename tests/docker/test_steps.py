@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from highwater.demo.process import free_port
+from highwater.terminal.demo.process import free_port
 from tests.docker.image import Image
 from tests.patience import LIMIT_SECONDS
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER, DemoEngine, EngineOptions, build_model, link_extension
-from highwater.demo.environment import EngineEnvironment, ensure_environment
-from highwater.demo.process import KeptProcess, free_port
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.engine import SHIM_FOLDER, DemoEngine, EngineOptions, build_model, link_extension
+from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
+from highwater.terminal.demo.process import KeptProcess, free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep
 from tests.engines import AnyEngine
 from tests.patience import LIMIT_SECONDS

@@ -10,7 +10,7 @@ import httpx
 from tests.patience import LIMIT_SECONDS
 
 if TYPE_CHECKING:
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 
 def logged(engine: DemoEngine, pattern: str) -> str:

@@ -20,8 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from highwater.demo.environment import cache_dir
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.process import DemoError
 
 PLATFORMS = tuple(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 24, 28, 34))
 # vLLM itself is published for CUDA alone as a wheel, of half a gigabyte; the CPU build has the same Python source.

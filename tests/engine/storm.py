@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from highwater.demo.traffic import image_url
+from highwater.terminal.demo.traffic import image_url
 
 CLIENTS = 16
 POOL = 24

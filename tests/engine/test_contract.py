@@ -14,7 +14,7 @@ from highwater.engine.client import Engine as EngineClient
 from tests.fakes.engine import FakeEngine
 
 if TYPE_CHECKING:
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 OPS = ("hello", "memory", "encoder_cache", "release", "trim", "restore", "snapshot", "no_such_op")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import SimpleNamespace
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 # vLLM's own workers, each with the version that its attributes are of; that of `larger_story` is vllm-ascend's.
 WORKERS = {"story": "0.12.0", "qwen3_next": "0.12.0", "gemma": "0.23.0"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psutil
 
-from highwater.demo.engine import CACHE_TOKENS, DemoEngine
-from highwater.demo.traffic import IMAGE_SIDE, send_images
+from highwater.terminal.demo.engine import CACHE_TOKENS, DemoEngine
+from highwater.terminal.demo.traffic import IMAGE_SIDE, send_images
 from tests.engines import image_cache_bytes, image_tokens, send_texts, worker_pids
 from tests.tested import Ran, confirm
 

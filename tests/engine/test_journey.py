@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from highwater.demo.errors import DemoError
-from highwater.demo.process import free_port
-from highwater.demo.sidecar import DemoSidecar
-from highwater.demo.traffic import send_images
-from highwater.memory.round import IDLE_SECONDS, SETTLE_SECONDS
+from highwater.terminal.demo.process import DemoError, free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.traffic import send_images
+from highwater.watch.round import IDLE_SECONDS, SETTLE_SECONDS
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS
 
@@ -31,7 +30,7 @@ from .conftest import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 WATCHED_SECONDS = 20.0
 CALL, COUNTS, PAUSE = '"POST /collective_rpc', '"GET /metrics', '"GET /is_paused'

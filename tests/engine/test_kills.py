@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from highwater.demo.traffic import send_images
+from highwater.terminal.demo.traffic import send_images
 from tests.engines import send_texts, worker_pids
 
 from .conftest import sidecar_beside, wait_for
@@ -25,8 +25,8 @@ from .conftest import sidecar_beside, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import DemoEngine
-    from highwater.demo.sidecar import DemoSidecar
+    from highwater.terminal.demo.engine import DemoEngine
+    from highwater.terminal.demo.sidecar import DemoSidecar
 
     from .conftest import Victim
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER
+from highwater.terminal.demo.engine import SHIM_FOLDER
 
 from .conftest import sidecar_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from highwater.demo.engine import DemoEngine
-    from highwater.demo.environment import EngineEnvironment
-    from highwater.demo.sidecar import DemoSidecar
+    from highwater.terminal.demo.engine import DemoEngine
+    from highwater.terminal.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.sidecar import DemoSidecar
 
 ROOT = Path(__file__).parents[2]
 BENCH = Path(__file__).with_name("vllm_bench_serve.py")
@@ -62,7 +62,7 @@ def recorded(
         command = [
             sys.executable,
             "-c",
-            f"import sys; sys.path.insert(0, {str(ROOT)!r}); from highwater.cli import main; main()",
+            f"import sys; sys.path.insert(0, {str(ROOT)!r}); from highwater.terminal.cli import main; main()",
         ]
         command += ["measure", "--out", "report.html", "--remedies", REMEDIES, "--settle", "1"]
         command += ["--name", "random images, tiny model", "--", "python", BENCH.name, *bench(sidecar.url, engine)]

@@ -16,8 +16,8 @@ import anthropic
 import openai
 import pytest
 
-from highwater.demo.engine import DemoEngine
-from highwater.demo.traffic import image_url
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.traffic import image_url
 from tests.patience import LIMIT_SECONDS
 
 from .conftest import sidecar_beside, wait_for
@@ -26,7 +26,7 @@ from .test_sidecar import get, post
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from highwater.demo.sidecar import DemoSidecar
+    from highwater.terminal.demo.sidecar import DemoSidecar
 
 KEY = "sk-engine"
 PATIENCE_SECONDS = 300.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from highwater.demo.traffic import send_images
+from highwater.terminal.demo.traffic import send_images
 from tests.engines import send_texts
 from tests.patience import until
 from tests.unit.worker_ext.ring_bytes import heartbeat, records, table
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from highwater.demo.engine import DemoEngine
-    from highwater.demo.sidecar import DemoSidecar
+    from highwater.terminal.demo.engine import DemoEngine
+    from highwater.terminal.demo.sidecar import DemoSidecar
 
     from .conftest import Victim
 

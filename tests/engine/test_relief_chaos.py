@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engines import send_texts
 from tests.patience import LIMIT_SECONDS
 
@@ -24,7 +24,7 @@ from .conftest import sidecar_beside, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
     from .conftest import Victim
 

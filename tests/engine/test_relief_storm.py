@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from highwater.demo.engine import DemoEngine
-    from highwater.demo.sidecar import DemoSidecar
+    from highwater.terminal.demo.engine import DemoEngine
+    from highwater.terminal.demo.sidecar import DemoSidecar
 
     from .storm import Storm
 

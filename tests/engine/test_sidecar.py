@@ -22,14 +22,13 @@ import psutil
 import pytest
 
 from helm.source.metrics import ENGINE_FAMILIES, ENGINE_HISTOGRAMS, names_in
-from highwater.accounting.components import COMPONENT_NAMES
-from highwater.demo.engine import DemoEngine, EngineOptions
-from highwater.demo.errors import DemoError
-from highwater.demo.process import free_port
-from highwater.demo.sidecar import DemoSidecar
-from highwater.demo.story import tell
-from highwater.demo.traffic import image_url, send_images
-from highwater.units import MIB
+from highwater.model.components import COMPONENT_NAMES
+from highwater.model.units import MIB
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions
+from highwater.terminal.demo.process import DemoError, free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.story import tell
+from highwater.terminal.demo.traffic import image_url, send_images
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS, wait_until
 
@@ -38,7 +37,7 @@ from .conftest import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 IMAGES = 40
 
@@ -290,8 +289,8 @@ LIVES = int(os.environ.get("TEST_ENGINE_LIVES", "1"))
 STARTER = """
 import sys
 from pathlib import Path
-from highwater.demo.engine import DemoEngine, EngineOptions
-from highwater.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions
+from highwater.terminal.demo.environment import EngineEnvironment
 
 environment, folder, port = EngineEnvironment("", Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
 engine = DemoEngine(environment, EngineOptions(multimodal=False, port=port), folder=folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engines import send_texts, worker_pids
 
 from .conftest import STORM_SECONDS, ask_all, sidecar_beside, wait_for
@@ -18,7 +18,7 @@ from .storm import storming
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 PATIENCE = 600.0
 

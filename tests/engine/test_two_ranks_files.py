@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo.traffic import send_images
+from highwater.terminal.demo.traffic import send_images
 from tests.engines import send_texts, worker_pids
 from tests.patience import wait_until
 from tests.unit.worker_ext.ring_bytes import heartbeat, parse, table
@@ -19,7 +19,7 @@ from .conftest import ask_all
 from .test_worker_ext_real import reset_encoder_cache
 
 if TYPE_CHECKING:
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 INSTANCE = "00112233445566ff"
 

@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from highwater.readings.rank import rank_title
+from highwater.model.rank import rank_title
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS
 
@@ -29,8 +29,8 @@ from .test_sidecar import cpu_seconds, rss_bytes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from highwater.demo.engine import DemoEngine
-    from highwater.demo.sidecar import DemoSidecar
+    from highwater.terminal.demo.engine import DemoEngine
+    from highwater.terminal.demo.sidecar import DemoSidecar
 
 pytestmark = pytest.mark.xdist_group("two_workers")
 

@@ -26,10 +26,9 @@ from pathlib import Path
 
 import pytest
 
-from highwater.demo.environment import cache_dir
-from highwater.demo.errors import DemoError
-from highwater.demo.process import KeptProcess, environ_with, free_port
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.process import DemoError, KeptProcess, environ_with, free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.build_support import compiled_app, environ_for
 from tests.http.conftest import Answer, Wire
 from tests.patience import LIMIT_SECONDS, patience

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from highwater.demo.process import free_port
+from highwater.terminal.demo.process import free_port
 from tests.faithful.engine import Engine, gone_after
 from tests.faithful.fronts import PATIENT, PROXIES, Profile, fronted_by
 from tests.faithful.fronts import reset as reset_connection

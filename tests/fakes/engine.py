@@ -25,25 +25,24 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gated_proxy.gate import Gate
-from highwater.accounting.components import account
+from highwater.act.governor import Governor
+from highwater.act.quiescer import Quiescer
+from highwater.act.relief import Relief
+from highwater.act.rules import Rule
 from highwater.engine.client import Engine
-from highwater.memory.history import History
-from highwater.memory.poller import Poller
-from highwater.memory.sources import Source, all_sources
-from highwater.policy.governor import Governor
-from highwater.policy.rules import Rule
+from highwater.model.components import account
+from highwater.model.rank import RankReading, WorkerMemory
+from highwater.model.remedies import RemedyResult
+from highwater.model.report import Report, Trigger
 from highwater.process.clocks import Clocks
-from highwater.process.internal_errors import InternalErrors
-from highwater.readings.event import Trigger
-from highwater.readings.rank import RankReading, WorkerMemory
-from highwater.readings.remedy import RemedyResult
-from highwater.readings.report import Report
-from highwater.recorder.recorders import Recorders
-from highwater.relief.quiescer import Quiescer
-from highwater.relief.relief import Relief
-from highwater.settings.sections import GateSettings
-from highwater.settings.settings import Settings
-from highwater.wiring.parts import Parts
+from highwater.process.logs import InternalErrors
+from highwater.server.parts import Parts
+from highwater.server.settings.sections import GateSettings
+from highwater.server.settings.settings import Settings
+from highwater.watch.history import History
+from highwater.watch.poller import Poller
+from highwater.watch.recorder.recorders import Recorders
+from highwater.watch.sources import Source, all_sources
 from tests.fakes.clock import FakeClock, FakeWallClock
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 

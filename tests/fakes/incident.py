@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from highwater.accounting.points import MemoryPoint
 from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.incident import EncoderEntry, Evidence, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.log.story import NO_LOG, LogStory
-from highwater.readings.engine import EngineLoad, EngineStatus
-from highwater.readings.event import Event
-from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
+from highwater.model.engine import EngineLoad, EngineStatus
+from highwater.model.pace import MemoryPoint
+from highwater.model.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
+from highwater.model.report import Event
 
 MIB = 1024 * 1024
 TOTAL = 62_420 * MIB

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from highwater.readings.engine import EngineStatus, MissingRank
-from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
-from highwater.readings.report import Report
+from highwater.model.engine import EngineStatus, MissingRank
+from highwater.model.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
+from highwater.model.report import Report
 
 MIB = 1024**2
 GIB = 1024**3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 from typing import TYPE_CHECKING, Any
 
-from highwater.commands.serve import run
-from highwater.settings.settings import Settings
+from highwater.server.settings.settings import Settings
+from highwater.terminal.serve import run
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TOKEN = "0123456789abcdef-token"
 # Forked from a process that has imported everything: each sidecar is there in a fraction of a second.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["highwater.main", "highwater.demo.traffic", __name__])
+_CONTEXT.set_forkserver_preload(["highwater.server.main", "highwater.terminal.demo.traffic", __name__])
 
 
 def start(**settings: Any) -> BaseProcess:

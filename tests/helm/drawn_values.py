@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from highwater.policy.rules import ALL_REMEDIES, SIGNAL_REMEDIES, SIGNALS
+from highwater.act.rules import ALL_REMEDIES, SIGNAL_REMEDIES, SIGNALS
 
 Values = dict[str, Any]
 Draw = st.DrawFn

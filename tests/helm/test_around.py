@@ -59,7 +59,7 @@ def test_what_is_scaled_has_no_number_of_its_own(kind: str) -> None:
 
 
 def test_autoscalers_ask_for_metrics_that_there_are() -> None:
-    known = (HELM.parent / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text(encoding="utf-8")
+    known = (HELM.parent / "tests" / "unit" / "http" / "golden" / "metrics.txt").read_text(encoding="utf-8")
     for metric in the("HorizontalPodAutoscaler", OPTIONS["HorizontalPodAutoscaler"])["spec"]["metrics"]:
         assert f"# TYPE {metric['pods']['metric']['name']} gauge" in known
     for trigger in the("ScaledObject", OPTIONS["ScaledObject"])["spec"]["triggers"]:

@@ -1,4 +1,4 @@
-"""values.schema.json: what is refused, and in which words; and `config` is highwater.settings."""
+"""values.schema.json: what is refused, and in which words; and `config` is highwater.server.settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from helm_python import HelmRenderError, HelmValuesError
 
 from helm.generator.__main__ import files as generated
 from helm.generator.schema import CHARTS_OWN
-from highwater.errors import SettingsError
-from highwater.settings.settings import is_list, keys, variable
-from highwater.settings.sources import load
+from highwater.process.errors import SettingsError
+from highwater.server.settings.settings import is_list, keys, variable
+from highwater.server.settings.sources import load
 from tests.helm.chart import CI_FILES, HELM, chart, ci_values, container, env, files, merged, pod
 
 # A value of each setting that is not its default. What is none of these is text or a number that doubles.

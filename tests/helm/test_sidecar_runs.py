@@ -13,7 +13,7 @@ import httpx
 import pytest
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from highwater.demo.process import KeptProcess, free_port
+from highwater.terminal.demo.process import KeptProcess, free_port
 from tests.helm.chart import Object, container, merged, objects, pod, the
 from tests.helm.node import Node
 from tests.patience import LIMIT_SECONDS

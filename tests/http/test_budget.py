@@ -8,14 +8,14 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater.api import starts
-from highwater.cli import main
-from highwater.commands import explain
-from highwater.plan.explanation import explain as explained
+from highwater.explain.explanation import explain as explained
+from highwater.http import starts
+from highwater.terminal import explain
+from highwater.terminal.cli import main
 from tests.fakes.engine import FakeEngine
 from tests.fakes.started import story, wire
 from tests.http.test_control_plane import both_on_ports, sidecar_before
-from tests.unit.plan.test_beside import ANSWER
+from tests.unit.explain.test_beside import ANSWER
 
 BUDGET = wire(story(), version="0.12.0")
 

@@ -16,14 +16,14 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from highwater.api.services import MAX_WAITING
+from highwater.act.rules import PolicySettings
 from highwater.engine.client import Engine
-from highwater.main import create_app
-from highwater.policy.rules import PolicySettings
-from highwater.readings.engine import Progress
-from highwater.settings.settings import Settings
-from highwater.wiring.control_plane import CONTROL_BODY_BYTES
-from highwater.wiring.sidecar import Sidecar
+from highwater.http.services import MAX_WAITING
+from highwater.model.engine import Progress
+from highwater.server.control_plane import CONTROL_BODY_BYTES
+from highwater.server.main import create_app
+from highwater.server.settings.settings import Settings
+from highwater.server.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.patience import LIMIT_SECONDS, until
@@ -253,7 +253,7 @@ async def test_the_report_in_json(running):
 @pytest.fixture
 def _no_worker_is_silent(monkeypatch):
     """However long the loop stands still between what a worker writes and what is read of it."""
-    monkeypatch.setattr("highwater.recorder.rank._SILENT_SECONDS", 600.0)
+    monkeypatch.setattr("highwater.watch.recorder.rank._SILENT_SECONDS", 600.0)
 
 
 @pytest.mark.usefixtures("_no_worker_is_silent")
@@ -943,7 +943,7 @@ async def test_a_plan_needs_no_token_and_calls_no_worker(guarded):
 
 async def test_a_plan_behind_too_many_others_is_refused_with_a_time_to_come_again(monkeypatch):
     ends = threading.Event()
-    monkeypatch.setattr("highwater.api.budget.plan_answer", lambda *_: {"ended": ends.wait(LIMIT_SECONDS)})
+    monkeypatch.setattr("highwater.http.budget.plan_answer", lambda *_: {"ended": ends.wait(LIMIT_SECONDS)})
     async with sidecar_before(FakeEngine()) as running, asyncio.TaskGroup() as callers:
         asked = [callers.create_task(running.client.post("/memory/plan", json={})) for _ in range(MAX_WAITING + 2)]
         refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from highwater.api.pages import DASHBOARD, TYPES
+from highwater.http.pages import DASHBOARD, TYPES
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import TOKEN, both_on_ports, sidecar_before
 

@@ -7,7 +7,7 @@ import json
 
 from click.testing import CliRunner
 
-from highwater.cli import main
+from highwater.terminal.cli import main
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import sidecar_before
 

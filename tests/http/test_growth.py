@@ -8,11 +8,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from highwater.cli import main
 from highwater.growth.series import SeriesKey
 from highwater.growth.watch import GrowthWatch
-from highwater.readings.engine import WorkCounts
-from highwater.units import GIB, MIB
+from highwater.model.engine import WorkCounts
+from highwater.model.units import GIB, MIB
+from highwater.terminal.cli import main
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import sidecar_before
 from tests.patience import until

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from highwater.cli import main
 from highwater.host.reading import HostReading
+from highwater.terminal.cli import main
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import sidecar_before
 from tests.patience import until

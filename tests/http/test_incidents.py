@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from highwater.api.incidents import router
-from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY
-from highwater.readings.engine import EngineStatus
+from highwater.http.incidents import router
+from highwater.http.problems import PROBLEM_RESPONSES, answer_problems
+from highwater.model.engine import EngineStatus
 from tests.fakes.incident import AT, ID, evidence, numbered, rank, reading
 from tests.http.conftest import serving
 from tests.patience import LIMIT_SECONDS

@@ -10,10 +10,10 @@ import socket
 import httpx
 import pytest
 
-from highwater.errors import SettingsError
-from highwater.main import create_app
-from highwater.settings.settings import Settings
-from highwater.settings.sources import load
+from highwater.process.errors import SettingsError
+from highwater.server.main import create_app
+from highwater.server.settings.settings import Settings
+from highwater.server.settings.sources import load
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import alive, sidecar_before

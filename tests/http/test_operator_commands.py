@@ -17,13 +17,13 @@ from types import MappingProxyType
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater.cli import main
-from highwater.commands.events import follow_events
-from highwater.policy.rules import PolicySettings
+from highwater.act.rules import PolicySettings
+from highwater.terminal.cli import main
+from highwater.terminal.events import follow_events
 from tests.fakes.engine import NO_SNAPSHOT
 from tests.http.test_control_plane import both_on_ports
-from tests.unit.commands.reports import as_json, report
-from tests.unit.memory.test_snapshots import Writers
+from tests.unit.terminal.reports import as_json, report
+from tests.unit.watch.test_snapshots import Writers
 
 TOKEN = "correct-horse-battery"
 

@@ -13,10 +13,10 @@ import pytest
 from gated_proxy.exchange import EngineExchange, State
 from gated_proxy.gate import Gate
 from gated_proxy.heads import parse_head
-from highwater.main import create_app
-from highwater.policy.rules import PolicySettings
-from highwater.settings.sections import GateSettings
-from highwater.settings.settings import Settings
+from highwater.act.rules import PolicySettings
+from highwater.server.main import create_app
+from highwater.server.settings.sections import GateSettings
+from highwater.server.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import Running, alive, both_on_ports

@@ -16,7 +16,7 @@ from websockets.asyncio.server import serve
 
 from gated_proxy.gate import Gate
 from gated_proxy.logs import AccessLog
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 from tests.patience import until
 

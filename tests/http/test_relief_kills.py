@@ -16,7 +16,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse
 
-from highwater.demo.process import free_port
+from highwater.terminal.demo.process import free_port
 from tests.fakes.engine import FakeEngine, _replay
 from tests.fakes.sidecar_process import TOKEN, start
 from tests.http.conftest import serving

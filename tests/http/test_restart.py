@@ -12,8 +12,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from highwater.demo.process import answers
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.process import answers
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 
 from .conftest import serving

@@ -24,7 +24,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from highwater.demo.process import KeptProcess, free_port
+from highwater.terminal.demo.process import KeptProcess, free_port
 from tests.fakes.engine import FakeEngine
 from tests.helm.chart import NAMESPACE, objects, pod_templates
 from tests.http import stand_in_kubectl

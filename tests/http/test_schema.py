@@ -16,9 +16,9 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from highwater.main import create_app
-from highwater.policy.rules import PolicySettings
-from highwater.settings.settings import Settings
+from highwater.act.rules import PolicySettings
+from highwater.server.main import create_app
+from highwater.server.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
 from tests.patience import LIMIT_SECONDS
 

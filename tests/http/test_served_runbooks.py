@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from highwater.api import pages
-from highwater.api.pages import runbook_page, runbooks
+from highwater.http import pages
+from highwater.http.pages import runbook_page, runbooks
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import TOKEN, sidecar_before
 

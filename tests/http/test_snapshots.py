@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes.engine import NO_HISTORY, NO_SNAPSHOT, FakeEngine
 from tests.http.test_control_plane import TOKEN, error, sidecar_before
-from tests.unit.memory.test_snapshots import Writers
+from tests.unit.watch.test_snapshots import Writers
 
 PATHS = [
     ("POST", "/memory/snapshot", 200),

@@ -27,15 +27,15 @@ import pytest_asyncio
 import trustme
 from click.testing import CliRunner, Result
 
-from highwater.cli import main
-from highwater.client.sidecar import SidecarClient
-from highwater.commands.top.feed import follow_memory
-from highwater.demo.sidecar import DemoSidecar
-from highwater.policy.rules import PolicySettings
+from highwater.act.rules import PolicySettings
+from highwater.terminal.cli import main
+from highwater.terminal.client import SidecarClient
+from highwater.terminal.demo.sidecar import DemoSidecar
+from highwater.terminal.top.feed import follow_memory
 from tests.fakes.engine import IMAGE_BYTES, FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import both_on_ports
-from tests.unit.commands.reports import as_json, report
+from tests.unit.terminal.reports import as_json, report
 
 pytestmark = pytest.mark.slow("commands as processes")
 
@@ -324,7 +324,7 @@ async def test_the_engine_itself_is_no_sidecar(command):
 
 def test_who_never_answers_is_not_waited_for_long(monkeypatch):
     """Also where the call itself may take minutes: first it is asked who it is."""
-    monkeypatch.setattr("highwater.commands.asking.ASK_SECONDS", 0.3)
+    monkeypatch.setattr("highwater.terminal.asking.ASK_SECONDS", 0.3)
     with _listener() as url:
         started = time.monotonic()
         result = ran("reclaim", url=url)

@@ -15,10 +15,10 @@ import pytest
 import trustme
 
 from gated_proxy.transports import HANDSHAKE_SECONDS
-from highwater.demo.process import free_port
 from highwater.engine.client import Engine
-from highwater.errors import EngineUnreachable, EngineUntrusted
-from highwater.files.tls import TlsFiles, engine_context, listening_context
+from highwater.process.errors import EngineUnreachable, EngineUntrusted
+from highwater.process.tls import TlsFiles, engine_context, listening_context
+from highwater.terminal.demo.process import free_port
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import serving
 from tests.patience import LIMIT_SECONDS, until

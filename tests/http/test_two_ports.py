@@ -19,12 +19,12 @@ import pytest
 import pytest_asyncio
 from click.testing import CliRunner, Result
 
-from highwater.cli import main
-from highwater.demo.process import answers, free_port
-from highwater.demo.sidecar import DemoSidecar
-from highwater.main import create_app
-from highwater.policy.rules import PolicySettings
-from highwater.settings.settings import Settings
+from highwater.act.rules import PolicySettings
+from highwater.server.main import create_app
+from highwater.server.settings.settings import Settings
+from highwater.terminal.cli import main
+from highwater.terminal.demo.process import answers, free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import OWN_PATHS, TOKEN, alive

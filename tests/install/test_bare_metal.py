@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from highwater.demo.process import free_port
+from highwater.terminal.demo.process import free_port
 from tests.install.page import ROOT, blocks
 
 PAGE = "install/bare-metal.md"

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from highwater.commands.status import judged
-from highwater.readings.engine import STATES
+from highwater.model.engine import STATES
+from highwater.terminal.status import judged
 from tests.fakes.engine import Core, core_on
 from tests.helm.chart import Object, container, env, mounts, pod_templates
 from tests.install.guides import (

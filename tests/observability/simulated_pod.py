@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import time
 
-from highwater.accounting.components import account
-from highwater.api.metrics import Counters, Exporter
-from highwater.readings.engine import EngineStatus
-from highwater.readings.growth import Growth
-from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
-from highwater.readings.rank import (
+from highwater.http.metrics import Counters, Exporter
+from highwater.model.components import account
+from highwater.model.engine import EngineStatus
+from highwater.model.growth import Growth
+from highwater.model.policy import PolicyStatus, RankPressure, RuleStatus
+from highwater.model.rank import (
     Budget,
     Components,
     Device,
@@ -20,8 +20,8 @@ from highwater.readings.rank import (
     TorchMemory,
     WorkerMemory,
 )
-from highwater.readings.remedy import RemedyResult
-from highwater.readings.report import Report
+from highwater.model.remedies import RemedyResult
+from highwater.model.report import Report
 from tests.observability.pictures.host import host_now, verdicts
 
 GIB = 1024**3

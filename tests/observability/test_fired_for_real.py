@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from highwater.demo.process import KeptProcess, free_port
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.process import KeptProcess, free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving
 

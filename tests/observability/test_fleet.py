@@ -11,11 +11,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from helm.source.metrics import OWN
-from highwater.accounting.components import COMPONENT_NAMES
-from highwater.readings.engine import EngineState
-from highwater.readings.event import Trigger
-from highwater.readings.policy import ActionOutcome, PolicyLevel, RulePhase
-from highwater.relief.remedies import REMEDIES
+from highwater.act.remedies import REMEDIES
+from highwater.model.components import COMPONENT_NAMES
+from highwater.model.engine import EngineState
+from highwater.model.policy import ActionOutcome, PolicyLevel, RulePhase
+from highwater.model.report import Trigger
 
 from .rule_files import ALERTS, RECORDINGS, every_panel
 from .simulated_pod import SimulatedPod
@@ -23,7 +23,7 @@ from .test_recording import promtool
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "fleet.md").read_text()
-GOLDEN = (ROOT / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text()
+GOLDEN = (ROOT / "tests" / "unit" / "http" / "golden" / "metrics.txt").read_text()
 
 
 def yaml_blocks(key: str) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import yaml
 from helm.source.metrics import names_in
 from helm.source.rules import NAMES as WORDS
 from helm.source.rules import alerts as generated
-from highwater.cli import main
+from highwater.terminal.cli import main
 from tests.observability.labels import unknown_labels
 
 from .conftest import tool
@@ -60,7 +60,7 @@ def test_a_runbooks_commands_exist(name):
     paths = set(re.findall(r"\$SIDECAR(/[\w/-]*)", text))
     assert [path for path in sorted(paths) if f"`{path}" not in known and f" {path}" not in known] == []
     assert set(re.findall(r"(?:^|-- |`)highwater (\w+)", text, re.MULTILINE)) <= set(main.commands)
-    exported = (ROOT / "tests" / "unit" / "api" / "golden" / "metrics.txt").read_text()
+    exported = (ROOT / "tests" / "unit" / "http" / "golden" / "metrics.txt").read_text()
     assert [
         name for name in re.findall(r"\bhighwater_(?!worker\b)\w+", text) if f"# TYPE {name} " not in exported
     ] == []

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo.environment import DEFAULT_VERSION
-from highwater.plan.command_line import Line
+from highwater.explain.command_line import Line
+from highwater.terminal.demo.environment import DEFAULT_VERSION
 from highwater_worker.plan.cards import CARDS
 from kvplan.builtin.start import Start, read_start
 from kvplan.errors import PlanError

@@ -18,10 +18,10 @@ import httpx
 import psutil
 import pytest
 
-from highwater.demo.engine import CACHE_TOKENS, MAX_MODEL_LEN, SHIM_FOLDER, build_model
-from highwater.demo.environment import EngineEnvironment
-from highwater.demo.process import KeptProcess, free_port
-from highwater.demo.traffic import send_images
+from highwater.terminal.demo.engine import CACHE_TOKENS, MAX_MODEL_LEN, SHIM_FOLDER, build_model
+from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.process import KeptProcess, free_port
+from highwater.terminal.demo.traffic import send_images
 from tests.helm.chart import CI_FILES, Object, ci_values, container, merged, objects, pod, pods
 from tests.helm.node import Node
 from tests.patience import LIMIT_SECONDS, wait_until

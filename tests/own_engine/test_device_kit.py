@@ -17,7 +17,7 @@ from tests.engines import with_modules_of_the_sidecar
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = pytest.mark.device
 # A real engine is started by other tests of this folder.

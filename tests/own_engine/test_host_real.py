@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from highwater.demo.traffic import send_images
 from highwater.host.needs import processor_caches, shm_needs
 from highwater.host.parts import parts_of
 from highwater.host.process_files import ProcessFiles
 from highwater.host.reader import HostReader
-from highwater.units import GIB, MIB
+from highwater.model.units import GIB, MIB
+from highwater.terminal.demo.traffic import send_images
 from tests.engines import watching
 from tests.patience import LIMIT_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import DemoEngine
     from highwater.host.reading import HostReading
+    from highwater.terminal.demo.engine import DemoEngine
 
 GROUPS = Path("/sys/fs/cgroup")
 EXACT = 0.02

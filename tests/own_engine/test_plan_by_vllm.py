@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo.engine import build_model
-from highwater.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.engine import build_model
+from highwater.terminal.demo.environment import DEFAULT_VERSION
 from tests.fakes.cann.ascend import folder_of_both
 from tests.support.asked_starts import Asked, asked, model_folder, parts_of, pool_of
 from tests.support.asked_sweep import builtin, cases, compare, vllm_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = pytest.mark.timeout(1800, func_only=True)
 # Their files here lack what vLLM 0.32 reads: a vision tower, an activation scheme.

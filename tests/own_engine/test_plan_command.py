@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from highwater.demo.environment import EngineEnvironment
-from highwater.plan.command_line import read_line
-from highwater.plan.roads import VllmRoad
+from highwater.explain.command_line import read_line
+from highwater.explain.roads import VllmRoad
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.fakes.recorded_vllm import FILE, MODEL
 from tests.support.asked_starts import model_folder
 from tests.support.record_answers import kept

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from highwater.demo.environment import EngineEnvironment
-from highwater.memory.starts import PREFIX
+from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.watch.starts import PREFIX
 from tests.pod.engine import PodEngine
 from tests.pod.judging import acquits_memory, blames_host_memory, names_last_state
 from tests.pod.kubelet import Kubelet

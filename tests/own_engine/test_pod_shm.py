@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from highwater.demo.environment import EngineEnvironment
 from highwater.diagnose.rules.book import host_findings
 from highwater.host.reader import HostReader
 from highwater.host.reading import ShmMemory, ShmOwner
 from highwater.host.report import report_of
-from highwater.units import MIB
+from highwater.model.units import MIB
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.patience import wait_until
 from tests.pod.kubelet import Kubelet, wait_for_start
 from tests.pod.serving import Serving, serving

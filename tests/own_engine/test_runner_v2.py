@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from highwater.demo.engine import DemoEngine
-from highwater.demo.environment import EngineEnvironment
-from highwater.demo.process import free_port
-from highwater.demo.sidecar import DemoSidecar
-from highwater.demo.traffic import image_url
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.process import free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.traffic import image_url
 from tests.engine.conftest import ask_all, engine_with_weights, wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact, logged
 from tests.engines import (

@@ -21,7 +21,7 @@ from tests.fakes.cann.npu import NEEDS_COMPILER, TORCH_NPU, SimulatedNpu, build
 from tests.fakes.cann.state import VARIABLE, new_state, set_state
 
 if TYPE_CHECKING:
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 GIB = 1 << 30

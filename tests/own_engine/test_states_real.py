@@ -17,16 +17,16 @@ import httpx
 import psutil
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER
-from highwater.demo.sidecar import DemoSidecar
-from highwater.files.worker_package import copy_worker_package
+from highwater.process.worker_package import copy_worker_package
+from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engines import send_texts, watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import DemoEngine
+    from highwater.terminal.demo.engine import DemoEngine
 
 CONNECTOR = {
     "kv_connector": "HoldingConnector",

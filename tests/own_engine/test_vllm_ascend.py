@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import TypeAdapter
 
-from highwater.accounting.engine_budget import EngineBudget
-from highwater.demo.engine import build_model
-from highwater.plan.budget import rank_budget
+from highwater.explain.budget import rank_budget
+from highwater.model.engine_budget import EngineBudget
+from highwater.terminal.demo.engine import build_model
 from tests.engine.conftest import make_weights
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
 from tests.fakes.cann.ascend import VLLM, VLLM_ASCEND, environ_of_vllm_ascend
 from tests.fakes.cann.npu import NEEDS_COMPILER, TORCH_NPU, SimulatedNpu
 from tests.support.on_vllm_ascend import IMAGES, SEEN, SIDE, UTILIZATION
 from tests.tested import Ran, confirm
-from tests.unit.plan.readings import rank
+from tests.unit.explain.readings import rank
 
 if TYPE_CHECKING:
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 TOTAL_BYTES = 2 << 30

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo.engine import build_model
+from highwater.terminal.demo.engine import build_model
 from tests.engine.conftest import make_weights
 from tests.engines import ROOT
 from tests.fakes.cann.ascend import Release, environ_of_vllm_ascend
@@ -30,7 +30,7 @@ from tests.own_engine.test_vllm_ascend import (
 from tests.tested import Ran, confirm
 
 if TYPE_CHECKING:
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 __all__ = [
     "test_a_release_gives_back_what_was_foretold_to_the_byte",

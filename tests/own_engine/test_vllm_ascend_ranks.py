@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo.engine import build_model
-from highwater.demo.environment import cache_dir
+from highwater.terminal.demo.engine import build_model
+from highwater.terminal.demo.environment import cache_dir
 from tests.engine.conftest import make_weights
 from tests.engine.published import unpacked_source
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
@@ -25,7 +25,7 @@ from tests.support.on_vllm_ascend import IMAGES, SIDE
 from tests.tested import Ran, confirm
 
 if TYPE_CHECKING:
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 NEEDS_CPLUSPLUS = pytest.mark.skipif(
     shutil.which("c++") is None, reason="there is no C++ compiler, c++; Debian's package is g++"

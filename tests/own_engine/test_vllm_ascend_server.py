@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.npu_story import FIRST_IMAGES, KV_CACHE_BYTES, MORE_IMAGES, TOTAL_BYTES, Scene, Told, results, table, tell
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.process import DemoError
 from tests.engine.conftest import ask_all, wait_for
 from tests.fakes.cann.ascend import VLLM
 from tests.fakes.cann.npu import NEEDS_COMPILER, build
@@ -20,7 +20,7 @@ from tests.fakes.cann.state import set_state
 from tests.tested import Ran, confirm
 
 if TYPE_CHECKING:
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = NEEDS_COMPILER
 LOST = "the NPU was lost (507010)"

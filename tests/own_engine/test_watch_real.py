@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER
-from highwater.demo.traffic import send_images
-from highwater.files.worker_package import copy_worker_package
+from highwater.process.worker_package import copy_worker_package
+from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact
 from tests.engines import send_texts, watching
@@ -31,8 +31,8 @@ from tests.unit.worker_ext.ring_bytes import parse, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import DemoEngine
-    from highwater.demo.sidecar import DemoSidecar
+    from highwater.terminal.demo.engine import DemoEngine
+    from highwater.terminal.demo.sidecar import DemoSidecar
 
 PATIENCE_SECONDS = 300.0
 ATTEMPTS = 20

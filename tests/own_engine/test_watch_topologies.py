@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.process import DemoError
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engine.test_two_ranks_recorders import core_of, wait_for_incident
 from tests.engines import send_texts, watching, worker_pids
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.engine import DemoEngine
-    from highwater.demo.sidecar import DemoSidecar
+    from highwater.terminal.demo.engine import DemoEngine
+    from highwater.terminal.demo.sidecar import DemoSidecar
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 

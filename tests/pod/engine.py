@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Self
 
 import httpx
 
-from highwater.demo.engine import DemoEngine, EngineOptions, build_model
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions, build_model
 from tests.engines import watching
 from tests.patience import LIMIT_SECONDS
 
 if TYPE_CHECKING:
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
     from tests.pod.pod import Container
 
 HERE = Path(__file__).parent

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from highwater.demo.process import KeptProcess
+from highwater.terminal.demo.process import KeptProcess
 from tests.patience import wait_until
 from tests.pod import container
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from highwater.demo.environment import EngineEnvironment
-from highwater.demo.process import answers
+from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.process import answers
 from tests.pod.engine import Load, PodEngine
 from tests.pod.kubelet import Kubelet, wait_for_start
 from tests.pod.pod import Container, Ended, Pod, why_not

@@ -15,7 +15,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.patience import LIMIT_SECONDS
 
 if TYPE_CHECKING:

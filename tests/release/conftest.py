@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.unit.memory.conftest import engine, fake
+from tests.unit.watch.conftest import engine, fake
 
 __all__ = ["engine", "fake"]

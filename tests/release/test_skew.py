@@ -10,18 +10,18 @@ import json
 
 import pytest
 
-from highwater.client.answers import report_of
 from highwater.diagnose.incidents.store import IncidentStore
-from highwater.errors import EngineGarbled, SidecarUnreachable
-from highwater.files.state_file import StateFile
-from highwater.memory.sources import Workers
 from highwater.process.clocks import Clocks
-from highwater.recorder.folder import RecorderFolder
+from highwater.process.errors import EngineGarbled, SidecarUnreachable
+from highwater.process.state_file import StateFile
+from highwater.terminal.client import report_of
+from highwater.watch.recorder.folder import RecorderFolder
+from highwater.watch.sources import Workers
 from highwater_worker import MemoryExtension
 from tests.fakes.engine import USED_READY
 from tests.fakes.ring import HEADER_BYTES, INSTANCE, FakeWriter, header, memory
-from tests.unit.commands.reports import as_json, report
-from tests.unit.recorder.test_folder import Machine
+from tests.unit.terminal.reports import as_json, report
+from tests.unit.watch.recorder.test_folder import Machine
 
 NEXT_KEYS = {"added_in_the_next_version": {"deep": [1, None, "x"]}}
 

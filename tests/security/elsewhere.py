@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.sidecar import DemoSidecar
 
 ELSEWHERE = "198.51.100.7"  # RFC 5737: for documentation, and nobody's
 TOKEN = "correct-horse-battery"

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from highwater.memory.history import MAX_WATCHERS_PER_PEER
+from highwater.watch.history import MAX_WATCHERS_PER_PEER
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import TOKEN, both_on_ports, error, sidecar_before
 from tests.patience import patience
-from tests.unit.api.test_access import access, asked, status
+from tests.unit.http.test_access import access, asked, status
 
 ROOT = Path(__file__).resolve().parents[2]
 

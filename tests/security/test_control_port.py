@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_two_ports import process

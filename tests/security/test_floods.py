@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from gated_proxy.heads import RequestHead, parse_head
-from highwater.api.problems import MAX_PROBLEMS
+from highwater.http.problems import MAX_PROBLEMS
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import both_on_ports
 from tests.patience import until

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from highwater.client.sidecar import SidecarClient
-from highwater.demo.sidecar import DemoSidecar
-from highwater.errors import SidecarError
+from highwater.process.errors import SidecarError
+from highwater.terminal.client import SidecarClient
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.http.test_control_plane import CONTROL, OWN_PATHS, both_on_ports
 
 TOKEN = "hunter2-hunter2-hunter2"

@@ -16,13 +16,13 @@ from typing import Final
 from tabulate import tabulate
 
 from bench.page import replaced
-from highwater.accounting.growth import growth_since_ready
-from highwater.memory.history import History
+from highwater.model.engine import EngineStatus
+from highwater.model.growth import growth_since_ready
+from highwater.model.rank import Components, Device, EncoderCache, RankReading
+from highwater.model.remedies import RemedyResult
+from highwater.model.report import Report
 from highwater.process.clocks import Clocks
-from highwater.readings.engine import EngineStatus
-from highwater.readings.rank import Components, Device, EncoderCache, RankReading
-from highwater.readings.remedy import RemedyResult
-from highwater.readings.report import Report
+from highwater.watch.history import History
 from tests.situations import busy
 from tests.situations.device import MIB
 from tests.situations.shapes import SHAPES, Course, Dice

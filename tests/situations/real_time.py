@@ -13,8 +13,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from highwater.demo.process import KeptProcess, environ_with, free_port
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.process import KeptProcess, environ_with, free_port
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.situations.device import MIB
 from tests.situations.events import end_engine, neighbours, traffic
 from tests.situations.judge import Judge, missed_goals

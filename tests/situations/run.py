@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from highwater.main import create_app
 from highwater.process.clocks import Clocks
-from highwater.settings.settings import Settings
-from highwater.wiring.sidecar import Sidecar
+from highwater.server.main import create_app
+from highwater.server.settings.settings import Settings
+from highwater.server.sidecar import Sidecar
 from tests.patience import LIMIT_SECONDS
 from tests.situations.clock import VirtualLoop, run_virtually
 from tests.situations.device import Card

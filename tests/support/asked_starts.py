@@ -18,9 +18,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from highwater.demo.engine import SHIM_FOLDER
-from highwater.demo.environment import DEFAULT_VERSION, ensure_environment
-from highwater.plan.command_line import Line
+from highwater.explain.command_line import Line
+from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.terminal.demo.environment import DEFAULT_VERSION, ensure_environment
 from kvplan.flags import EngineFlags
 from tests.engines import ALL_RECIPES, CUDA_RECIPES, ROOT
 from tests.oracles import BORROWED, sources_of

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from highwater.demo.environment import DEFAULT_VERSION
-from highwater.plan.command_line import Line
+from highwater.explain.command_line import Line
+from highwater.terminal.demo.environment import DEFAULT_VERSION
 from kvplan.errors import PlanError
 from kvplan.flags import EngineFlags
 from kvplan.generations import NEWEST_KNOWN, generation_of, text_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvplan.flags import EngineFlags
 
-CONFIGS = Path(__file__).parents[1] / "unit" / "plan" / "configs"
+CONFIGS = Path(__file__).parents[1] / "unit" / "explain" / "configs"
 GIB = 1 << 30
 # GiB are printed with two decimals.
 HALF_A_DIGIT = 0.005

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Final
 import click
 from click.testing import CliRunner
 
-from highwater.commands.plan import plan
-from highwater.demo.environment import DEFAULT_VERSION, ensure_environment
-from highwater.plan import roads
+from highwater.explain import roads
+from highwater.terminal.demo.environment import DEFAULT_VERSION, ensure_environment
+from highwater.terminal.plan.command import plan
 from tests.engines import ALL_RECIPES
 from tests.fakes.recorded_vllm import FILE, MODEL, key, write_python
 from tests.support.asked_starts import model_folder

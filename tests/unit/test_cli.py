@@ -8,9 +8,10 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater import __version__, cli, exit_codes
-from highwater.commands import serve
-from highwater.settings.settings import Settings, keys, variable
+from highwater import __version__
+from highwater.process import exit_codes
+from highwater.server.settings.settings import Settings, keys, variable
+from highwater.terminal import cli, serve
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"
@@ -103,7 +104,7 @@ def test_the_version_is_the_packages():
 
 def test_the_help_loads_no_server():
     code = (
-        "import sys; from highwater.cli import main; main(['serve', '--help'], standalone_mode=False); "
+        "import sys; from highwater.terminal.cli import main; main(['serve', '--help'], standalone_mode=False); "
         "sys.exit(' '.join({'uvicorn', 'fastapi', 'aiohttp', 'httpx', 'torch'} & set(sys.modules)) or 0)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -13,13 +13,13 @@ import click
 import pytest
 import yaml
 
-from highwater.cli import main
-from highwater.main import create_app
-from highwater.policy.rules import PolicyChange, PolicySettings
-from highwater.process.internal_errors import Part
-from highwater.readings.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
-from highwater.settings.settings import keys, variable
-from highwater.settings.sources import load
+from highwater.act.rules import PolicyChange, PolicySettings
+from highwater.model.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
+from highwater.process.logs import Part
+from highwater.server.main import create_app
+from highwater.server.settings.settings import keys, variable
+from highwater.server.settings.sources import load
+from highwater.terminal.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

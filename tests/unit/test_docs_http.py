@@ -9,8 +9,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from highwater.main import create_app
-from highwater.settings.settings import Settings
+from highwater.server.main import create_app
+from highwater.server.settings.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-Z, ]+) (`/.+?`) \|(?: (yes))? \| (.+) \|$", PAGE, re.MULTILINE)

@@ -7,7 +7,7 @@ import time
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from highwater.flaws import masked, sentences
+from highwater.process.flaws import masked, sentences
 
 MIB = 1024 * 1024
 

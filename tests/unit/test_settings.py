@@ -10,13 +10,13 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
-from highwater.errors import SettingsError
-from highwater.flaws import MayHoldSecret, sentences
-from highwater.policy.rules import PolicyChange, Rule
+from highwater.act.rules import PolicyChange, Rule
 from highwater.process import resources
-from highwater.recorder.ring import MAX_FILE_BYTES
-from highwater.settings.settings import PREFIX, Settings, is_list, keys, variable
-from highwater.settings.sources import load
+from highwater.process.errors import SettingsError
+from highwater.process.flaws import MayHoldSecret, sentences
+from highwater.server.settings.settings import PREFIX, Settings, is_list, keys, variable
+from highwater.server.settings.sources import load
+from highwater.watch.recorder.ring import MAX_FILE_BYTES
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from highwater import __version__
-from highwater.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests import build_support
 from tests.build_support import compiled_app, environ_for
 from tests.fakes.upstream import Upstream

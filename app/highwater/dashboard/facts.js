@@ -1,6 +1,6 @@
 /**
  * What the page and the sidecar both know: written by `make docs` from
- * app/highwater/readings/engine.py, and components.py and remedies.py in app/highwater/accounting.
+ * app/highwater/model/engine.py, and components.py and remedies.py in app/highwater/model.
  */
 
 /** What follows from each state of the engine. @type {Record<string, any>} */

@@ -187,7 +187,7 @@ function* stale(report, connection, age) {
 function* ranks(report) {
   if (!report?.ranks_missing.length) return;
   const { engine, progress } = report;
-  // As `are_workers_hidden` in readings/report.py has it: nothing could show a worker, so none is known to be missing.
+  // As `are_workers_hidden` in model/report.py has it: nothing could show a worker, so none is known to be missing.
   if (!report.ranks.length && !progress && !engine.capabilities.collective_rpc) {
     const text = "There is no worker extension and there are no recorders: whether all ranks run is not known.";
     yield { level: "warn", name: "ranks", title: "The workers cannot be read", text };

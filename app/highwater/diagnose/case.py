@@ -10,22 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
-from highwater.accounting.components import COMPONENT_NAMES, account
-from highwater.accounting.points import MemoryPoint
-from highwater.diagnose.change import change, risen, total
-from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, same_process
+from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, change, risen, same_process, total
 from highwater.diagnose.incident import EncoderEntry, Evidence, Headline, RankEvidence
 from highwater.diagnose.log.failed_allocation import FailedAllocation
 from highwater.diagnose.log.story import NO_LOG, LogStory
+from highwater.explain.explanation import Explanation
 from highwater.host.past import GrownPart
 from highwater.host.report import HostReport
-from highwater.plan.explanation import Explanation
-from highwater.readings.engine import EngineLoad, EngineStatus
-from highwater.readings.event import Event
-from highwater.readings.growth import SeriesGrowth
-from highwater.readings.rank import Components, Device, RankReading, TorchMemory, WorkerMemory, are_recorded
-from highwater.readings.report import Report
-from highwater.units import MIB, span_text
+from highwater.model.components import COMPONENT_NAMES, account
+from highwater.model.engine import EngineLoad, EngineStatus
+from highwater.model.growth import SeriesGrowth
+from highwater.model.pace import MemoryPoint
+from highwater.model.rank import Components, Device, RankReading, TorchMemory, WorkerMemory, are_recorded
+from highwater.model.report import Event, Report
+from highwater.model.units import MIB, span_text
 
 Where: TypeAlias = Literal["incident", "load", "running", "start", "host", "set-up"]
 _Parts = TypeVar("_Parts", Components, TorchMemory)

@@ -5,17 +5,50 @@ A figure that is not known is ``None``.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from highwater.diagnose.change import change, total
 from highwater.diagnose.incident import EncoderEntry
-from highwater.readings.engine import EngineLoad, EngineStatus
-from highwater.readings.event import Event
-from highwater.readings.policy import PolicyStatus
-from highwater.readings.rank import Device, EncoderCache, RankKey, RankReading
-from highwater.readings.remedy import RemedyResult
+from highwater.model.components import COMPONENT_NAMES
+from highwater.model.engine import EngineLoad, EngineStatus
+from highwater.model.policy import PolicyStatus
+from highwater.model.rank import Device, EncoderCache, RankKey, RankReading
+from highwater.model.remedies import RemedyResult
+from highwater.model.report import Event
+
+_Item = TypeVar("_Item")
+_Size = TypeVar("_Size", int, float)
+
+
+def part_of(reading: RankReading, name: str) -> int | None:
+    held: int | None = getattr(reading.components if name in COMPONENT_NAMES else reading, name)
+    return held
+
+
+def risen(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
+    was, is_now = None if first is None else read(first), read(now)
+    return None if was is None or is_now is None else is_now - was
+
+
+def change(first: RankReading | None, now: RankReading | None, part: str) -> int | None:
+    """``None`` of another process too."""
+    if first is None or now is None or first.pid != now.pid:
+        return None
+    return risen(first, now, lambda reading: part_of(reading, part))
+
+
+def total(sizes: Iterable[int | None]) -> int | None:
+    """``None`` where one is not known, or there is none."""
+    listed = list(sizes)
+    known = [each for each in listed if each is not None]
+    return sum(known) if listed and len(known) == len(listed) else None
+
+
+def highest(items: Iterable[_Item], read: Callable[[_Item], _Size | None]) -> tuple[_Size, _Item] | None:
+    known = [(size, item) for item in items if (size := read(item)) is not None]
+    return max(known, key=lambda each: each[0], default=None)
+
 
 READY, BEFORE, PEAK, AFTER = "ready", "before", "peak", "after"
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, Final, Literal, TypeAlias
 
-from highwater.accounting.components import COMPONENTS
-from highwater.readings.engine import EngineStatus
-from highwater.readings.rank import RankReading
-from highwater.units import size_text, span_text
+from highwater.model.components import COMPONENTS
+from highwater.model.engine import EngineStatus
+from highwater.model.rank import RankReading
+from highwater.model.units import size_text, span_text
 
 # likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to
 # know.

@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, TypeAlias
 
-from highwater.accounting.points import MemoryPoint
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import FailedStart
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
-from highwater.readings.engine import EngineStatus
-from highwater.readings.event import Event
-from highwater.readings.growth import Growth
-from highwater.readings.policy import PolicyStatus
-from highwater.readings.rank import Ranked, RankReading
+from highwater.model.engine import EngineStatus
+from highwater.model.growth import Growth
+from highwater.model.pace import MemoryPoint
+from highwater.model.policy import PolicyStatus
+from highwater.model.rank import Ranked, RankReading
+from highwater.model.report import Event
 
 SCHEMA: Final = 1
 IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory", "start_failed"]

@@ -18,9 +18,9 @@ from typing import Any, Final
 from markdown_it import MarkdownIt
 from tabulate import tabulate
 
-from highwater.text.printable import plain
-from highwater.text.table import component_title
-from highwater.units import size_text, span_text
+from highwater.model.titles import component_title
+from highwater.model.units import size_text, span_text
+from highwater.process.untrusted import plain
 
 # Underscores within a word are no emphasis in Markdown.
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from highwater.engine.client import Engine
 from highwater.process.clocks import Clocks
-from highwater.text.strict_json import part
+from highwater.process.untrusted import part
 
 EXTENSION = "highwater_worker.MemoryExtension"
 _PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"

@@ -19,7 +19,8 @@ from typing import Any, Self
 import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from highwater.errors import (
+from highwater.process.clocks import SYSTEM, Clocks
+from highwater.process.errors import (
     EngineGarbled,
     EngineNotListening,
     EngineRefused,
@@ -27,8 +28,7 @@ from highwater.errors import (
     EngineUnresponsive,
     EngineUntrusted,
 )
-from highwater.files.tls import trouble
-from highwater.process.clocks import SYSTEM, Clocks
+from highwater.process.tls import trouble
 
 RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.

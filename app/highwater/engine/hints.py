@@ -8,11 +8,11 @@ from typing import Final
 
 from highwater.engine.capabilities import EXTENSION, Capabilities
 from highwater.engine.life import EndedStart
-from highwater.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
-from highwater.readings.engine import MissingRank
-from highwater.readings.rank import StartPhase
-from highwater.text.table import missing_text
-from highwater.units import span_text
+from highwater.model.engine import MissingRank
+from highwater.model.rank import StartPhase
+from highwater.model.titles import missing_text
+from highwater.model.units import span_text
+from highwater.process.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 
 NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 

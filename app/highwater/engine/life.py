@@ -35,11 +35,11 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.errors import NotKept
-from highwater.files.state_file import StateFile
-from highwater.flaws import flaw
-from highwater.readings.engine import EndedLife, Process, ProcessLife
-from highwater.readings.rank import RankReading
+from highwater.model.engine import EndedLife, Process, ProcessLife
+from highwater.model.rank import RankReading
+from highwater.process.errors import NotKept
+from highwater.process.flaws import flaw
+from highwater.process.state_file import StateFile
 
 SECTION = "baseline"
 NOT_KNOWN = (

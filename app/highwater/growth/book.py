@@ -23,14 +23,14 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from highwater.errors import os_reason
-from highwater.files.regular import NotARegularFileError, open_regular, replace_private
 from highwater.growth.floors import MAX_FLOORS, Floor, superfluous
 from highwater.growth.series import Place, SeriesKey
-from highwater.process.machine import boot_id
-from highwater.readings.engine import WorkCounts
-from highwater.readings.growth import GrowthUnit
-from highwater.units import MIB
+from highwater.model.engine import WorkCounts
+from highwater.model.growth import GrowthUnit
+from highwater.model.units import MIB
+from highwater.process.errors import os_reason
+from highwater.process.regular import NotARegularFileError, open_regular, replace_private
+from highwater.process.resources import boot_id
 
 # Eight ranks of thirty series each, with room for processes beside them.
 MAX_SERIES = 320

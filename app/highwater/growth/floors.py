@@ -15,10 +15,10 @@ from operator import attrgetter
 from statistics import median
 from typing import Final, NamedTuple
 
-from highwater.readings.engine import WorkCounts
-from highwater.readings.growth import GrowthDriver, GrowthGround, GrowthUnit
-from highwater.readings.report import Report
-from highwater.units import HOUR_SECONDS, KIB, MIB
+from highwater.model.engine import WorkCounts
+from highwater.model.growth import GrowthDriver, GrowthGround, GrowthUnit
+from highwater.model.report import Report
+from highwater.model.units import HOUR_SECONDS, KIB, MIB
 
 MAX_FLOORS: Final = 240
 _NEWEST_KEPT, _OLDEST_KEPT = 48, 4

@@ -36,8 +36,8 @@ from highwater.growth.leak import (
     kendall,
     start_of,
 )
-from highwater.readings.growth import GrowthGround, GrowthKind, GrowthUnit
-from highwater.units import span_text
+from highwater.model.growth import GrowthGround, GrowthKind, GrowthUnit
+from highwater.model.units import span_text
 
 # The floors of a start: weights are loaded, and caches, heaps and kernels find their sizes.
 WARM_UP_FLOORS: Final = 3

@@ -23,7 +23,7 @@ from statistics import fmean, median, stdev
 from typing import Final, NamedTuple
 
 from highwater.growth.floors import Floor, Happening, Scale, binned
-from highwater.readings.growth import GrowthDriver
+from highwater.model.growth import GrowthDriver
 
 DRIVERS: Final[tuple[GrowthDriver, ...]] = ("request", "image", "new_image", "1k_tokens", "sleep", "hour")
 

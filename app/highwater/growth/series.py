@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from highwater.accounting.components import COMPONENTS
 from highwater.growth.floors import Bound
 from highwater.host.reading import HostReading, ProcessMemory, Role
-from highwater.readings.growth import GrowthDriver, GrowthUnit
-from highwater.readings.rank import RankReading
-from highwater.units import GIB
+from highwater.model.components import COMPONENTS
+from highwater.model.growth import GrowthDriver, GrowthUnit
+from highwater.model.rank import RankReading
+from highwater.model.units import GIB
 
 Place: TypeAlias = Literal["device", "host", "asleep"]
 

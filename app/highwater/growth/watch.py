@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Final, TypeAlias
 
-from highwater.errors import UnknownName
 from highwater.growth.book import FloorBook, FloorFile
 from highwater.growth.floors import (
     DEVICE_IDLE_SECONDS,
@@ -30,14 +29,14 @@ from highwater.growth.floors import (
 )
 from highwater.growth.judging import BETWEEN_REQUESTS, WARM_UP_FLOORS, Judgement, judge
 from highwater.growth.series import Measured, Place, SeriesKey, asleep_series, device_series
-from highwater.growth.words import series_growth
-from highwater.memory.history import History
+from highwater.growth.words import series_growth, series_title
+from highwater.model.engine import WorkCounts
+from highwater.model.growth import GrowthGround, GrowthKind, SeriesGrowth
+from highwater.model.rank import RankReading
+from highwater.model.report import Report
 from highwater.process.clocks import SYSTEM, Clocks
-from highwater.readings.engine import WorkCounts
-from highwater.readings.growth import GrowthGround, GrowthKind, SeriesGrowth
-from highwater.readings.rank import RankReading
-from highwater.readings.report import Report
-from highwater.text.growth import series_title
+from highwater.process.errors import UnknownName
+from highwater.watch.history import History
 
 # A judgement takes about a millisecond where a series moves.
 JUDGED_AT_ONCE: Final = 2

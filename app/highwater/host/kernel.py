@@ -25,7 +25,7 @@ from highwater.host.reading import (
     ShmOwner,
     ShmState,
 )
-from highwater.text.printable import plain
+from highwater.process.untrusted import plain
 from highwater_worker.kernel.cgroup import EVENTS, read_cgroup, read_pressure
 from highwater_worker.kernel.proc import ROOT, lines_of, mount_of, read_figures, read_stat, title_of
 from highwater_worker.kernel.shm import read_shm

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
 from highwater.host.reading import EngineMemorySettings, HostReading
-from highwater.readings.schema import RESPONSE_SCHEMA
-from highwater.units import GIB, MIB
+from highwater.model.schema import RESPONSE_SCHEMA
+from highwater.model.units import GIB, MIB
 
 CacheKind: TypeAlias = Literal["off", "lru", "shm", "processor_only", "unknown"]
 

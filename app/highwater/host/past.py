@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from statistics import linear_regression
 from typing import Final, TypeAlias
 
-from highwater.accounting.growth import seconds_until
 from highwater.host.needs import ProcessorCaches
 from highwater.host.parts import PartKind, parts_of
 from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory, Role
-from highwater.units import MIB, size_text, span_text
+from highwater.model.growth import seconds_until
+from highwater.model.units import MIB, size_text, span_text
 
 # Until now, of every part; its first value is kept apart from these.
 SPAN_SECONDS: Final = 300.0

@@ -18,9 +18,6 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from highwater.errors import os_reason
-from highwater.files.regular import NotARegularFileError, first_names, open_regular, stamp_of, status_of
-from highwater.flaws import flaw
 from highwater.host.kernel import container_key, container_of
 from highwater.host.reading import (
     ROLES,
@@ -33,9 +30,11 @@ from highwater.host.reading import (
     Text,
     name_of,
 )
-from highwater.process.machine import Machine
-from highwater.text.printable import plain
-from highwater.text.strict_json import parse_json
+from highwater.process.errors import os_reason
+from highwater.process.flaws import flaw
+from highwater.process.regular import NotARegularFileError, first_names, open_regular, stamp_of, status_of
+from highwater.process.resources import Machine
+from highwater.process.untrusted import parse_json, plain
 from highwater_worker.kernel.proc import MACHINES_PID_NAMESPACE
 from highwater_worker.wire import PROCESS_FILE_BYTES, PROCESS_NAME, process_body
 

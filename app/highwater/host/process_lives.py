@@ -17,9 +17,9 @@ from operator import attrgetter
 from typing import Final
 
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role, bare_name
-from highwater.readings.engine import EndedLife, Process, ProcessLife
-from highwater.recorder.progress import LOST_SECONDS, SILENT_SECONDS, SilentCore, how_to_continue
-from highwater.units import size_text
+from highwater.model.engine import EndedLife, Process, ProcessLife
+from highwater.model.units import size_text
+from highwater.watch.recorder.progress import LOST_SECONDS, SILENT_SECONDS, SilentCore, how_to_continue
 
 _SERVERS: Final[frozenset[Role]] = frozenset({"api_server", "launcher"})
 _ENGINE: Final[frozenset[Role]] = _SERVERS | {"engine_core", "worker", "coordinator"}

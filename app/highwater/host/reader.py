@@ -30,8 +30,8 @@ from highwater.host.reading import (
     name_of,
     named_apart,
 )
-from highwater.process.machine import STOPPED_STATES, Machine
-from highwater.readings.rank import RankReading
+from highwater.model.rank import RankReading
+from highwater.process.resources import STOPPED_STATES, Machine
 from highwater_worker.kernel.cgroup import read_container
 from highwater_worker.kernel.proc import read_machine
 from highwater_worker.kernel.shm import SPARED

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
-from highwater.readings.rank import rank_title
+from highwater.model.rank import rank_title
 
 Role: TypeAlias = Literal[
     "api_server", "launcher", "engine_core", "worker", "coordinator", "resource_tracker", "sidecar", "other"

@@ -46,8 +46,8 @@ def run(on: TorchDevice, found: Findings) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            engines = import_module("highwater.demo.engine")
-            environment = import_module("highwater.demo.environment").EngineEnvironment
+            engines = import_module("highwater.terminal.demo.engine")
+            environment = import_module("highwater.terminal.demo.environment").EngineEnvironment
             engine = engines.DemoEngine(environment("", Path(sys.prefix)), _options(on, engines, folder), folder=folder)
         except ImportError as missing:
             found.skip(f"the demonstration needs {missing.name}, which is not installed here", *CHECKS)
@@ -57,7 +57,7 @@ def run(on: TorchDevice, found: Findings) -> None:
             return
         try:
             engine.start()
-        except import_module("highwater.demo.errors").DemoError as error:
+        except import_module("highwater.terminal.demo.process").DemoError as error:
             causes = _CAUSE.findall(engine.log_path.read_text("utf-8", "replace")) if engine.log_path.exists() else []
             found.holds("starts", False, causes[-1] if causes else str(error)[-800:])
             return
@@ -117,7 +117,7 @@ def _story(on: TorchDevice, engine: Any, found: Findings) -> None:  # noqa: ANN4
 
 
 def _send(engine: Any, seeds: Any, found: Findings) -> None:  # noqa: ANN401 - as above
-    send_images = import_module("highwater.demo.traffic").send_images
+    send_images = import_module("highwater.terminal.demo.traffic").send_images
     result = asyncio.run(send_images(engine.url, engine.served_model, images=seeds))
     found.holds("serves", not result.failed, f"{result.failed} of {result.sent} failed: {result.errors}")
 

@@ -79,8 +79,8 @@ def _accounting(on: TorchDevice, answer: dict[str, Any], before: tuple[int, int]
     try:
         from pydantic import TypeAdapter  # noqa: PLC0415 - the one step that needs it runs without it, too
 
-        from highwater.accounting.components import account  # noqa: PLC0415 - as above
-        from highwater.readings.rank import WorkerMemory  # noqa: PLC0415 - as above
+        from highwater.model.components import account  # noqa: PLC0415 - as above
+        from highwater.model.rank import WorkerMemory  # noqa: PLC0415 - as above
     except ImportError as missing:
         found.skip(f"needs {missing.name}, which is not installed here", "components_fit", "non_torch")
         return

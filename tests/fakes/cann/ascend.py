@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from highwater.demo.engine import SHIM_FOLDER
-from highwater.files.worker_package import copy_worker_package
+from highwater.process.worker_package import copy_worker_package
+from highwater.terminal.demo.engine import SHIM_FOLDER
 from tests.engine.published import copy_modules, unpacked_source
 from tests.fakes.cann.npu import HERE, SimulatedNpu, ensure_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from highwater.demo.environment import EngineEnvironment
+    from highwater.terminal.demo.environment import EngineEnvironment
 
 VLLM, VLLM_ASCEND = "0.30.0", "0.30.0rc2"
 RINGS = "rings"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from highwater.demo.environment import EngineEnvironment, cache_dir
-from highwater.demo.errors import DemoError, signs_of_life
+from highwater.terminal.demo.environment import EngineEnvironment, cache_dir
+from highwater.terminal.demo.process import DemoError, signs_of_life
 from tests.c_compiler import compiler, obstacle
 from tests.fakes.cann.state import VARIABLE, new_state
 

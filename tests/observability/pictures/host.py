@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from highwater.accounting.components import COMPONENTS
 from highwater.host.past import Outlook
 from highwater.host.reading import ContainerMemory, HostReading, PressureStall, ProcessMemory, Role, ShmMemory, ShmOwner
-from highwater.host.watch import HostNow
-from highwater.readings.growth import GrowthKind, GrowthRate, SeriesGrowth
-from highwater.units import GIB, MIB
+from highwater.host.report import HostNow
+from highwater.model.components import COMPONENTS
+from highwater.model.growth import GrowthKind, GrowthRate, SeriesGrowth
+from highwater.model.units import GIB, MIB
 
 # Sizes in bytes.
 LIMIT: Final = 64 * GIB

@@ -15,13 +15,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gated_proxy.traffic import Connections
-from highwater.accounting.components import account
-from highwater.api.metrics import Counters, Exporter
-from highwater.host.watch import HostNow
-from highwater.readings.engine import EngineState, EngineStatus
-from highwater.readings.growth import Growth, RankGrowth
-from highwater.readings.policy import PolicyStatus, RankPressure, RulePhase, RuleStatus
-from highwater.readings.rank import (
+from highwater.host.report import HostNow
+from highwater.http.metrics import Counters, Exporter
+from highwater.model.components import account
+from highwater.model.engine import EngineState, EngineStatus
+from highwater.model.growth import Growth, RankGrowth
+from highwater.model.policy import PolicyStatus, RankPressure, RulePhase, RuleStatus
+from highwater.model.rank import (
     Budget,
     Components,
     Device,
@@ -32,9 +32,9 @@ from highwater.readings.rank import (
     TorchMemory,
     WorkerMemory,
 )
-from highwater.readings.remedy import RemedyResult
-from highwater.readings.report import Report
-from highwater.units import GIB, MIB
+from highwater.model.remedies import RemedyResult
+from highwater.model.report import Report
+from highwater.model.units import GIB, MIB
 from highwater_worker.wire import EXTENSION_VERSION
 from tests.observability.pictures.host import LEAK_PER_REQUEST, host_now, verdicts
 

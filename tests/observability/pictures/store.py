@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
-from highwater.demo.process import KeptProcess, free_port
+from highwater.terminal.demo.process import KeptProcess, free_port
 from tests.observability.pictures.server import STEP_SECONDS, Server, exposition
 
 ALERTS = Path(__file__).resolve().parents[3] / "helm" / "alerts"

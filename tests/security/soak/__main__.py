@@ -12,7 +12,7 @@ import click
 
 from bench.machine import description
 from bench.page import figures_table
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.process import DemoError
 from tests.security.soak.attackers import ATTACKS
 from tests.security.soak.page import document, facts, figures, with_run
 from tests.security.soak.sidecar import ROOT

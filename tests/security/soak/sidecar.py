@@ -22,9 +22,8 @@ from pathlib import Path
 import click
 
 from bench.dataplane.memory import rss_bytes
-from highwater.cli import main
-from highwater.demo.errors import DemoError
-from highwater.demo.process import KeptProcess, environ_with, free_port
+from highwater.terminal.cli import main
+from highwater.terminal.demo.process import DemoError, KeptProcess, environ_with, free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 300.0

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.machine import busy_seconds, cpu_seconds
 from bench.simulated_engine import SimulatedEngine
-from highwater.demo.errors import DemoError
+from highwater.terminal.demo.process import DemoError
 from tests.security.soak.clients import Answer, Clients, Service
 from tests.security.soak.sidecar import ROOT, Held, SoakSidecar
 

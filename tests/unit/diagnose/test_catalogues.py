@@ -13,7 +13,7 @@ from highwater.diagnose.finding import ADVICE
 from highwater.diagnose.log import messages
 
 AREA = Path(finding.__file__).parents[1]
-SOURCES = [*(AREA / "diagnose").rglob("*.py"), AREA / "commands" / "check.py"]
+SOURCES = [*(AREA / "diagnose").rglob("*.py"), AREA / "terminal" / "check.py"]
 WORDING = tomllib.loads(Path(finding.__file__).with_name("findings.toml").read_text())
 MESSAGES = tomllib.loads(Path(messages.__file__).with_name("messages.toml").read_text())
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from highwater.accounting.components import account
 from highwater.diagnose.incident import RankEvidence
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
-from highwater.diagnose.incidents.text import incident_markdown
-from highwater.readings.engine import EngineStatus
-from highwater.readings.rank import Device, RankReading, WorkerMemory
-from highwater.units import GIB
+from highwater.http.text.incidents import incident_markdown
+from highwater.model.components import account
+from highwater.model.engine import EngineStatus
+from highwater.model.rank import Device, RankReading, WorkerMemory
+from highwater.model.units import GIB
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from highwater.api.text.host import host_text
 from highwater.diagnose.case import Case
 from highwater.diagnose.rules.book import RULES, host_findings, judged
 from highwater.host.past import GrownPart, Outlook
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, PressureStall, ShmMemory, ShmOwner
 from highwater.host.report import report_of, summary_of
-from highwater.units import MIB
+from highwater.http.text.host import host_text
+from highwater.model.units import MIB
 from tests.unit.host.recorded import reading
 from tests.unit.host.test_report import SETTINGS, shm_of_a_killed_engine
 

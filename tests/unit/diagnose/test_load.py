@@ -15,12 +15,12 @@ from highwater.diagnose.case import of_load
 from highwater.diagnose.experiment import Experiment, Gap, Moment
 from highwater.diagnose.finding import ADVICE, Finding, all_advice
 from highwater.diagnose.rules.book import RULES, judged
-from highwater.readings.engine import EngineLoad
-from highwater.readings.event import Event
-from highwater.readings.policy import RankPressure
-from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
-from highwater.readings.remedy import RemedyResult
-from tests.unit.measure.story import CACHED, GROWN, MIB, START, moment, story
+from highwater.model.engine import EngineLoad
+from highwater.model.policy import RankPressure
+from highwater.model.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
+from highwater.model.remedies import RemedyResult
+from highwater.model.report import Event
+from tests.unit.terminal.measure.story import CACHED, GROWN, MIB, START, moment, story
 
 GIB = 1024 * MIB
 ROOT = Path(__file__).resolve().parents[3]

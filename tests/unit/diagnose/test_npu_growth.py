@@ -9,13 +9,13 @@ import pytest
 from highwater.diagnose.case import of_incident, of_report
 from highwater.diagnose.finding import Finding, in_words
 from highwater.diagnose.incidents.diagnosis import summarize
-from highwater.diagnose.incidents.text import incident_markdown
 from highwater.diagnose.log.story import story_of
 from highwater.diagnose.rules.book import known_causes
-from highwater.readings.engine import EngineLoad, EngineStatus, WorkCounts
-from highwater.readings.growth import Growth, SeriesGrowth
-from highwater.readings.rank import Components, Device, EncoderCache, Launch, RankReading
-from highwater.readings.report import Report
+from highwater.http.text.incidents import incident_markdown
+from highwater.model.engine import EngineLoad, EngineStatus, WorkCounts
+from highwater.model.growth import Growth, SeriesGrowth
+from highwater.model.rank import Components, Device, EncoderCache, Launch, RankReading
+from highwater.model.report import Report
 from tests.fakes.incident import diagnosed, evidence, incident, rank, reading
 from tests.unit.diagnose.test_setup import facts, result
 

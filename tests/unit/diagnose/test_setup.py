@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from highwater.act.remedies import REMEDIES
 from highwater.diagnose import finding as wording
 from highwater.diagnose.case import Case, Setup, of_report
 from highwater.diagnose.incident import Headline
@@ -15,14 +16,13 @@ from highwater.diagnose.rules.setup import CHECKS, SetupCheck, checked
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities
 from highwater.host.reading import NO_FILES, EngineMemorySettings, HostReading, ShmMemory, ShmOwner
 from highwater.host.report import HostReport, report_of
-from highwater.readings.engine import EngineStatus, MissingRank, Progress
-from highwater.readings.policy import RemedyState
-from highwater.readings.rank import Note
-from highwater.relief.remedies import REMEDIES
-from highwater.settings.settings import keys, variable
-from highwater.units import MIB
-from tests.unit.commands.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
+from highwater.model.engine import EngineStatus, MissingRank, Progress
+from highwater.model.policy import RemedyState
+from highwater.model.rank import Note
+from highwater.model.units import MIB
+from highwater.server.settings.settings import keys, variable
 from tests.unit.host.recorded import reading
+from tests.unit.terminal.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 
 MOVING = Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end")
 ROOMY = ShmMemory(size_bytes=64 << 30, free_bytes=60 << 30, promised_bytes=0)

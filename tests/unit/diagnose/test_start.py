@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
-from highwater.api.text.budget import comparison
 from highwater.diagnose.case import of_report
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.rules.book import explained, judged
 from highwater.diagnose.rules.start import contradictions
-from highwater.plan.explanation import explain
-from highwater.readings.engine import EngineStatus
-from highwater.readings.rank import Launch, TorchMemory
-from highwater.readings.report import Report
+from highwater.explain.explanation import explain
+from highwater.http.text.budget import comparison
+from highwater.model.engine import EngineStatus
+from highwater.model.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
+from highwater.model.rank import Launch, TorchMemory
+from highwater.model.report import Report
 from tests.fakes.started import GIB
-from tests.unit.plan.readings import GEMMA, LARGER, STORY, rank, story_rank
+from tests.unit.explain.readings import GEMMA, LARGER, STORY, rank, story_rank
 
 ENGINE = EngineStatus(url="http://engine", state="ready")
 

@@ -16,8 +16,8 @@ from highwater.engine.capabilities import (
     parse_version,
 )
 from highwater.engine.client import Engine
-from highwater.errors import EngineRefused, EngineUnreachable
 from highwater.process.clocks import Clocks
+from highwater.process.errors import EngineRefused, EngineUnreachable
 from tests.fakes.engine import EXTENSION, FakeClock, FakeEngine
 
 # version: reset_mm_cache, reset_encoder_cache, is_paused

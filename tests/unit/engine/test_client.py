@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from highwater.engine.client import MAX_RESPONSE_BYTES, Engine, EngineResponse
-from highwater.errors import EngineError, EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive
+from highwater.process.errors import EngineError, EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive
 from tests.fakes.engine import FakeEngine
 
 

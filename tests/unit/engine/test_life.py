@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from highwater.accounting.components import account
 from highwater.engine.life import EndedStart, Lives, StartAttempts
-from highwater.files.state_file import StateFile
-from highwater.readings.engine import EndedLife, Process, ProcessLife
-from highwater.readings.rank import Device, RankReading, WorkerMemory
+from highwater.model.components import account
+from highwater.model.engine import EndedLife, Process, ProcessLife
+from highwater.model.rank import Device, RankReading, WorkerMemory
+from highwater.process.state_file import StateFile
 
 
 def rank(number: int) -> RankReading:

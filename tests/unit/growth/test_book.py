@@ -9,7 +9,7 @@ import pytest
 
 from highwater.growth.book import MAX_LINES, FloorBook, FloorFile
 from highwater.growth.series import Place, SeriesKey
-from highwater.readings.engine import WorkCounts
+from highwater.model.engine import WorkCounts
 
 HEAD = b'{"schema": 2, "boot": "b"}\n'
 WORK = WorkCounts(requests=1, images=1, new_images=1, tokens=1)

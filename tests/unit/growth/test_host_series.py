@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.components import account
 from highwater.growth.floors import Bound
 from highwater.growth.series import Measured, host_series
 from highwater.host.reading import HostReading, MachineMemory
-from highwater.readings.rank import Device, EncoderCache, RankReading, WorkerMemory
-from highwater.units import MIB
+from highwater.model.components import account
+from highwater.model.rank import Device, EncoderCache, RankReading, WorkerMemory
+from highwater.model.units import MIB
 from tests.unit.host.recorded import reading
 
 

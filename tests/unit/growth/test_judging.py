@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from highwater.growth.floors import Bound, Floor, Happening
 from highwater.growth.judging import judge
-from highwater.units import GIB, MIB
+from highwater.model.units import GIB, MIB
 from tests.unit.growth.traces import (
     Value,
     Work,

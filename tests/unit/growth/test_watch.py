@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from highwater.accounting.components import account
-from highwater.errors import UnknownName
 from highwater.growth.book import MAX_FILE_BYTES, FloorBook, FloorFile
 from highwater.growth.floors import MAX_FLOORS, Bound, IdlePeriod, follow, is_due, superfluous
 from highwater.growth.series import Measured, SeriesKey, device_series
 from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch
-from highwater.memory.history import History
+from highwater.model.components import account
+from highwater.model.engine import EngineStatus, Progress, WorkCounts
+from highwater.model.rank import Components, Device, EncoderCache, Launch, RankReading, WorkerMemory
+from highwater.model.report import Report
+from highwater.model.units import GIB, MIB
 from highwater.process.clocks import Clocks
-from highwater.readings.engine import EngineStatus, Progress, WorkCounts
-from highwater.readings.rank import Components, Device, EncoderCache, Launch, RankReading, WorkerMemory
-from highwater.readings.report import Report
-from highwater.units import GIB, MIB
+from highwater.process.errors import UnknownName
+from highwater.watch.history import History
 from tests.fakes.clock import FakeClock
 
 BOOT = "boot-1"

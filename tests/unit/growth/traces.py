@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from highwater.growth.floors import MAX_FLOORS, Bound, Floor, superfluous
 from highwater.growth.judging import Judgement, judge
-from highwater.units import GIB, MIB
+from highwater.model.units import GIB, MIB
 
 HOUR = 3600.0
 Value = Callable[["Work"], float]

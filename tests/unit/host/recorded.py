@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory, ShmMemory, ShmOwner
-from highwater.units import MIB
+from highwater.model.units import MIB
 
 BOOT = "71a42b98-df73-4ad1-8233-e2ac8930d9e0"
 

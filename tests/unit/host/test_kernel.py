@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from highwater.host.kernel import container_of, memory_limit, shm_of
-from highwater.units import MIB
+from highwater.model.units import MIB
 from highwater_worker.kernel import cgroup as worker_cgroup
 from highwater_worker.kernel.cgroup import read_container
 from tests.unit.host.recorded import V1_STAT, group, machine

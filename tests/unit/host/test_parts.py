@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from highwater.host.parts import parts_of
 from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory, ShmMemory, ShmOwner
-from highwater.units import MIB
+from highwater.model.units import MIB
 from tests.unit.host.recorded import reading
 
 _SIZES = st.integers(0, 2**45)

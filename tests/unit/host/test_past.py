@@ -7,15 +7,15 @@ from itertools import cycle
 
 import pytest
 
-from highwater.api.text.host import host_text
-from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.diagnose.incidents.diagnosis import OomKillWatch
 from highwater.diagnose.rules.book import host_findings
 from highwater.host.needs import CacheCounts
 from highwater.host.past import MAX_PARTS, GrownPart, HostPast
 from highwater.host.reader import HostReader
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
-from highwater.host.watch import HostWatch
-from highwater.units import MIB
+from highwater.host.report import HostWatch
+from highwater.http.text.host import host_text
+from highwater.model.units import MIB
 from tests.unit.host.recorded import machine, reading, record, write
 
 V1_STAT = {"total_rss": 1, "total_cache": 0, "total_active_file": 0, "total_inactive_file": 0}

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from highwater.host.process_files import MAX_FILES, MAX_SILENT, ProcessFiles
-from highwater.process.machine import Machine
+from highwater.process.resources import Machine
 from tests.unit.host.recorded import framed, machine, record, write
 
 

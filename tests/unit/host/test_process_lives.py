@@ -8,7 +8,7 @@ import pytest
 
 from highwater.host.process_lives import ProcessLives
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory
-from highwater.readings.engine import EndedLife, ProcessLife
+from highwater.model.engine import EndedLife, ProcessLife
 
 MIB = 1 << 20
 LIMIT = 1250 * MIB

@@ -11,15 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from highwater.accounting.components import account
-from highwater.api.text.host import host_text
 from highwater.host import reader as reader_module
 from highwater.host.reader import HostReader
 from highwater.host.reading import ShmMemory, name_of
-from highwater.host.report import HostReport, report_of
-from highwater.host.watch import HostWatch
-from highwater.readings.rank import Device, WorkerMemory
-from highwater.units import MIB
+from highwater.host.report import HostReport, HostWatch, report_of
+from highwater.http.text.host import host_text
+from highwater.model.components import account
+from highwater.model.rank import Device, WorkerMemory
+from highwater.model.units import MIB
 from tests.unit.host.recorded import BOOT, group, machine, record, write
 
 

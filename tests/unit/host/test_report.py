@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.api.text.host import host_text
 from highwater.host.needs import CacheCounts, processor_caches, shm_needs
 from highwater.host.past import Outlook, OutlookWindow
 from highwater.host.reading import (
@@ -17,7 +16,8 @@ from highwater.host.reading import (
     ShmOwner,
 )
 from highwater.host.report import report_of, summary_of
-from highwater.units import GIB, MIB
+from highwater.http.text.host import host_text
+from highwater.model.units import GIB, MIB
 from tests.unit.host.recorded import reading
 
 SETTINGS = EngineMemorySettings(

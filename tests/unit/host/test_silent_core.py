@@ -9,7 +9,7 @@ import pytest
 
 from highwater.host.process_lives import SilentCores
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
-from highwater.recorder.progress import SilentCore
+from highwater.watch.recorder.progress import SilentCore
 from tests.unit.host.test_past import Pod
 
 STARTED = {"api_server": 100, "engine_core": 200, "worker": 300}

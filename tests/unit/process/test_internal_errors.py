@@ -16,12 +16,12 @@ import pytest
 
 from highwater.diagnose.incidents import incidents
 from highwater.diagnose.rules import book
-from highwater.main import create_app
-from highwater.memory.shared_devices import SharedDevices
-from highwater.process.internal_errors import InternalErrors
-from highwater.readings.report import Report
-from highwater.settings.settings import Settings
-from highwater.wiring.sidecar import Sidecar
+from highwater.model.report import Report
+from highwater.process.logs import InternalErrors
+from highwater.server.main import create_app
+from highwater.server.settings.settings import Settings
+from highwater.server.sidecar import Sidecar
+from highwater.watch.ranks import SharedDevices
 from tests.fakes.engine import FakeEngine
 from tests.fakes.incident import evidence
 

@@ -35,12 +35,12 @@ from highwater.diagnose.incidents.diagnosis import (
 )
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
-from highwater.diagnose.log.file import LogPosition
 from highwater.diagnose.log.messages import KNOWN, LogMessage, ended_by_signal, merged
+from highwater.diagnose.log.reader import LogPosition
 from highwater.diagnose.log.starts import EngineLog, FailedStart
 from highwater.diagnose.log.story import LogStory, unheard
-from highwater.readings.event import Event
-from highwater.text.printable import cleaned
+from highwater.model.report import Event
+from highwater.process.untrusted import cleaned
 
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.

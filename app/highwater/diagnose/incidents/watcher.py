@@ -15,11 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from highwater.accounting.components import account
-from highwater.accounting.points import MemoryPoint
 from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
+from highwater.diagnose.incidents.diagnosis import OomKillWatch
 from highwater.diagnose.incidents.incidents import Incidents
-from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.rules.ending import NOTHING_KNOWN
@@ -27,18 +25,20 @@ from highwater.diagnose.rules.words import Sleep, wake_up_failed
 from highwater.engine.life import LOOP_SECONDS, EngineLife
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
-from highwater.memory.history import History
-from highwater.memory.ranks import workers_left
-from highwater.memory.starts import PREFIX
-from highwater.readings.engine import LOAD_FIGURES
-from highwater.readings.growth import Growth, SeriesGrowth
-from highwater.readings.policy import PolicyStatus
-from highwater.readings.rank import RankReading, rank_title
-from highwater.readings.report import Report
-from highwater.recorder.contents import RankProgress, largest_first
-from highwater.recorder.progress import LOST
-from highwater.recorder.rank import RankRecord
-from highwater.recorder.recorders import Recorders
+from highwater.model.components import account
+from highwater.model.engine import LOAD_FIGURES
+from highwater.model.growth import Growth, SeriesGrowth
+from highwater.model.pace import MemoryPoint
+from highwater.model.policy import PolicyStatus
+from highwater.model.rank import RankReading, rank_title
+from highwater.model.report import Report
+from highwater.watch.history import History
+from highwater.watch.ranks import workers_left
+from highwater.watch.recorder.contents import RankProgress, largest_first
+from highwater.watch.recorder.progress import LOST
+from highwater.watch.recorder.rank import RankRecord
+from highwater.watch.recorder.recorders import Recorders
+from highwater.watch.starts import PREFIX
 
 SPAN_SECONDS = 600.0
 MAX_EVENTS = 50

@@ -17,9 +17,9 @@ from typing import Final
 
 from highwater.diagnose.log.messages import RecognizedLine, WhichMemory, quoted
 from highwater.diagnose.log.record import LogLine
-from highwater.readings.rank import RankReading
-from highwater.text.printable import plain
-from highwater.units import GIB, KIB, MIB, span_text
+from highwater.model.rank import RankReading
+from highwater.model.units import GIB, KIB, MIB, span_text
+from highwater.process.untrusted import plain
 
 NEAR_SECONDS: Final = 60.0
 NEAR_LINES: Final = 200

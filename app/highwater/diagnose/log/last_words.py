@@ -13,7 +13,7 @@ from typing import Final
 from highwater.diagnose.log.failed_allocation import NEAR_LINES, Moment
 from highwater.diagnose.log.messages import RecognizedLine, quoted
 from highwater.diagnose.log.record import API_SERVER, MAX_LINE_LENGTH, LogLine
-from highwater.text.printable import plain
+from highwater.process.untrusted import plain
 
 _MAX_PROCESSES: Final = 64
 _TRACEBACK: Final = re.compile(r"(?:.{0,200}: )?Traceback \(most recent call last\):\s*$")

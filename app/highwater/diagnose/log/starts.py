@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, Moment
-from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
 from highwater.diagnose.log.last_words import says_serving
 from highwater.diagnose.log.messages import LogMessage, LogText, RecognizedLine, recognized
-from highwater.diagnose.log.reader import Reader
+from highwater.diagnose.log.reader import FollowedLog, LogPosition, Reader, position_of_end, read_tail
 from highwater.diagnose.log.record import LogLine
 from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, story_of, told_by
 

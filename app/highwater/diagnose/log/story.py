@@ -22,7 +22,7 @@ from highwater.diagnose.log.messages import (
 )
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import MAX_LINE_LENGTH, LogLine
-from highwater.text.printable import plain
+from highwater.process.untrusted import plain
 
 # Of one message: the first ones, which are nearest to the cause, and the last one.
 FIRST_LINES = 2

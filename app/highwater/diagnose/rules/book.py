@@ -20,11 +20,11 @@ from highwater.diagnose.finding import (
     without_effect,
 )
 from highwater.diagnose.rules import device, ending, growth, host, load, setup, start, words
+from highwater.explain.explanation import Explanation
 from highwater.host.past import GrownPart
 from highwater.host.report import HostFinding, HostReport
-from highwater.plan.explanation import Explanation
-from highwater.readings.report import Report
-from highwater.readings.schema import SCHEMA
+from highwater.model.report import Report
+from highwater.model.schema import SCHEMA
 
 Failed: TypeAlias = Callable[[Exception], None]
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.remedies import reserve_bytes
+from highwater.act.pressure import derive, slack_bytes
 from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase
-from highwater.diagnose.change import highest, part_of, risen
+from highwater.diagnose.experiment import highest, part_of, risen
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, against_fragmentation, finding, times
 from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.words import is_silent, names_memory
-from highwater.policy.pressure import derive, slack_bytes
-from highwater.text.table import component_title
-from highwater.units import MIB, span_text
+from highwater.model.components import COMPONENT_NAMES
+from highwater.model.remedies import reserve_bytes
+from highwater.model.titles import component_title
+from highwater.model.units import MIB, span_text
 
 # Below a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.
 FULL_RATIO = 0.02

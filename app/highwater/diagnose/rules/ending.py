@@ -5,16 +5,16 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from highwater.accounting.remedies import gains
 from highwater.diagnose.case import OLD_SECONDS, Case, given
-from highwater.diagnose.change import highest
+from highwater.diagnose.experiment import highest
 from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.host import against_full_host, fill_text, fullest, looks_text
-from highwater.exit_codes import by_signal
 from highwater.host.past import OWN_END_SECONDS
-from highwater.recorder.progress import LOST
+from highwater.model.remedies import gains
+from highwater.process.exit_codes import by_signal
+from highwater.watch.recorder.progress import LOST
 
 LONG_STEP_SECONDS = 10.0
 ROOMY_RATIO = 0.8

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Final
 
 from highwater.diagnose.case import Case, RankCase
-from highwater.diagnose.change import highest
+from highwater.diagnose.experiment import highest
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, against_fragments, finding, for_component
 from highwater.diagnose.rules.device import has_run_out
-from highwater.readings.growth import SeriesGrowth
-from highwater.readings.rank import EncoderUnprofiledBy
-from highwater.text.growth import leak_line, series_title
-from highwater.text.growth import leaks as leaking
-from highwater.text.table import component_title
+from highwater.growth.words import leak_line, series_title
+from highwater.growth.words import leaks as leaking
+from highwater.model.growth import SeriesGrowth
+from highwater.model.rank import EncoderUnprofiledBy
+from highwater.model.titles import component_title
 
 # Of the growth: a component with so much is the one that grew; one with less than the minor share is not named.
 MAIN_SHARE, MINOR_SHARE = 0.6, 0.1

@@ -11,7 +11,7 @@ from highwater.host.needs import ProcessorCaches
 from highwater.host.past import Fill, GrownPart, containers_of_engine
 from highwater.host.reading import ShmMemory
 from highwater.host.report import UNKNOWN_CONTAINER
-from highwater.units import size_text, span_text
+from highwater.model.units import size_text, span_text
 
 HOST_FULL_RATIO, HOST_HIGH_RATIO = 0.95, 0.90
 # Beside a look at the engine's container, which every process of it writes, or before the end.

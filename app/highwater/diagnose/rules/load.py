@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from highwater.accounting.components import COMPONENT_NAMES
 from highwater.diagnose.case import Case, given
-from highwater.diagnose.change import highest, risen, total
-from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, has_restarted, host_used, same_process
+from highwater.diagnose.experiment import (
+    AFTER,
+    BEFORE,
+    PEAK,
+    has_restarted,
+    highest,
+    host_used,
+    risen,
+    same_process,
+    total,
+)
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, finding
 from highwater.diagnose.rules.growth import MAIN_SHARE, MINOR_SHARE, for_growth, meaning
-from highwater.readings.event import Event
-from highwater.readings.rank import RankReading
-from highwater.readings.remedy import RemedyResult
-from highwater.text.table import component_title
-from highwater.units import MIB, size_text
+from highwater.model.components import COMPONENT_NAMES
+from highwater.model.rank import RankReading
+from highwater.model.remedies import RemedyResult
+from highwater.model.report import Event
+from highwater.model.titles import component_title
+from highwater.model.units import MIB, size_text
 
 TIGHT_RATIO = 0.05
 HOST_BYTES = 512 * MIB

@@ -16,10 +16,10 @@ from highwater.diagnose.case import Case, given
 from highwater.diagnose.finding import Finding, Weight, finding, weightiest_first
 from highwater.diagnose.rules import growth, host
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
-from highwater.files.admin_token import is_loopback
 from highwater.host.reading import NO_FILES
-from highwater.text.table import missing_text, waters_text
-from highwater.units import size_text, span_text
+from highwater.model.titles import missing_text, waters_text
+from highwater.model.units import size_text, span_text
+from highwater.process.admin_token import is_loopback
 from kvplan.generations import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 
 Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from highwater.accounting.engine_budget import EXCLUDED, allocator_options, sets_expandable_segments
 from highwater.diagnose.case import Case, given
 from highwater.diagnose.finding import Finding, finding
-from highwater.units import MIB, size_text
+from highwater.model.engine_budget import EXCLUDED, allocator_options, sets_expandable_segments
+from highwater.model.units import MIB, size_text
 
 # A smaller difference between the profile and what followed is no risk.
 NOTABLE_BYTES: Final = 128 * MIB

@@ -17,8 +17,8 @@ from highwater.diagnose.finding import Finding, against_fragmentation, finding
 from highwater.diagnose.log.failed_allocation import FailedAllocation
 from highwater.diagnose.log.messages import KNOWN, LogMessage, WhichMemory, may_be_of_memory
 from highwater.diagnose.log.story import LogStory
-from highwater.readings.rank import RankReading
-from highwater.units import GIB
+from highwater.model.rank import RankReading
+from highwater.model.units import GIB
 
 _OF_MEMORY: Final = {known.name: known.of_memory for known in KNOWN if known.of_memory is not None}
 # What others hold counts as large, in bytes and of the device: where the message says what its process has in use, and

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from highwater.accounting.points import MemoryPoint
 from highwater.diagnose.case import latest, of_incident
 from highwater.diagnose.finding import ADVICE, COMPONENT_MEANING, Advice, Finding
 from highwater.diagnose.incident import Evidence, HangBefore, OomKills, RankEvidence
@@ -19,10 +18,11 @@ from highwater.diagnose.rules.book import RULES, judged
 from highwater.host.needs import CacheCopy, ProcessorCaches
 from highwater.host.past import Fill, GrownPart, HostFacts
 from highwater.host.reading import HostReading, ProcessMemory
-from highwater.readings.engine import EngineLoad, EngineStatus
-from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
-from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
-from highwater.readings.rank import Components, Device, EncoderCache, HostMemory, Launch, TorchMemory
+from highwater.model.engine import EngineLoad, EngineStatus
+from highwater.model.growth import Growth, GrowthRate, SeriesGrowth
+from highwater.model.pace import MemoryPoint
+from highwater.model.policy import PolicyStatus, RankPressure, RuleStatus
+from highwater.model.rank import Components, Device, EncoderCache, HostMemory, Launch, TorchMemory
 from tests.fakes.incident import AT, MIB, TOTAL, diagnosed, entry, evidence, rank, reading, summarized, unknown
 from tests.unit.diagnose.log.prefixes import match
 

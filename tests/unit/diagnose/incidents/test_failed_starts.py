@@ -14,9 +14,9 @@ from highwater.diagnose.incidents.watcher import IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart
 from highwater.host.process_lives import ProcessLives
 from highwater.host.reader import HostReader
-from highwater.readings.policy import PolicyStatus
-from highwater.readings.report import Report
-from highwater.units import MIB
+from highwater.model.policy import PolicyStatus
+from highwater.model.report import Report
+from highwater.model.units import MIB
 from tests.fakes.engine import core_on
 from tests.unit.host.recorded import BOOT, machine, record, write
 

@@ -14,11 +14,11 @@ from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import from_history
 from highwater.diagnose.rules import book
 from highwater.host.reading import ProcessMemory
-from highwater.memory.history import History
+from highwater.model.engine import EngineStatus
+from highwater.model.policy import PolicyStatus, RuleStatus
+from highwater.model.report import Report
 from highwater.process.clocks import Clocks
-from highwater.readings.engine import EngineStatus
-from highwater.readings.policy import PolicyStatus, RuleStatus
-from highwater.readings.report import Report
+from highwater.watch.history import History
 from tests.fakes.engine import FakeClock, FakeEngine
 from tests.fakes.incident import AT, entry, event, evidence, rank, reading, series
 

@@ -14,14 +14,14 @@ from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import ADVICE, Finding
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import summarize
-from highwater.diagnose.incidents.text import headlines_text, incident_markdown, state
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, figure, moment, page
 from highwater.host.reading import ProcessMemory
-from highwater.readings.engine import EngineLoad, EngineStatus
-from highwater.readings.event import Event
-from highwater.readings.growth import Growth
-from highwater.readings.policy import PolicyStatus
+from highwater.http.text.incidents import headlines_text, incident_markdown, state
+from highwater.model.engine import EngineLoad, EngineStatus
+from highwater.model.growth import Growth
+from highwater.model.policy import PolicyStatus
+from highwater.model.report import Event
 from tests.fakes.incident import AT, MIB, diagnosed, entry, evidence, rank, reading, series, unknown
 from tests.unit.diagnose.log.prefixes import match
 

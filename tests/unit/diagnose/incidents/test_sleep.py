@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.diagnose.rules.words import Sleep, wake_up_failed
-from highwater.units import GIB
+from highwater.model.units import GIB
 from tests.fakes.incident import reading
 from tests.unit.diagnose.log.prefixes import match
 

@@ -21,8 +21,8 @@ from highwater.diagnose.incidents.store import (
     is_incident_id,
     to_bytes,
 )
-from highwater.readings.event import Event
-from highwater.readings.policy import PolicyStatus
+from highwater.model.policy import PolicyStatus
+from highwater.model.report import Event
 from tests.fakes.incident import AT, ID, MIB, entry, incident, numbered, rank, reading, series
 
 

@@ -11,20 +11,19 @@ from pathlib import Path
 import pytest
 
 from highwater.diagnose.incident import Incident
+from highwater.diagnose.incidents.diagnosis import OomKillWatch
 from highwater.diagnose.incidents.incidents import Incidents
-from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart
 from highwater.engine.client import Engine
-from highwater.errors import EngineUnresponsive
 from highwater.host.needs import ProcessorCaches
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
-from highwater.readings.engine import EngineStatus, StartedRank, StartFailure
-from highwater.readings.event import Event
-from highwater.readings.policy import PolicyStatus
-from highwater.readings.report import Report
+from highwater.model.engine import EngineStatus, StartedRank, StartFailure
+from highwater.model.policy import PolicyStatus
+from highwater.model.report import Event, Report
+from highwater.process.errors import EngineUnresponsive
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 from tests.fakes.recorders import phase
 from tests.unit.diagnose.incidents.test_oom_kills import seen

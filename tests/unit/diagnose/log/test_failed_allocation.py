@@ -12,7 +12,7 @@ from highwater.diagnose.incident import RankEvidence
 from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation
 from highwater.diagnose.log.story import LogStory, story_of
-from highwater.units import GIB, MIB
+from highwater.model.units import GIB, MIB
 from tests.fakes.incident import AT, TOTAL, diagnosed, evidence, rank, reading
 
 # vLLM's issue 15105, but for the last figure.

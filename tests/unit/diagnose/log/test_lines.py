@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from highwater.diagnose.log.file import TAIL_BYTES, read_tail
 from highwater.diagnose.log.messages import KNOWN, merged
+from highwater.diagnose.log.reader import TAIL_BYTES, read_tail
 from highwater.diagnose.log.record import MAX_LINE_LENGTH
-from highwater.text.printable import plain
+from highwater.process.untrusted import plain
 from tests.unit.diagnose.log.prefixes import match
 
 # As engines write them, wherever it was possible with what stands around them.

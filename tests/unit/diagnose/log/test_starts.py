@@ -8,11 +8,10 @@ import pytest
 
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
-from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
 from highwater.diagnose.log.messages import KNOWN, recognized
-from highwater.diagnose.log.reader import Reader
+from highwater.diagnose.log.reader import LOOK_BYTES, FollowedLog, Reader, read_tail
 from highwater.diagnose.log.starts import EngineLog, header_of, says_ready
-from highwater.readings.engine import EngineStatus
+from highwater.model.engine import EngineStatus
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank
 from tests.unit.diagnose.log.prefixes import PREFIXES, parse, run_of, vllm_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from highwater.diagnose.log.story import LogStory, story_of
-from highwater.units import GIB
+from highwater.model.units import GIB
 from tests.unit.diagnose.log.prefixes import PREFIXES, run_of, vllm_json
 
 FIGURES = (

@@ -1,0 +1,178 @@
+"""Keeps the engine free of requests for as long as a remedy needs that.
+
+New requests wait at the gate, running ones finish, and the engine's own counts must agree. Where that takes too long
+it refuses: requests are not cut short, and the held ones go on. No request is held at all where a running one has
+already taken longer than requests are given to finish.
+
+The engine itself is never paused: a pause would outlive this process, and the gate cannot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
+
+from gated_proxy.gate import Gate
+from highwater.engine.client import Engine
+from highwater.model.engine import EngineLoad
+from highwater.model.remedies import QuiescedBy
+from highwater.model.report import Report
+from highwater.watch.sources import EngineMetrics
+
+Enter: TypeAlias = Callable[[Literal["closing", "drained"], float], AbstractAsyncContextManager[None]]
+
+# The engine's counts lag behind its responses by a step; requests that others sent stay longer.
+SETTLE_SECONDS = 2.0
+LOOK_SECONDS = 0.1
+# The same, and one late response of the engine.
+DRAINED_SECONDS = 3.0
+# For this long after the engine worked on requests that did not pass the gate, an idle gate proves nothing.
+BYPASS_SECONDS = 60.0
+# The longest that a remedy may take while requests are held for it.
+CALL_SECONDS = 10.0
+# The gate's own deadline comes after those of the states in which it is closed, so that they report what went wrong.
+GATE_MARGIN_SECONDS = 1.0
+_BYPASSED = (
+    "that did not pass through this sidecar (or whose clients {have} left); they cannot be held here. Send all traffic "
+    "through the sidecar"
+)
+
+
+class CannotQuiesce(Exception):
+    """Requests cannot be held, or did not finish in time; nothing was done. The message says why, and what would help.
+
+    Attributes:
+        held_seconds: How long new requests waited for nothing; ``None`` where none had to.
+    """
+
+    held_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class Quiesced:
+    """An engine without requests.
+
+    Attributes:
+        by: What kept requests away.
+        held_seconds: How long new requests waited, known when it is over; ``None`` where none had to.
+    """
+
+    by: QuiescedBy
+    held_seconds: float | None = None
+
+
+class Quiescer:
+    """Holds requests for remedies until running ones finish; ``impossible`` is why none can ever be held here."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        gate: Gate,
+        *,
+        drain_seconds: float = 10.0,
+        impossible: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.impossible = impossible
+        self._load = EngineMetrics(engine)
+        self._gate = gate
+        self._drain_seconds = drain_seconds
+        self._clock = clock
+        self._bypassed_at: float | None = None
+
+    def notice(self, report: Report) -> None:
+        requests = (report.engine.requests_running or 0) + (report.engine.requests_waiting or 0)
+        is_gate_idle = not self._gate.in_flight and self._clock() - self._gate.idle_since > SETTLE_SECONDS
+        if requests and is_gate_idle:
+            self._bypassed_at = self._clock()
+
+    def plan(self) -> str:
+        if (reason := self.impossible or self._takes_too_long()) is not None:
+            return f"would be refused now: {reason}"
+        return f"would hold new requests for at most {self._drain_seconds:g} s until running requests are done"
+
+    @asynccontextmanager
+    async def quiet(self, enter: Enter, *, then_pace: bool) -> AsyncIterator[Quiesced]:
+        """Hold new requests, with none running, for as long as the block lasts.
+
+        Args:
+            enter: Enters a state of the relief that needs it, with a deadline in seconds.
+            then_pace: Let requests through one by one for a while afterwards: those that come together would overtake
+                each other in vLLM, and it fails a request that overtakes another with the same new image.
+
+        Raises:
+            CannotQuiesce: Requests cannot be held, or did not finish in time; none is held any more.
+            EngineError: The engine's counts could not be read.
+        """
+        if self.impossible is not None:
+            raise CannotQuiesce(self.impossible)
+        if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
+            raise CannotQuiesce(f"{ago:.0f} s ago the engine had requests {_BYPASSED.format(have='had')}")
+        if (reason := self._takes_too_long()) is not None:
+            raise CannotQuiesce(reason)
+        began, quiesced = self._clock(), Quiesced("gate")
+        at_most = self._drain_seconds + DRAINED_SECONDS + CALL_SECONDS + GATE_MARGIN_SECONDS
+        with self._gate.closed(at_most, then_pace=then_pace):
+            try:
+                async with enter("closing", self._drain_seconds):
+                    await self._gate.drained()
+            except TimeoutError as exc:
+                raise self._in_vain(
+                    f"{self._gate.in_flight} requests were still under way after {self._drain_seconds:g} s "
+                    "(gate.drain_seconds); they were left alone, and new ones were held no longer",
+                    began,
+                ) from exc
+            try:
+                async with enter("drained", DRAINED_SECONDS):
+                    await self._engine_is_idle(began)
+            except TimeoutError as exc:
+                late = f"the engine did not report within {DRAINED_SECONDS:g} s whether requests run"
+                raise self._in_vain(late, began) from exc
+            try:
+                yield quiesced
+            finally:
+                quiesced.held_seconds = self._clock() - began
+
+    def _takes_too_long(self) -> str | None:
+        if count := self._gate.open_ended:
+            sockets = "1 WebSocket is open, which ends" if count == 1 else f"{count} WebSockets are open, which end"
+            return f"{sockets} when the client wants; no request was held. Try again when none is open"
+        seconds = self._gate.oldest_seconds()
+        if seconds is None or seconds <= self._drain_seconds:
+            return None
+        return (
+            f"a request has been under way for {seconds:.0f} s, longer than requests are given to finish "
+            f"(gate.drain_seconds, {self._drain_seconds:g} s); no request was held. Try again when it has ended, or "
+            "set gate.drain_seconds to more than it takes"
+        )
+
+    def _in_vain(self, message: str, began: float) -> CannotQuiesce:
+        refusal = CannotQuiesce(message)
+        refusal.held_seconds = self._clock() - began
+        return refusal
+
+    async def _engine_is_idle(self, began: float) -> None:
+        looks = AsyncRetrying(
+            retry=retry_if_result(lambda load: not load.is_idle),
+            stop=stop_after_delay(SETTLE_SECONDS),
+            wait=wait_fixed(LOOK_SECONDS),
+        )
+        try:
+            await looks(self._read_load, began)
+        except RetryError as exc:
+            load: EngineLoad = exc.last_attempt.result()
+            self._bypassed_at = self._clock()
+            counts = f"{load.requests_running} requests running and {load.requests_waiting} waiting"
+            raise self._in_vain(f"the engine has {counts} {_BYPASSED.format(have='have')}", began) from exc
+
+    async def _read_load(self, began: float) -> EngineLoad:
+        load = (await self._load.read()).load
+        if load is None or load.requests_running is None or load.requests_waiting is None:
+            unknown = "the engine does not report its request counts (was it started with --disable-log-stats?)"
+            raise self._in_vain(unknown, began)
+        return load

@@ -1,0 +1,438 @@
+"""Runs one remedy at a time, and measures what it freed by a fresh poll before and after it.
+
+A relief is in one state at a time, each with a deadline, so that no wait is without a bound.
+
+::
+
+                              the gate is closed
+                         ┌──────────┴──────────────────┐
+    idle ──► reading ──► closing ──► drained ──► calling ──► releasing ──► measuring ──► idle
+                │                                   ▲
+                └── where requests need not wait ───┘
+
+    state      what happens                                     whose     at most
+    reading    one poll, the reading before                     Relief    the worker deadline and 20 s
+    closing    new requests wait, running ones finish           Quiescer  gate.drain_seconds
+    drained    the engine's own counts must agree               Quiescer  3 s
+    calling    the remedy calls the engine                      Relief    10 s while the gate is closed, else 31 s
+                                                                          and two worker deadlines
+    releasing  the allocator gives the bytes to the device      Relief    two worker deadlines and 1 s
+    measuring  one poll, the reading after                      Relief    the worker deadline and 20 s
+
+From every state a relief that is refused, fails or is cancelled goes back to idle, and the gate opens. The gate also
+opens by itself when the deadlines of the three states in which it is closed are over. So requests are held in this
+process alone, for a bounded time, and nothing has to be undone when the process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+from highwater.act.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
+from highwater.act.remedies.resets import NO_OPTIONS, Remedy, RunOptions, RunResult, operators_only
+from highwater.act.remedies.workers import MAX_SECONDS, call_workers_in_rounds
+from highwater.engine.capabilities import no_extension
+from highwater.engine.client import Engine, EngineResponse
+from highwater.model.engine import EngineStatus
+from highwater.model.rank import RankReading
+from highwater.model.remedies import UNNEEDED, Mode, Outcome, RemedyResult, Target, credit
+from highwater.model.report import Caller, Report, Trigger
+from highwater.model.totals import freed, total
+from highwater.model.units import MIB, mib
+from highwater.process.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
+from highwater.watch.history import History
+from highwater.watch.poller import Poller
+
+JUST_BEFORE_SECONDS = 0.25
+# How long a remedy that the engine puts off is repeated: its blocks come free a step after its requests.
+PATIENCE_SECONDS = 2.0
+# The calls of one poll besides the workers'.
+POLL_SECONDS = 20.0
+# Beyond what the calls of a state may take by themselves, so that they report what went wrong.
+MARGIN_SECONDS = 1.0
+
+log = logging.getLogger("highwater.act")
+
+State: TypeAlias = Literal["idle", "reading", "closing", "drained", "calling", "releasing", "measuring"]
+
+# A recent reading serves as well, and a restore is measured afterwards only. A relief that fails is idle at once.
+_NEXT: Mapping[State, frozenset[State]] = {
+    "idle": frozenset({"reading", "closing", "calling"}),
+    "reading": frozenset({"closing", "calling"}),
+    "closing": frozenset({"drained"}),
+    "drained": frozenset({"calling"}),
+    "calling": frozenset({"releasing", "measuring"}),
+    "releasing": frozenset({"measuring"}),
+    "measuring": frozenset(),
+}
+
+
+class States:
+    """Lets one relief after the other through; ``now`` is the state that the one under way is in."""
+
+    def __init__(self) -> None:
+        self.now: State = "idle"
+        self._turn = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        return self._turn.locked()
+
+    @asynccontextmanager
+    async def one_relief(self) -> AsyncIterator[None]:
+        async with self._turn:
+            try:
+                yield
+            finally:
+                self.now = "idle"
+
+    @asynccontextmanager
+    async def enter(self, state: State, seconds: float) -> AsyncIterator[None]:
+        """Enter a state, which must be one that follows the present one, for as long as the block lasts.
+
+        Raises:
+            TimeoutError: The deadline is over; what the block waited for was cancelled.
+        """
+        if state not in _NEXT[self.now]:
+            raise RuntimeError(f"a relief does not go from {self.now} to {state}")
+        self.now = state
+        async with asyncio.timeout(seconds):
+            yield
+
+
+class RemedyObserver(Protocol):
+    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        """One remedy was run, refused or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemedyRun:
+    remedy: Remedy
+    trigger: Trigger
+    mode: Mode = "safe"
+    rule: str | None = None
+    options: RunOptions = NO_OPTIONS
+    force: bool = False
+    dry_run: bool = False
+    release_after: bool = True
+    caller: Caller | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemedyOutcome:
+    result: RemedyResult
+    before: tuple[RankReading, ...]
+    after: tuple[RankReading, ...]
+    answer: EngineResponse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemedyRequest:
+    remedy: str
+    target: Target = UNNEEDED
+
+
+class Relief:
+    """Runs remedies for the policy and for operators. The clock is in monotonic seconds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        poller: Poller,
+        history: History,
+        quiescer: Quiescer,
+        *,
+        remedies: Sequence[Remedy],
+        observer: RemedyObserver,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.remedies: Mapping[str, Remedy] = {remedy.name: remedy for remedy in remedies}
+        self._engine = engine
+        self._poller = poller
+        self._history = history
+        self._quiescer = quiescer
+        self._observer = observer
+        self._clock = clock
+        self._states = States()
+
+    @property
+    def state(self) -> State:
+        return self._states.now
+
+    @property
+    def busy(self) -> bool:
+        return self._states.busy
+
+    def unavailable(self, name: str, status: EngineStatus) -> str | None:
+        remedy, can = self.remedies[name], self._poller.capabilities
+        if (refusal := operators_only(remedy, can, status) or remedy.refusal(can, status, "safe")) is not None:
+            return refusal
+        return self._quiescer.impossible if remedy.needs_gate(can, "safe") else None
+
+    async def for_rule(
+        self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False
+    ) -> RemedyOutcome:
+        """Run one remedy for a rule, or only record that it would have been run. Raises NotAvailable as `_before`."""
+        run = RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
+        if observe:
+            return RemedyOutcome(self._ended(run, "observed", "the policy is in observe mode"), (), ())
+        return await self._carry_out(run)
+
+    async def reclaim(
+        self, requests: Sequence[RemedyRequest], *, mode: Mode, dry_run: bool, caller: Caller | None = None
+    ) -> list[RemedyOutcome]:
+        """Run remedies in order; without any, those that free caches here. Raises UnknownName, and as `_before`."""
+        # A trim keeps what a reset then drops: one of the two.
+        cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
+        requests = requests or (RemedyRequest("release"), RemedyRequest(cache))
+        for request in requests:
+            if request.remedy not in self.remedies:
+                raise UnknownName("remedies", request.remedy, self.remedies)
+        return [
+            await self._carry_out(
+                RemedyRun(
+                    self.remedies[request.remedy],
+                    "reclaim",
+                    mode=mode,
+                    options=RunOptions(target=request.target),
+                    dry_run=dry_run,
+                    caller=caller,
+                )
+            )
+            for request in requests
+        ]
+
+    async def drop_in(
+        self, name: str, *, query: str, mode: Mode, force: bool, caller: Caller | None = None
+    ) -> RemedyOutcome:
+        """Run one of vLLM's own resets. Raises Refused where it could hang or kill the engine, and as `_before`."""
+        # No release after it: a client that requests vLLM's reset gets that and nothing more.
+        run = RemedyRun(
+            self.remedies[name],
+            "drop-in",
+            mode=mode,
+            options=RunOptions(query=query),
+            force=force,
+            release_after=False,
+            caller=caller,
+        )
+        outcome = await self._carry_out(run)
+        if outcome.result.outcome == "refused":
+            raise Refused(f"{name}: {outcome.result.reason}")
+        return outcome
+
+    async def restore(self, *, caller: Caller | None = None) -> list[Mapping[str, Any]]:
+        """Bring back what a trim moved to the host, by rank. Raises Refused where a worker cannot, and NotAvailable."""
+        if (problem := no_extension(self._poller.capabilities)) is not None:
+            raise Refused(problem)
+        async with self._states.one_relief():
+            try:
+                async with self._states.enter("calling", self._rounds_seconds()):
+                    restored = await call_workers_in_rounds(self._engine, "restore", {})
+            except EngineError as exc:
+                raise NotAvailable(self._not_restored(str(exc), caller)) from exc
+            except TimeoutError as exc:
+                late = f"it has not ended within {self._rounds_seconds():g} s"
+                raise NotAvailable(self._not_restored(late, caller)) from exc
+            report = await self._poll("measuring") if restored.ok else None
+        if not restored.ok:
+            raise Refused(self._not_restored(str(restored.reason), caller))
+        spilled = report.encoder_cache.host_bytes if report is not None and report.encoder_cache else None
+        left = "what is left on the host is not known" if spilled is None else f"{mib(spilled)} MiB left on the host"
+        self._history.record("reset", f"encoder outputs brought back to the device, {left}", caller=caller)
+        return list(restored.detail)
+
+    def _not_restored(self, reason: str, caller: Caller | None) -> str:
+        message = f"restore: {reason}"
+        self._history.record("reset", message, caller=caller)
+        return message
+
+    # --- running one remedy ---
+
+    async def _carry_out(self, run: RemedyRun) -> RemedyOutcome:
+        async with self._states.one_relief():
+            try:
+                return await self._relieve(run)
+            except RequestError:
+                raise  # recorded where it arose
+            except BaseException as exc:
+                # Cancelled, or unexpected: raised again, and recorded first, as the remedy may have run.
+                what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
+                self._ended(run, "failed", f"{what} while {self.state}")
+                raise
+
+    async def _relieve(self, run: RemedyRun) -> RemedyOutcome:
+        before = await self._before(run)
+        capabilities = self._poller.capabilities
+        status, by_policy = before.engine, run.trigger == "policy"
+        refusal = operators_only(run.remedy, capabilities, status) if by_policy else None
+        refusal = None if run.force else refusal or run.remedy.refusal(capabilities, status, run.mode)
+        if refusal is not None:
+            return self._refused(run, before, refusal)
+        is_held = not run.force and run.remedy.needs_gate(capabilities, run.mode)
+        if run.dry_run:
+            plan = f"dry run; {self._quiescer.plan() if is_held else 'no request has to wait for it'}"
+            return RemedyOutcome(self._ended(run, "observed", plan), before.ranks, before.ranks)
+
+        started = self._clock()
+        quiesced: Quiesced | None = None
+        try:
+            if is_held:
+                async with self._quiescer.quiet(self._states.enter, then_pace=run.remedy.paces_after) as quiesced:
+                    done = await self._call(run, CALL_SECONDS)
+            else:
+                quiesced, done = Quiesced("nothing"), await self._call(run, self._rounds_seconds())
+        except CannotQuiesce as exc:
+            return self._refused(run, before, str(exc), exc.held_seconds)
+        except EngineError as exc:
+            # Raised by the engine's counts before the remedy: nothing was done.
+            done = RunResult(ok=False, reason=str(exc))
+        if done.refused:
+            return self._refused(run, before, done.reason or "refused by the workers")
+        return await self._measured(run, before, done, quiesced, started)
+
+    async def _measured(
+        self, run: RemedyRun, before: Report, done: RunResult, quiesced: Quiesced | None, started: float
+    ) -> RemedyOutcome:
+        is_released = run.release_after and self._engine.rpc_allowed
+        if done.ok and run.remedy.traits.needs_release and is_released:
+            done = await self._release_after(done)
+        readings, unmeasured = await self._after(before) if quiesced is not None else ((), None)
+        if not done.ok:
+            # How much of it was done, and by when, is unknown: the difference could have any cause.
+            readings, unmeasured = (), "not measured"
+        deltas = freed(before.ranks, readings)
+        freed_bytes, freed_components = total(deltas)
+        credited = credit(run.remedy.name, before.ranks, readings, done.detail, is_released=is_released)
+        reason = "; ".join(text for text in (done.reason, unmeasured) if text) or None
+        result = self._ended(
+            run,
+            "done" if done.ok else "failed",
+            reason,
+            seconds=self._clock() - started,
+            freed_bytes=freed_bytes,
+            freed_components=freed_components,
+            ranks=deltas,
+            credited_bytes=credited.freed_bytes,
+            credited_components=credited.components,
+            quiesced_by=quiesced.by if quiesced is not None else None,
+            held_seconds=quiesced.held_seconds if quiesced is not None else None,
+            detail=done.detail,
+        )
+        return RemedyOutcome(result, before.ranks, readings, done.answer)
+
+    async def _call(self, run: RemedyRun, seconds: float) -> RunResult:
+        """Run the remedy itself. A failure becomes its result, so that the gate opens in order."""
+        patience, connector = PATIENCE_SECONDS if run.mode == "safe" else 0.0, self._poller.capabilities.kv_connector
+        options = replace(run.options, patience_seconds=patience, kv_connector=connector)
+        try:
+            async with self._states.enter("calling", seconds):
+                return await run.remedy.run(self._engine, options)
+        except TimeoutError:
+            return RunResult(ok=False, reason=f"it has not ended within {seconds:g} s")
+        except EngineError as exc:
+            return RunResult(ok=False, reason=str(exc))
+
+    async def _release_after(self, done: RunResult) -> RunResult:
+        """Have the allocator give back what the remedy gave it: only then does the device see the bytes."""
+        seconds = 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
+        try:
+            async with self._states.enter("releasing", seconds):
+                await self._engine.rpc("release")
+        except TimeoutError:
+            return replace(done, ok=False, reason=f"done, but the release after it has not ended within {seconds:g} s")
+        except EngineError as exc:
+            return replace(done, ok=False, reason=f"done, but not the release after it: {exc}")
+        return done
+
+    async def _after(self, before: Report) -> tuple[tuple[RankReading, ...], str | None]:
+        report = await self._poll("measuring")
+        if report is None:
+            return (), f"not measured, as no reading came within {self._poll_seconds():g} s"
+        # The poller keeps the very same readings where a round brought none: an engine that was late once is not lost.
+        readings = () if report.stale or report.ranks is before.ranks else report.ranks
+        if before.ranks and not readings:
+            return (), f"not measured, as no reading came after it: {report.engine.hint or report.engine.state}"
+        return readings, None
+
+    async def _poll(self, state: State) -> Report | None:
+        try:
+            async with self._states.enter(state, self._poll_seconds()):
+                return await self._poller.poll()
+        except TimeoutError:
+            return None
+
+    def _poll_seconds(self) -> float:
+        return self._engine.rpc_deadline_seconds + POLL_SECONDS
+
+    def _rounds_seconds(self) -> float:
+        # The first call may wait for a poll's, and the last one begins just before the rounds' own time is up.
+        return MAX_SECONDS + 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
+
+    def _refused(self, run: RemedyRun, before: Report, reason: str, held_seconds: float | None = None) -> RemedyOutcome:
+        result = self._ended(run, "refused", reason, held_seconds=held_seconds)
+        return RemedyOutcome(result, before.ranks, before.ranks)
+
+    async def _before(self, run: RemedyRun) -> Report:
+        """Return a fresh reading: the last one if it was taken just before, as for the policy it was.
+
+        Raises NotAvailable where no engine is reachable: recorded as a failed reset, or as a refusal while it starts.
+        """
+        report = self._poller.current()
+        age = report.age_seconds
+        # Now means from now on: an operator's own measurement must not begin before it.
+        if run.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
+            polled = await self._poll("reading")
+            if polled is None:
+                raise self._not_available(run, f"no reading came within {self._poll_seconds():g} s")
+            report = polled
+        traits = report.engine.traits
+        if not traits.is_up or (report.stale and traits.is_late):
+            # An engine that still starts has nothing to give back: no reset of it has failed.
+            outcome: Outcome = "refused" if report.engine.state == "starting" else "failed"
+            raise self._not_available(run, report.engine.in_words, outcome)
+        return replace(report, ranks=()) if report.stale else report
+
+    def _not_available(self, run: RemedyRun, reason: str, outcome: Outcome = "failed") -> NotAvailable:
+        self._ended(run, outcome, reason)
+        return NotAvailable(reason)
+
+    def _ended(self, run: RemedyRun, outcome: Outcome, reason: str | None, **figures: Any) -> RemedyResult:  # noqa: ANN401 - fields of the result
+        """Write down how it ended, also where it was refused, failed or cancelled; a dry run leaves no trace."""
+        traits = run.remedy.traits
+        result = RemedyResult(
+            remedy=traits.name,
+            outcome=outcome,
+            reason=reason,
+            frees=traits.frees,
+            does_not_free=traits.does_not_free,
+            **figures,
+        )
+        if run.dry_run:
+            return result
+        self._observer.remedy_ended(result, run.trigger)
+        kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
+        summary = summary_of(result)
+        self._history.record(kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller)
+        by = f"{run.trigger} by {run.caller.address or 'an unknown peer'}" if run.caller else run.trigger
+        log.info("%s (%s)", summary, run.rule or by)
+        return result
+
+
+def summary_of(result: RemedyResult) -> str:
+    summary = f"{result.remedy} {result.outcome}"
+    if result.outcome == "done" and result.credited_bytes is not None:
+        together = f", {len(result.ranks)} ranks together," if len(result.ranks) > 1 else ""
+        summary += f", gave back {mib(result.credited_bytes)} MiB{together} in {result.seconds:.2f} s"
+        less = result.freed_bytes
+        if less is not None and abs(less - result.credited_bytes) >= MIB:
+            summary += f"; {mib(abs(less))} MiB {'less' if less >= 0 else 'more'} in use now"
+    if result.reason:
+        summary += f": {result.reason}"
+    return summary

@@ -1,1 +1,0 @@
-"""Files: what the sidecar keeps on disk, certificates, and files of others, opened safely."""

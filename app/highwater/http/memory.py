@@ -1,0 +1,241 @@
+"""``GET /memory`` and its marks, the verdicts on growth, host memory by process, and the encoder cache's entries.
+
+Reading calls no worker, but for the entries: from the recorders if they have them, else from the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import Field, TypeAdapter
+from pydantic_core import to_json
+
+from highwater.diagnose.case import of_report
+from highwater.diagnose.finding import in_words
+from highwater.diagnose.rules.book import known_causes
+from highwater.growth.floors import Floor
+from highwater.growth.words import growth_table, leaks
+from highwater.host.report import HostReport
+from highwater.http.services import OR_TEXT, Admin, FormatQuery, Parts, Services, StrictModel, ending, wants_text
+from highwater.http.text.control import marked_text
+from highwater.http.text.host import host_text
+from highwater.http.text.report import report_text
+from highwater.model.growth import SeriesGrowth
+from highwater.model.remedies import RankDelta
+from highwater.model.report import Report
+from highwater.model.schema import SCHEMA
+from highwater.model.titles import missing_text
+from highwater.model.totals import compare
+from highwater.process.errors import EngineError, NotAvailable, UnknownName
+from highwater.process.exit_codes import ATTENTION, OK
+from highwater.watch.encoder_cache import EntriesReading, RankEntries
+from highwater.watch.history import MARKS_KEPT
+
+_REPORT: Final = TypeAdapter(Report)
+_DELTAS: Final = TypeAdapter(tuple[RankDelta, ...])
+_HOST: Final = TypeAdapter(HostReport)
+
+router = APIRouter(tags=["memory"])
+
+
+class MemoryQuery(FormatQuery):
+    since: str | None = Field(None, max_length=128, description="a mark: adds what changed since")
+
+
+@router.get("/memory", response_model=Report, responses=OR_TEXT)
+async def memory(request: Request, parts: Parts, query: Annotated[MemoryQuery, Query()]) -> Response:
+    """Return the memory as of the last poll; as a table with ``Accept: text/plain`` or ``?format=text``."""
+    report = parts.report()
+    if wants_text(request, query.format):
+        return PlainTextResponse(report_text(report))
+    if query.since is None:
+        return Response(_REPORT.dump_json(report), media_type="application/json")
+    marks = parts.history.marks
+    mark = marks.get(query.since)
+    if mark is None:
+        raise UnknownName("since", query.since, [repr(known) for known in marks])
+    since = {
+        "mark": mark.name,
+        "at": mark.at,
+        "ranks": _DELTAS.dump_python(compare(mark.ranks, report.ranks), mode="json"),
+    }
+    return JSONResponse(_REPORT.dump_python(report, mode="json") | {"since": since})
+
+
+class MarkRequest(StrictModel):
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$", examples=["after bench"])
+
+
+@router.post("/memory/marks", status_code=201)
+async def mark(request: Request, parts: Parts, body: MarkRequest, caller: Admin) -> Response:
+    """Name this moment; ``/memory?since=NAME`` then shows what changed."""
+    report = await parts.poller.poll()
+    new = parts.history.mark(body.name, () if report.stale else report.ranks, caller=caller)
+    if wants_text(request):
+        return PlainTextResponse(marked_text(new), 201, ending(OK))
+    ranks = [rank.rank for rank in new.ranks]
+    answer = {"schema": SCHEMA, "name": new.name, "at": new.at, "ranks": ranks, "kept": MARKS_KEPT}
+    return JSONResponse(answer, 201, ending(OK))
+
+
+class GrowthQuery(FormatQuery):
+    series: str | None = Field(None, max_length=256, description="one series by its name, with its floors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthFloor:
+    """One floor of a series: its value, and the engine's work until then."""
+
+    at: float
+    value: float
+    requests: float | None
+    images: float | None
+    new_images: float | None
+    tokens: float | None
+    sleeps: float | None
+
+    @classmethod
+    def of(cls, floor: Floor) -> GrowthFloor:
+        counts = {name: getattr(floor, name) for name in ("requests", "images", "new_images", "tokens", "sleeps")}
+        known = {name: None if math.isnan(count) else count for name, count in counts.items()}
+        return cls(at=floor.wall, value=floor.value, **known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthAnswer:
+    """The verdicts, the leaks first; with the floors of a series that was requested by name, oldest first."""
+
+    schema: int = SCHEMA
+    series: tuple[SeriesGrowth, ...]
+    floors: tuple[GrowthFloor, ...] = ()
+    # The known causes of what has grown since the engine was ready, a paragraph each, with the first thing to do.
+    causes: tuple[str, ...] = ()
+
+
+_GROWTH: Final = TypeAdapter(GrowthAnswer)
+
+
+@router.get("/memory/growth", response_model=GrowthAnswer, responses=OR_TEXT)
+async def growth(request: Request, parts: Parts, query: Annotated[GrowthQuery, Query()]) -> Response:
+    """Return the verdict on every series of memory: flat, plateau, step, leak or not known.
+
+    With ``series`` its verdict alone, and the floors behind it.
+    """
+    verdicts = parts.growth.verdicts()
+    floors: tuple[GrowthFloor, ...] = ()
+    if query.series is not None:
+        found = parts.growth.find(query.series)
+        verdicts, floors = (found,), tuple(map(GrowthFloor.of, parts.growth.data(found.series, found.ground)))
+    case = of_report("running", parts.poller.current(), baseline=parts.poller.life.baseline)
+    causes = tuple(map(in_words, known_causes(case)))
+    headers = ending(ATTENTION if any(not one.is_over for one in leaks(verdicts)) else OK)
+    if wants_text(request, query.format):
+        return PlainTextResponse(growth_table(verdicts, causes), headers=headers)
+    answer = GrowthAnswer(series=verdicts, floors=floors, causes=causes)
+    return Response(_GROWTH.dump_json(answer), media_type="application/json", headers=headers)
+
+
+@router.get("/memory/host", response_model=HostReport, responses=OR_TEXT)
+async def host(request: Request, parts: Parts, query: Annotated[FormatQuery, Query()]) -> Response:
+    """Return host memory by process and kind, the container, `/dev/shm` and vLLM's processor caches.
+
+    As tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.
+    """
+    report = await parts.host.report()
+    headers = ending(ATTENTION if any(one.level == "warning" for one in report.findings) else OK)
+    if wants_text(request, query.format):
+        return PlainTextResponse(await asyncio.to_thread(host_text, report), headers=headers)
+    content = await asyncio.to_thread(_HOST.dump_json, report)
+    return Response(content, media_type="application/json", headers=headers)
+
+
+# --- the encoder cache's entries ---
+
+NOT_READ = (
+    "the entries of this engine have not been read yet, and without the admin token no worker is called; send it, "
+    "Authorization: Bearer TOKEN (`highwater token --port PORT` prints it)"
+)
+NOT_ASKED = "as last read; with the admin token the workers are called, and mm_hash is whole"
+SHORTENED = "with the admin token mm_hash is whole"
+
+
+class EntriesQuery(StrictModel):
+    rank: int | None = None
+    limit: int = Field(100, ge=0, le=10_000)
+    sort: Literal["bytes", "age"] = "bytes"
+
+
+class Alias:
+    """A short name for a hash, the same while this process runs.
+
+    A part of the hash itself would show whether a given image is cached to everybody who has the image.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(16)
+
+    def __call__(self, mm_hash: object) -> str:
+        return hashlib.blake2b(str(mm_hash).encode(), key=self._key, digest_size=4).hexdigest()
+
+
+_alias: Final = Alias()
+
+
+@router.get("/memory/encoder-cache")
+async def encoder_cache(request: Request, parts: Parts, query: Annotated[EntriesQuery, Query()]) -> Response:
+    """Return what the encoder cache of each rank holds.
+
+    If every worker has a recorder, its entries are returned. Else the workers are called, with the admin
+    token and once a second at most; without the token no worker is called, and the response has what the recorders
+    show, what was last read of the other workers, its age, and which ranks nothing is known of. Without the token
+    `mm_hash` is a short name that does not identify the image.
+    """
+    may_ask = parts.control.caller(request) is not None
+    reading = await _entries(parts, may_ask=may_ask)
+    report = parts.poller.current()
+    pids = {rank.pid for rank in report.ranks}
+    # The entries of earlier workers say nothing about those that run now.
+    known = [] if reading is None else [rank for rank in reading.ranks if rank.head.get("pid") in pids]
+    names = [rank.head.get("rank") for rank in known]
+    if query.rank is not None and query.rank not in names and known:
+        raise UnknownName("rank", query.rank, [str(rank) for rank in names])
+    age = round(parts.entries.age_seconds(reading), 3) if reading is not None and known else None
+    wanted = [rank for rank in known if query.rank in (None, rank.head.get("rank"))]
+    ranks = [await rank.json(query.limit, query.sort, None if may_ask else _alias) for rank in wanted]
+    head = to_json({"schema": SCHEMA, "age_seconds": age, "note": _note(known, report, may_ask=may_ask)})
+    return Response(head[:-1] + b',"ranks":[' + b",".join(ranks) + b"]}", media_type="application/json")
+
+
+async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | None:
+    """Return the entries as far as the caller may have them read. Raises NotAvailable where they cannot be read."""
+    recorded, entries = services.poller.coverage, services.entries
+    if recorded.has_entries:
+        return await entries.of_records(recorded.writing)
+    if may_ask and services.poller.capabilities.collective_rpc:
+        try:
+            return await entries.of_workers()
+        except EngineError as exc:
+            raise NotAvailable(str(exc)) from exc
+    if may_ask and not recorded.writing:
+        raise NotAvailable(services.poller.current().engine.hint or "the worker extension is not loaded")
+    return await entries.as_known(recorded.writing)
+
+
+def _note(known: Sequence[RankEntries], report: Report, *, may_ask: bool) -> str | None:
+    if not known and not may_ask:
+        return NOT_READ
+    without = None if may_ask else SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED
+    listed = {rank.head.get("pid") for rank in known if rank.head.get("entries_total") is not None}
+    unlisted = [rank for rank in report.ranks if rank.pid not in listed]
+    names = [rank.name for rank in unlisted]
+    names += [missing_text([rank]) for rank in report.ranks_missing]
+    missing = f"the entries of {', '.join(names)} are not known" if names else None
+    return "; ".join(text for text in (missing, without) if text) or None

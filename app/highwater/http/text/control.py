@@ -1,0 +1,152 @@
+"""What acts, as text: remedies with what each gave back, marks, PyTorch's snapshots, events, and the policy."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from highwater.act.governor import PolicyStore
+from highwater.act.relief import RemedyOutcome
+from highwater.act.rules import Rule
+from highwater.model.components import COMPONENT_NAMES
+from highwater.model.policy import PolicyStatus, RuleStatus
+from highwater.model.rank import RankReading, rank_title
+from highwater.model.remedies import RemedyResult
+from highwater.model.report import Event
+from highwater.model.titles import component_title, reasons_of, signal_text, table, waters_text
+from highwater.model.totals import compare
+from highwater.model.units import UNKNOWN, size_text, span_text
+from highwater.process.untrusted import plain
+from highwater.watch.history import Mark
+from highwater.watch.snapshots import RankStacks, Taken
+
+
+def reclaim_text(results: Sequence[RemedyOutcome], *, dry_run: bool) -> str:
+    if not results:
+        return "nothing was done\n"
+    headers = ["remedy", "would be" if dry_run else "outcome", "quiesced by"]
+    headers += [] if dry_run else ["given back", "less in use now", "seconds", "held"]
+    parts = [table(headers, [_row(each.result, dry_run=dry_run) for each in results])]
+    parts += reasons_of((each.result.remedy, each.result.reason) for each in results if each.result.reason)
+    if any(each.result.outcome == "done" for each in results):
+        parts.append(_by_rank(results[0].before, results[-1].after))
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _row(result: RemedyResult, *, dry_run: bool) -> list[str]:
+    outcome = "done" if dry_run and result.outcome == "observed" else result.outcome
+    row = [result.remedy, outcome, result.quiesced_by or UNKNOWN]
+    if dry_run:
+        return row
+    held = UNKNOWN if result.held_seconds is None else f"{result.held_seconds:.2f} s"
+    return [*row, size_text(result.credited_bytes), size_text(result.freed_bytes), f"{result.seconds:.2f}", held]
+
+
+def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str:
+    freed = compare(after, before)
+    if not freed:
+        return ""
+    in_use = {rank.key: rank.used_bytes for rank in after}
+    rows = [
+        [component_title(name), *(size_text(getattr(each.components, name)) for each in freed)]
+        for name in COMPONENT_NAMES
+        if any(getattr(each.components, name) for each in freed)
+    ]
+    rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
+    rows.append(["used now", *(size_text(in_use[each.key]) for each in freed)])
+    return "\n" + table(["less in use now", *(each.name for each in freed)], rows)
+
+
+def restored_text(ranks: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            rank_title(rank.get("dp_rank"), rank["rank"]),
+            str(rank["restored_entries"]),
+            size_text(rank["restored_bytes"]),
+        ]
+        for rank in ranks
+    ]
+    return (table(["rank", "entries brought back", "bytes"], rows) if rows else "nothing was on the host") + "\n"
+
+
+def marked_text(mark: Mark) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(mark.at))
+    hint = f"what changed since: highwater status --since {shlex.quote(mark.name)}"
+    text = hint if mark.ranks else "no rank could be read, so there is nothing to compare with later"
+    return f"marked {mark.name!r} at {at}; {text}\n"
+
+
+def taken_text(taken: Taken) -> str:
+    rows = [
+        [
+            rank.label,
+            size_text(rank.bytes),
+            f"{rank.elapsed_ms / 1000:.2f} s",
+            rank.path or UNKNOWN,
+        ]
+        for rank in taken.ranks
+    ]
+    head = "would write, now:" if taken.snapshot is None else f"snapshot {taken.snapshot} is written:"
+    return f"{head}\n{table(['rank', 'size', 'stood still', 'path'], rows, words=1)}\n"
+
+
+def stacks_text(ranks: Sequence[RankStacks]) -> str:
+    lines = []
+    for rank in ranks:
+        recorded = "not recorded any more" if rank.was_recording else "not recorded now"
+        if rank.recording:
+            recorded = f"recorded for {span_text(rank.seconds_left)}"
+        lines.append(f"{rank.name}: allocation stacks are {recorded}\n")
+    return "".join(lines)
+
+
+def snapshots_text(files: Sequence[tuple[str, int]], folder: object | None, problem: str | None) -> str:
+    """Return the list of snapshots from the path of each and its bytes."""
+    rows = [[size_text(size), path] for path, size in files]
+    if rows:
+        shown = table(["size", "highwater get PATH > FILE"], rows, words=1)
+    else:
+        shown = f"there are no snapshots in {folder}" if folder is not None else "recorder_dir is not set"
+    return "\n".join(filter(None, (shown, problem))) + "\n"
+
+
+# --- the policy ---
+
+_KIND_WIDTH = 9
+
+
+def event_text(event: Event) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+    by = f" (by the policy, rule {event.rule})" if event.trigger == "policy" and event.rule else ""
+    if event.caller is not None:
+        by = f" (by {event.caller.by} from {event.caller.address or 'an unknown peer'})"
+    return plain(f"{at} {event.kind:<{_KIND_WIDTH}} {event.summary}{by}")
+
+
+def policy_text(status: PolicyStatus, rules: Sequence[Rule], store: PolicyStore, decisions: Sequence[Event]) -> str:
+    """Return the policy in force; ``decisions`` are the last ones, newest first."""
+    kept = "ends with the sidecar" if store.kept_in is None else f"is kept in {store.kept_in}"
+    origin = f"changed while it runs; the change {kept}" if store.source == "put" else "as it was configured"
+    configured = {rule.name: rule for rule in rules}
+    lines = [
+        f"mode: {status.mode}, {origin}",
+        f"{status.level}: {status.summary}",
+        f"actions in the last hour: {status.actions_last_hour}",
+        *(_rule_text(rule, configured.get(rule.name)) for rule in status.rules),
+        *(["last decisions:"] if decisions else []),
+        *map(event_text, reversed(decisions)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rule_text(rule: RuleStatus, configured: Rule | None) -> str:
+    waters = waters_text(rule) or "waters not known yet"
+    remedies = ", ".join(configured.ordered_remedies if configured is not None else ()) or "none"
+    sustain = 0.0 if configured is None else configured.sustain_seconds
+    times = [f"for {span_text(sustain)}"] if sustain else []
+    times.append(f"cooldown {span_text(None if configured is None else configured.cooldown_seconds)}")
+    why = f"; {rule.reason}" if rule.reason else ""
+    now = signal_text(rule.signal, rule.value)
+    return f"rule {rule.name}: {rule.phase}, {rule.signal} {now}, {waters}, {', '.join(times)}; runs {remedies}{why}"

@@ -1,0 +1,169 @@
+"""The report as an operator reads it at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from highwater.growth.words import growth_line
+from highwater.model.components import COMPONENTS
+from highwater.model.engine import EngineStatus
+from highwater.model.policy import RuleStatus
+from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase
+from highwater.model.remedies import can_give
+from highwater.model.report import HostSummary, Report
+from highwater.model.titles import component_title, device_title, missing_text, signal_text, table, waters_text
+from highwater.model.units import UNKNOWN, mib, share_text, size_text, span_text
+
+
+def report_text(report: Report) -> str:
+    parts = [_headline(report)]
+    if report.engine.hint:
+        parts.append(f"hint: {report.engine.hint}")
+    if report.ranks_missing and not report.are_workers_hidden:
+        parts.append(f"missing: {missing_text(report.ranks_missing)}")
+    if report.start_failure is not None:
+        failed = report.start_failure.ranks
+        parts.append(report.start_failure.summary)
+        parts.append(start_table([one.label for one in failed], [one.phases for one in failed]))
+    if report.ranks:
+        parts.append(_ranks_table(report))
+        names = [one.label for one in report.ranks]
+        parts.append(start_table(names, [one.start for one in report.ranks]))
+        notes = [(name, note) for name, rank in zip(names, report.ranks, strict=True) for note in rank.notes]
+        parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
+    parts += [f"{name}: {fact}" for name, fact in engine_facts(report).items()]
+    if report.policy is not None:
+        parts.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
+        parts += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(report: Report) -> str:
+    engine = report.engine
+    what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
+    ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
+    age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
+    if report.stale and report.ranks and engine.traits.is_absent:
+        ranks += ", as the engine that ended had them"
+    return f"{what} at {engine.url}: {engine.state_text}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
+
+
+def _ranks_table(report: Report) -> str:
+    ranks = report.ranks
+    pressures = [report.pressure_of(rank) for rank in ranks]
+    headers = ["MiB", *(rank.name for rank in ranks)]
+    rows = [
+        ["device", *(device_title(rank.device) for rank in ranks)],
+        *memory_rows(ranks, "- "),
+        ["releasable", *(mib(rank.releasable_bytes) for rank in ranks)],
+        ["free", *(mib(rank.free_bytes) for rank in ranks)],
+        ["high water", *(mib(one.high_free_bytes if one is not None else None) for one in pressures)],
+        ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
+    ]
+    # Without a rule on the device there is no high water.
+    return table(headers, [row for row in rows if row[0] != "high water" or any(pressures)])
+
+
+def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str]]:
+    return [
+        ["total", *(mib(rank.total_bytes) for rank in ranks)],
+        ["used", *(mib(rank.used_bytes) for rank in ranks)],
+        *([f"{indent}{row.title}", *(mib(getattr(rank.components, row.name)) for rank in ranks)] for row in COMPONENTS),
+    ]
+
+
+def start_table(names: Sequence[str], starts: Sequence[Sequence[StartPhase]]) -> str:
+    """Return the used memory after each phase of the ranks' starts, in MiB, and the slowest rank's seconds for it."""
+    by_rank = [{phase.name: phase for phase in start} for start in starts]
+    order = list(dict.fromkeys(phase.name for start in starts for phase in start))
+    rows = []
+    for name in order:
+        phases = [phases.get(name) for phases in by_rank]
+        slowest = max(phase.seconds for phase in phases if phase is not None)
+        rows.append([name, *(_after(phase) for phase in phases), f"{slowest:.1f}"])
+    return table(["start: used after, MiB", *(f"rank {name}" for name in names), "s"], rows) if rows else ""
+
+
+def _after(phase: StartPhase | None) -> str:
+    if phase is None:
+        return UNKNOWN
+    # On CPU nothing is on a device.
+    return (
+        "failed" if phase.error is not None else mib(phase.rss_bytes if phase.used_bytes is None else phase.used_bytes)
+    )
+
+
+def engine_facts(report: Report) -> dict[str, str]:
+    facts = {
+        "encoder cache": _encoder_cache(report.encoder_cache),
+        "growth": _growth(report),
+        "verdicts": growth_line(report.growth.series),
+        "requests": requests_text(report.engine),
+        "progress": "" if report.progress is None else report.progress.summary,
+        "host": "" if report.host is None else _host(report.host),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _host(host: HostSummary) -> str:
+    parts = [] if host.used_bytes is None else [f"{size_text(host.used_bytes)} in the engine's container"]
+    if host.limit_bytes and host.kept_bytes is not None:
+        share = share_text(host.kept_bytes / host.limit_bytes)
+        parts.append(f"{size_text(host.kept_bytes)} of it stays, {share} of {size_text(host.limit_bytes)}")
+    if host.seconds_to_limit is not None:
+        parts.append(f"full in {span_text(host.seconds_to_limit)}")
+    if host.largest is not None:
+        parts.append(f"most: {host.largest} {size_text(host.largest_bytes)}")
+    if host.shm_size_bytes is not None:
+        parts.append(f"shared memory {size_text(host.shm_used_bytes)} of {size_text(host.shm_size_bytes)}")
+    return "; ".join([", ".join(parts), *host.warnings])
+
+
+def _encoder_cache(cache: EncoderCacheTotals | None) -> str:
+    if cache is None:
+        return ""
+    parts = [f"{cache.entries} entries", f"{size_text(cache.device_bytes)} on devices"]
+    if cache.host_bytes:
+        parts.append(f"{size_text(cache.host_bytes)} on the host")
+    if cache.capacity_embeds is not None:
+        parts.append(f"capacity {cache.capacity_embeds:,} embeddings")
+    if cache.oldest_age_seconds is not None:
+        parts.append(f"oldest {span_text(cache.oldest_age_seconds)}")
+    if cache.spills or cache.restores:
+        parts.append(f"{cache.spills} moved out, {cache.restores} back")
+    return ", ".join(parts)
+
+
+def _growth(report: Report) -> str:
+    growth = report.growth
+    grown = growth.since_ready_bytes
+    parts = [] if grown is None else [f"{size_text(grown, signed=True)} since ready"]
+    ends = {"high water": report.seconds_to_high_water, "full": growth.seconds_to_full}
+    filled = ", ".join(f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
+    if filled:
+        parts.append(filled if growth.component is None else f"{filled} ({component_title(growth.component)})")
+    if growth.refill_seconds is not None:
+        parts.append(f"fills each {span_text(growth.refill_seconds)}, given back each time")
+    if growth.bytes_per_second is not None:
+        parts.append(f"{size_text(growth.bytes_per_second, signed=True)}/s now{together(report.ranks)}")
+    return ", ".join(parts)
+
+
+def together(ranks: Sequence[object]) -> str:
+    return f" ({len(ranks)} ranks together)" if len(ranks) > 1 else ""
+
+
+def requests_text(engine: EngineStatus) -> str:
+    running, waiting, usage = engine.requests_running, engine.requests_waiting, engine.kv_cache_usage_ratio
+    parts = [] if running is None else [f"{running} running, {waiting or 0} waiting"]
+    parts += [] if usage is None else [f"KV cache {share_text(usage)} used"]
+    return ", ".join(parts)
+
+
+def _rule(rule: RuleStatus, summary: str) -> str:
+    waters = waters_text(rule)
+    shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
+    why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
+    short = rule.short_ranks
+    gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short).items())
+    return f"{shown}{why}{f'; could give there{together(short)}: {gains}' if gains else ''}"

@@ -1,0 +1,95 @@
+"""The policy's present state: each rule, each rank by it, and each remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from highwater.model.rank import Ranked
+
+# The worst state of the policy's rules; `unknown`: no fresh reading, so nothing is done.
+PolicyLevel: TypeAlias = Literal["calm", "short", "urgent", "held", "unknown"]
+RulePhase: TypeAlias = Literal["calm", "short", "urgent", "acting", "resting", "held"]
+PolicyMode: TypeAlias = Literal["act", "observe"]
+# The outcome of a remedy that a rule started; `ineffective`: done, and it freed less than it had to.
+ActionOutcome: TypeAlias = Literal["done", "ineffective", "refused", "failed", "observed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFreed(Ranked):
+    """The bytes that a remedy freed on one rank, of what it can free; never negative."""
+
+    rank: int | None
+    dp_rank: int | None
+    freed_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyState:
+    name: str
+    unavailable: str | None = None  # why it could not run here now; `None` where nothing is known against it
+    last_run_at: float | None = None  # when it ended last; `None` if it never ran for this rule in this engine's life
+    last_outcome: ActionOutcome | None = None
+    last_reason: str | None = None  # why it did not run, or what the engine reported
+    # What it freed of what it can free, over all ranks; `last_freed_ranks`: by rank.
+    last_freed_bytes: int | None = None
+    last_freed_ranks: tuple[RankFreed, ...] = ()
+    # When it may run again, in Unix seconds; `None` if nothing but its figures holds it back.
+    rest_until: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPressure(Ranked):
+    """One rank as measured by a rule, in bytes of its device; ``None``: unknown, or the rule does not watch bytes."""
+
+    rank: int | None
+    dp_rank: int | None
+    free_bytes: int | None = None
+    high_free_bytes: int | None = None  # with less than that free the rule acts
+    low_free_bytes: int | None = None  # with that much free the rule is satisfied
+    # What is missing to `low_free_bytes` once less than `high_free_bytes` is free; else 0.
+    short_bytes: int | None = None
+    # What `release` could give back; `can_trim_bytes`: what `trim_encoder_cache` could.
+    can_release_bytes: int | None = None
+    can_trim_bytes: int | None = None
+    # When it comes under `high_free_bytes` at its pace; `None` where no time to full is foretold, or it is under it.
+    seconds_to_high_water: float | None = None
+    note: str | None = None  # why this rank is left out, or what is odd about it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleStatus:
+    name: str
+    signal: str  # what it watches; `value`: the signal on the rank that is worst off
+    # `calm`; `short` or `urgent`: over high water; `acting`: a remedy runs; `resting`: after a relief that did not
+    # reach low water; `held`: it does not act, see `reason`.
+    phase: RulePhase
+    value: float | None = None
+    high_water: float | None = None  # where the rule acts, in the signal's unit; of that rank, where each has its own
+    low_water: float | None = None  # where it is satisfied
+    reason: str | None = None  # one sentence on why it is in this phase; `None` where it is calm
+    since: float | None = None  # the start of this phase, in Unix seconds; `rest_until`: the end of its cooldown
+    rest_until: float | None = None
+    ranks: tuple[RankPressure, ...] = ()  # each rank's own figures, for rules about device memory
+    remedies: tuple[RemedyState, ...] = ()
+    # Whether it is held although the engine is at work, so that an operator should look after it. On CPU the default
+    # rule has nothing to watch: it is not dormant.
+    is_dormant: bool = False
+
+    @property
+    def short_ranks(self) -> list[RankPressure]:
+        """The ranks that are short of memory, the worst first."""
+        return sorted((rank for rank in self.ranks if rank.short_bytes), key=lambda rank: -(rank.short_bytes or 0))
+
+    def is_short(self, level: PolicyLevel) -> bool:
+        """Return whether memory is short by this rule; one that is resting leaves that to the policy's ``level``."""
+        return (level if self.phase == "resting" else self.phase) in {"short", "urgent", "acting"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStatus:
+    mode: PolicyMode  # `act`, or `observe`: decide and record, and do nothing
+    level: PolicyLevel  # that of the rule that is worst off
+    summary: str  # one sentence
+    rules: tuple[RuleStatus, ...] = ()
+    actions_last_hour: int = 0  # remedies that it started within the last hour, over all engine lives

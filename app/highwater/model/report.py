@@ -1,0 +1,116 @@
+"""The report: all that is known at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from highwater.model.engine import EngineStatus, MissingRank, Progress, StartFailure
+from highwater.model.growth import Growth
+from highwater.model.policy import PolicyStatus, RankPressure
+from highwater.model.rank import EncoderCacheTotals, RankReading
+from highwater.model.remedies import RemedyResult
+from highwater.model.schema import SCHEMA
+
+EventKind: TypeAlias = Literal[
+    "reset", "refusal", "mark", "state", "policy", "baseline", "recovery", "incident", "snapshot", "growth"
+]
+Trigger: TypeAlias = Literal["policy", "reclaim", "drop-in"]
+# The reason why a control call was allowed: the admin token, or a loopback address where trust_loopback is set.
+Credential: TypeAlias = Literal["token", "loopback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    address: str  # the peer's, as the socket shows it: a reverse proxy's own, where the call came through one
+    by: Credential  # why the call was allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event; ``caller``: whose control call it was, ``None`` where the sidecar acted, or saw it, by itself."""
+
+    id: int
+    at: float
+    kind: EventKind
+    summary: str
+    trigger: Trigger | None = None
+    rule: str | None = None
+    result: RemedyResult | None = None
+    caller: Caller | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSummary:
+    """Host memory in a few figures; ``GET /memory/host`` has all of it. ``None``: could not be read."""
+
+    processes: int = 0  # the number of the engine's processes that are seen
+    used_bytes: int | None = None  # charged to the engine's container, page cache included
+    kept_bytes: int | None = None  # the part of it that the kernel cannot drop, of the group whose limit is met first
+    limit_bytes: int | None = None  # that limit; `None`: unlimited
+    # When it is reached at the rate of the last minutes; `None`: not within a week.
+    seconds_to_limit: float | None = None
+    largest: str | None = None  # the largest part that the kernel cannot drop
+    largest_bytes: int | None = None
+    shm_used_bytes: int | None = None
+    shm_size_bytes: int | None = None
+    warnings: tuple[str, ...] = ()  # one sentence each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyLoad:
+    requests_ended: int  # since the sidecar started, health checks left out
+    requests_under_way: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    schema: int = SCHEMA
+    sidecar_started_at: float | None = None  # what it knows in memory begins then
+    # When the oldest of the workers' readings was taken, by this machine's clock; `None` until the first.
+    taken_at: float | None = None
+    age_seconds: float | None = None  # since then
+    stale: bool = True  # whether that is too long ago to act on
+    engine: EngineStatus
+    ranks_expected: int | None = None
+    ranks_reported: int = 0
+    ranks: tuple[RankReading, ...] = ()
+    ranks_missing: tuple[MissingRank, ...] = ()
+    progress: Progress | None = None  # `None` without recorders
+    start_failure: StartFailure | None = None  # the last start that failed; `None` once the engine is up
+    encoder_cache: EncoderCacheTotals | None = None
+    growth: Growth = Growth()  # noqa: RUF009 - frozen
+    policy: PolicyStatus | None = None
+    host: HostSummary | None = None  # `None` where no process of the engine is seen, nor one that has just ended
+    proxy: ProxyLoad | None = None  # `None` where no traffic passes the sidecar
+
+    @property
+    def are_workers_hidden(self) -> bool:
+        """True if nothing could show a worker: it is not missing, for all that is known."""
+        return not self.ranks and self.progress is None and not self.engine.capabilities.get("collective_rpc")
+
+    def pressure_of(self, rank: RankReading) -> RankPressure | None:
+        """Return the rank's pressure by the rule that acts first on its device; ``None`` without such a rule."""
+        pressures = [
+            pressure
+            for rule in (self.policy.rules if self.policy is not None else ())
+            for pressure in rule.ranks
+            if pressure.key == rank.key and pressure.high_free_bytes is not None
+        ]
+        return max(pressures, key=lambda pressure: pressure.high_free_bytes or 0, default=None)
+
+    def high_water_of(self, rank: RankReading) -> float | None:
+        """Return the share of its device that a rank uses at high water."""
+        pressure = self.pressure_of(rank)
+        if pressure is None or pressure.high_free_bytes is None or not rank.total_bytes:
+            return None
+        return 1.0 - pressure.high_free_bytes / rank.total_bytes
+
+    @property
+    def seconds_to_high_water(self) -> float | None:
+        """Seconds until the first rank reaches high water; ``None`` if not within a day, or if one is there already."""
+        pressures = [pressure for rank in self.ranks if (pressure := self.pressure_of(rank)) is not None]
+        if self.stale or any(pressure.short_bytes for pressure in pressures):
+            return None
+        seconds = (pressure.seconds_to_high_water for pressure in pressures)
+        return min((left for left in seconds if left is not None), default=None)

@@ -1,0 +1,55 @@
+"""Plain tables for a terminal, and the words for components, devices, ranks, signals and remedies' reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+from highwater.model.components import BY_NAME
+from highwater.model.engine import MissingRank
+from highwater.model.policy import RuleStatus
+from highwater.model.rank import Device
+from highwater.model.units import share_text, size_text
+
+
+def component_title(name: str) -> str:
+    return BY_NAME[name].title if name in BY_NAME else name.removesuffix("_bytes").replace("_", " ")
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 0) -> str:
+    """Return a plain table: the first column and the last ``words`` columns left, the others right."""
+    figures = len(headers) - 1 - words
+    align = ("left", *("right" for _ in range(figures)), *("left" for _ in range(words)))
+    return tabulate(rows, headers, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
+
+
+def device_title(device: Device) -> str:
+    kind = device.type or "unknown"
+    return kind if device.index is None else f"{kind}:{device.index}"
+
+
+def missing_text(ranks: Sequence[MissingRank]) -> str:
+    """Missing ranks by their place, which is known of those too that never reported: ``dp 1 pp 0 tp 0 (dead)``."""
+    return ", ".join(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} ({rank.status})" for rank in ranks)
+
+
+def signal_text(signal: str, value: float | None) -> str:
+    return share_text(value) if signal.endswith("_ratio") else size_text(value)
+
+
+def waters_text(rule: RuleStatus) -> str:
+    if rule.high_water is None or rule.low_water is None:
+        return ""
+    # Of what is free, a rule acts on less, and stops at more.
+    acts = "acts below" if rule.high_water < rule.low_water else "acts at"
+    high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
+    return f"{acts} {high}, stops at {low}"
+
+
+def reasons_of(results: Iterable[tuple[str, str]]) -> list[str]:
+    """Return each reason once, behind the remedies that have it, from pairs of remedy and reason."""
+    remedies: dict[str, list[str]] = {}
+    for remedy, reason in results:
+        remedies.setdefault(reason, []).append(remedy)
+    return [f"{', '.join(names)}: {reason}" for reason, names in remedies.items()]

@@ -1,0 +1,169 @@
+"""Wires the sidecar: settings in, an ASGI application out. The lifespan owns every task.
+
+::
+
+    request ──► Front decides ──┬── sidecar path ──► FastAPI (http/) ──► poller, governor, history, exporter
+                                ├── admitted by the allow list ──► Proxy ──► engine
+                                └── anything else ──► 404 or 403, naming the setting that would allow it
+
+With ``control_port`` the first way is on that port alone, and the second on ``port``; without a data plane there is no
+second. Both ports share one ``Proxy``, with a limit of clients each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import httpx
+from fastapi import FastAPI
+
+from highwater.http.engine_page import EnginePage
+from highwater.http.metrics import Counters, Exporter
+from highwater.http.services import Services
+from highwater.http.starts import StartReports
+from highwater.model.report import ProxyLoad, Report
+from highwater.process.clocks import SYSTEM, Clocks
+from highwater.process.tls import TlsWatch, engine_context, listening_context
+from highwater.server.control_plane import wire_access, wire_control_plane
+from highwater.server.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane
+from highwater.server.parts import Parts
+from highwater.server.settings.settings import Settings
+from highwater.server.sidecar import Loops, Sidecar, WaitingLog
+from highwater.watch.encoder_cache import EncoderCacheEntries
+from highwater.watch.snapshots import Snapshots
+
+
+def create_app(
+    settings: Settings, clocks: Clocks = SYSTEM, *, transport: httpx.AsyncBaseTransport | None = None
+) -> Sidecar:
+    """Wire a sidecar. Tests replace the clocks and the network towards the engine on the control plane."""
+    return _App(settings, clocks, transport).sidecar()
+
+
+class _App(Parts):
+    def __init__(self, settings: Settings, clocks: Clocks, transport: httpx.AsyncBaseTransport | None) -> None:
+        self.counters = counters = Counters()
+        self.listening_tls = listening_context(settings.tls.files)
+        tls = engine_context(settings.engine_url, settings.engine_tls.files)
+        self.token, self.access = wire_access(settings, counters.control_denied)
+        self.data = wire_data_plane(
+            settings,
+            clocks=clocks,
+            tls=tls,
+            observer=counters.traffic,
+            withhold=self.access.without_token,
+            internal_errors=counters.internal_errors,
+        )
+        super().__init__(
+            settings, clocks, self.data.gate, counters, counters.internal_errors, tls=tls, transport=transport
+        )
+        self.stopping = asyncio.Event()
+        listeners = (self.quiescer.notice, self.governor.notice, self.growth.notice, self.watcher.notice)
+        for listener in (*listeners, WaitingLog(clocks).notice):
+            self.reports.subscribe(listener)
+        self.loops = Loops(
+            partial(self.poller.run, self.governor.poll_interval),
+            self.governor.run,
+            self.watcher.run,
+            self.host.run,
+            self.growth.run,
+            TlsWatch(self.listening_tls, tls).run,
+            *([self.shared.run] if self.shared.has_witness else []),
+        )
+
+    def requests_under_way(self) -> int:
+        return self.data.requests_under_way()
+
+    def requests_ended(self) -> int | None:
+        return self.counters.traffic.requests_ended if self.settings.has_data_plane else None
+
+    def sidecar(self) -> Sidecar:
+        proxy, services = self.data.proxy, self._services()
+        control, paths = wire_control_plane(services, self._lifespan, self.internal_errors.counter("http"))
+        front = make_front(self.settings, paths)
+        if self.settings.has_data_plane:
+            watch = RootPathWatch(front, lambda: self.poller.capabilities.root_path, self.history)
+            self.reports.subscribe(watch.notice)
+        return Sidecar(
+            ports=listening_ports(self.settings, proxy, front, paths),
+            services=services,
+            sidecar_paths=paths.exact,
+            begin_stop=self._begin_stop,
+            control=control,
+            tls=self.listening_tls,
+            access_log=proxy.access_log,
+        )
+
+    def _begin_stop(self) -> None:
+        self.stopping.set()
+        self.history.close()
+
+    def _services(self) -> Services:
+        exporter = Exporter(
+            self.counters,
+            self.reports.current,
+            self.governor.status,
+            held=lambda: self.data.gate.held,
+            connections=self.data.proxy.connections,
+            dropped_lines=self.data.dropped_lines,
+            incidents=lambda: self.incidents.counts,
+            growth=self.growth.verdicts,
+            host=lambda: self.host.now,
+            oom_kills=lambda: self.oom_kills.total,
+        )
+        folder = self.settings.recorder_dir
+        return Services(
+            poller=self.poller,
+            governor=self.governor,
+            relief=self.relief,
+            policy=self.policy,
+            history=self.history,
+            exporter=exporter,
+            engine_page=EnginePage(self.engine),
+            entries=EncoderCacheEntries(self.engine, clocks=self.clocks),
+            starts=StartReports(self.budgets),
+            growth=self.growth,
+            incidents=self.incidents,
+            recorders=self.recorders,
+            snapshots=Snapshots(self.engine, self.poller, self.history, folder, clocks=self.clocks),
+            report=self._report,
+            host=self.host,
+            alive=self.loops.alive,
+            stopping=self.stopping.is_set,
+            server_info=partial(self.engine.get, "/server_info"),
+            control=self.access,
+        )
+
+    def _report(self) -> Report:
+        now, host = self.reports.current(), self.host.now
+        ended, under_way = self.requests_ended(), self.counters.traffic.under_way
+        return replace(
+            now,
+            sidecar_started_at=self.history.began_at,
+            policy=self.governor.status(),
+            host=None if host is None else host.summary,
+            growth=replace(now.growth, series=self.growth.verdicts()),
+            proxy=None if ended is None else ProxyLoad(requests_ended=ended, requests_under_way=under_way),
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        self.token.start()
+        await self.data.proxy.start()
+        self.loops.start()
+        try:
+            yield
+        finally:
+            self.history.close()
+            await self.watcher.finish()
+            await self.loops.stop()
+            self.incidents.close()
+            if self.recorders is not None:
+                self.recorders.close()
+            await self.data.proxy.aclose()
+            await self.engine.aclose()
+            self.token.close()

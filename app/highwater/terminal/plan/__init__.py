@@ -1,0 +1,1 @@
+"""The verb ``plan``: its command line, what a start measured, and its text."""

@@ -1,0 +1,178 @@
+"""``highwater serve``: the settings as flags, and the sidecar that runs with them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+import click
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from highwater.process.errors import SettingsError, os_reason
+from highwater.process.exit_codes import CANNOT_LISTEN, FAILED, INVALID
+from highwater.process.flaws import masked
+from highwater.process.logs import configure_log
+from highwater.process.resources import raise_limit, retain_freed_memory
+from highwater.server.settings.settings import Settings, is_list, keys, variable
+from highwater.server.settings.sources import CONFIG_VARIABLE, load
+from highwater.terminal.healthcheck import PATHS, ask
+
+_PROBE_SECONDS: Final = 0.3
+_NOT_HERE: Final = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
+# The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
+SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Engine": (
+        "engine_url",
+        "engine_root_path",
+        "engine_has_extension",
+        "engine_log",
+        "rpc_deadline_seconds",
+        "max_step_seconds",
+        "engine_tls.",
+    ),
+    "Listening": ("host", "port", "control_port", "shutdown_seconds", "tls."),
+    "Access": ("admin_token", "admin_token_file", "trust_loopback"),
+    "Watching": (
+        "poll_seconds",
+        "idle_poll_seconds",
+        "history_seconds",
+        "recorder_dir",
+        "recorder_rate",
+        "recorder_seconds",
+        "incidents.",
+    ),
+    "Policy and relief": ("policy.", "state_file", "gate.", "trim."),
+    "Requests": ("proxy.",),
+    "Logs": ("log_level", "log_format", "access_log"),
+}
+
+
+def _serve(config: str | None, **flags: str | None) -> None:
+    given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
+    try:
+        settings = load(given, config=config)
+    except SettingsError as exc:
+        for problem in exc.problems:
+            click.echo(f"highwater: {problem}", err=True)
+        sys.exit(INVALID)
+    run(settings)
+
+
+def run(settings: Settings) -> None:
+    """Serve until the process is asked to stop; exits with FAILED where the sidecar cannot start."""
+    retain_freed_memory()
+    raise_limit()
+    configure_log(settings.log_level, settings.log_format)
+    listening = listen(settings)  # before anything is loaded for it, or looks for an engine
+
+    from gated_proxy import exchange
+    from highwater.server.main import create_app
+    from highwater.server.sidecar import start_line
+    from highwater.terminal.server import Server
+
+    logging.getLogger("highwater").info("%s", start_line(settings))
+    if settings.has_data_plane:
+        is_pure = exchange.__file__.endswith(".py")
+        logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
+    server = Server(create_app(settings), listening, shutdown_seconds=settings.shutdown_seconds)
+    with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
+        server.run()
+    if not server.started:
+        sys.exit(FAILED)
+
+
+def listen(settings: Settings) -> dict[str, list[socket.socket]]:
+    """Listen on the ports, by their settings; clients wait until they are accepted. Exits where one cannot be."""
+    is_apart = settings.control_port is not None and not settings.has_data_plane
+    ports = {"control_port": settings.control_port, "port": None if is_apart else settings.port}
+    listening: dict[str, list[socket.socket]] = {}
+    for setting, port in ((name, number) for name, number in ports.items() if number is not None):
+        try:
+            listening[setting] = _listen_at(settings.host, port)
+        except OSError as exc:
+            problem = listening_problem(exc, setting, settings.host, port)
+            logging.getLogger("highwater").error("%s", problem)  # noqa: TRY400 - complete without a traceback
+            sys.exit(CANNOT_LISTEN)
+    return listening
+
+
+def _listen_at(host: str, port: int) -> list[socket.socket]:
+    """Listen at each address of ``host`` whose family this kernel has; raises OSError, also where it has none."""
+    found = list(dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)))
+    listening: list[socket.socket] = []
+    for family, *_, address in found:
+        try:
+            listening.append(socket.create_server(address, family=family, backlog=2048))
+        except OSError as exc:
+            # Most /etc/hosts name ::1 for localhost as well; a kernel may lack IPv6, or have it switched off.
+            if exc.errno not in _NOT_HERE or (not listening and address == found[-1][-1]):
+                raise
+    return listening
+
+
+def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
+    reason = os_reason(exc).partition(" (while")[0]
+    if isinstance(exc, socket.gaierror) or exc.errno in _NOT_HERE:
+        return (
+            f"host: {masked(host)!r} is no address of this machine ({reason}); set host to one, to 127.0.0.1 "
+            "for this machine alone, or to 0.0.0.0 for all of its addresses"
+        )
+    problem = f"{setting}: cannot listen on {host} port {port}: {reason}"
+    if exc.errno == errno.EADDRINUSE:
+        return f"{problem}{_listener(host, port)}; stop it, or set {setting} to a port that is free"
+    if exc.errno == errno.EACCES:
+        return f"{problem}; set {setting} to 1024 or above, or grant the capability NET_BIND_SERVICE"
+    return f"{problem}; set {setting} to a port that is free, and host to an address of this machine"
+
+
+def _listener(host: str, port: int) -> str:
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
+    base = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+    if ask(base, PATHS["live"], _PROBE_SECONDS) is None:
+        return " (what has it answers /livez, as a sidecar does)"
+    if ask(base, "/health", _PROBE_SECONDS) is None:
+        return " (what has it answers /health, as vLLM does)"
+    return ""
+
+
+def is_among(key: str, keys: tuple[str, ...]) -> bool:
+    return key in keys or key.startswith(tuple(own for own in keys if own.endswith(".")))
+
+
+def _option(key: str, field: FieldInfo) -> click.Option:
+    default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
+    shown = "see docs/policy.md" if key == "policy.rules" else "none" if default in (None, ()) else str(default)
+    text = f"{field.description} [{variable(key)}; default: {shown}]"
+    metavar = "JSON" if is_list(field) else key.rpartition(".")[2].upper()
+    return click.Option([f"--{key.replace('_', '-')}", key.replace(".", "__")], help=text, metavar=metavar)
+
+
+class _Serve(click.Command):
+    """``serve``, with its options in the groups of ``SETTINGS``."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = {str(option.name).replace("__", "."): option.get_help_record(ctx) for option in self.get_params(ctx)}
+        for title, group in SETTINGS.items():
+            names = [name for name in rows if is_among(name, group)]
+            with formatter.section(title):
+                formatter.write_dl([row for name in names if (row := rows.pop(name)) is not None])
+        with formatter.section("Other"):
+            formatter.write_dl([row for row in rows.values() if row is not None])
+
+
+serve: Final = _Serve(
+    "serve",
+    callback=_serve,
+    params=[
+        click.Option(["--config"], metavar="FILE", help=f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"),
+        *(_option(key, field) for key, field in keys()),
+    ],
+    help="Run the sidecar beside a vLLM server. A flag beats the --config file, that the environment, and that the "
+    "file that HIGHWATER_CONFIG names.",
+)

@@ -1,0 +1,346 @@
+"""A view as a screen of any size, in rich's tables. Pure.
+
+Sections are drawn whole where there is room. Where there is not, the least urgent are shortened or left out first:
+events, the chart, the rules, the components, the ranks with the lowest use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
+
+from highwater.http.text.report import engine_facts
+from highwater.model.components import COMPONENTS
+from highwater.model.engine import MissingRank
+from highwater.model.policy import RankPressure, RuleStatus
+from highwater.model.rank import RankReading
+from highwater.model.remedies import can_give, gains
+from highwater.model.report import Event
+from highwater.model.titles import device_title, signal_text, waters_text
+from highwater.model.totals import fullest
+from highwater.model.units import UNKNOWN, share_text, size_text, span_text
+from highwater.terminal.top.feed import HISTORY_SECONDS, View
+from highwater.terminal.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
+
+_WIDE = 76
+_WIDER = 110
+_DIM = "bright_black"
+_LEVELS = {"good": "green", "warn": "yellow", "bad": "bold red"}
+_PHASES = {
+    "calm": "green",
+    "short": "yellow",
+    "urgent": "bold red",
+    "acting": "magenta",
+    "resting": "cyan",
+    "held": "yellow",
+    "unknown": "yellow",
+}
+_KINDS = {"reset": "green", "refusal": "yellow", "incident": "red", "mark": "cyan", "policy": "magenta"}
+_OLD_SECONDS = 15.0
+# A chart's full height is at least this share of the device, so that noise looks like noise.
+_MIN_RANGE = 0.01
+_SOON_SECONDS = 3600.0
+_CHART_LINES = 6
+_FEW_EVENTS, _MANY_EVENTS = 3, 20
+_PROBLEM_LINES = 3
+_MAX_SHORT_RANKS = 4
+
+_Span: TypeAlias = tuple[float, float]
+_left: Final = partial(Column, no_wrap=True, overflow="ellipsis")
+_right: Final = partial(_left, justify="right")
+_text: Final = partial(Text, no_wrap=True, overflow="ellipsis")
+_row: Final = partial(Text.assemble, no_wrap=True, overflow="ellipsis")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """One view on one terminal, at a time in monotonic seconds; without a height it is drawn whole."""
+
+    view: View
+    now: float
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height, options = options.height, options.reset_height()
+        sections = _Sections(self.view, self.now, console, options)
+
+        def lines(section: RenderableType) -> list[list[Segment]]:
+            return console.render_lines(section, options, pad=False)
+
+        problems = [line for problem in sections.problems() for line in lines(problem)[:_PROBLEM_LINES]]
+        head, load = [*lines(sections.head()), *problems], lines(sections.load())
+        components, policy = lines(sections.components()), lines(sections.policy())
+        if height is None:
+            ranks, chart, events = lines(sections.ranks(None)), [], lines(sections.events(_MANY_EVENTS))
+        else:
+            room = height - len(head) - len(load)
+            shown = len(components) if room >= len(components) + 3 else 0
+            # A few rules are shown where that leaves at least three ranks.
+            rules = min(len(policy), 3) if room - shown >= 7 else 0  # noqa: PLR2004 - see above
+            ranks = lines(sections.ranks(max(room - shown - rules, 2)))
+            components = components if room >= len(ranks) + len(components) else []
+            room -= len(ranks) + len(components)
+            policy = policy[: max(room, 0)]
+            room -= len(policy)
+            few = len(lines(sections.events(_FEW_EVENTS)))
+            chart = lines(sections.chart(min(room - few - 2, _CHART_LINES)))
+            events = lines(sections.events(room - len(chart) - 1))
+        for line in [*head, *ranks, *components, *load, *chart, *policy, *events][:height]:
+            yield from line
+            yield Segment.line()
+
+
+class _Sections:
+    def __init__(self, view: View, now: float, console: Console, options: ConsoleOptions) -> None:
+        self.view, self.now, self.console, self.options = view, now, console, options
+        self.report, self.glyphs = view.report, glyphs_of(options)
+        # Room for more columns, and for columns that follow from others.
+        self.is_wide, self.is_wider = options.max_width >= _WIDE, options.max_width >= _WIDER
+
+    # --- the head ---
+
+    def head(self) -> Table:
+        engine, policy = self.report.engine, self.report.policy
+        if self.view.problem is None:
+            state = Text(f"{self.glyphs.dot} {engine.state_text}", _LEVELS[engine.traits.level])
+        else:
+            state = Text(f"NO SIDECAR, was {engine.state_text}", "bold red")
+        age = self.view.age_seconds(self.now)
+        read = Text("never read" if age is None else f"read {span_text(age)} ago", _DIM)
+        if policy is not None:
+            read = Text.assemble(("policy ", _DIM), (policy.level, _PHASES[policy.level]), (", ", _DIM), read)
+        if self.report.stale or age is None:
+            read.append("  STALE", "bold red")
+        elif age > _OLD_SECONDS:
+            read.append("  old", "yellow")
+        grid = _grid(_left(ratio=1), _right())
+        version = f"  vLLM {engine.version or '(version unknown)'} "
+        grid.add_row(_row(("highwater", "bold"), version, (engine.model or "", "bold")), state)
+        grid.add_row(Text(self.view.url, _DIM), read)
+        return grid
+
+    def problems(self) -> Iterator[Text]:
+        if self.view.problem is not None:
+            silent = span_text(self.now - (self.view.lost_at or self.now))
+            yield Text(f"! no news for {silent}, trying again: {self.view.problem}", "bold red")
+        if self.report.engine.hint:
+            colour = "bold red" if self.report.engine.traits.level == "bad" else "yellow"
+            yield Text(f"! {self.report.engine.hint}", colour)
+
+    # --- ranks ---
+
+    def ranks(self, most: int | None) -> Group:
+        """Return a bar for each rank; of more than ``most`` lines hold, those with the highest use."""
+        report, shown, missing = self.report, self.report.ranks, self.report.ranks_missing
+        count = len(shown) + len(missing)
+        if most is not None and count > most - 1:
+            room = max(most - 2, 1)
+            missing = missing[: max(room - 1, 0)]
+            chosen = set(map(id, fullest(shown)[: max(room - len(missing), 1)]))
+            shown = tuple(rank for rank in shown if id(rank) in chosen)
+        grid = _grid(_left(), _left(ratio=1), *(_right() for _ in range(2 + self.is_wide + self.is_wider)))
+        for rank in shown:
+            grid.add_row(*self._rank(rank))
+        pressures = (report.pressure_of(rank) for rank in report.ranks)
+        waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
+        sizes = " to ".join(dict.fromkeys(map(size_text, (waters[0], waters[-1])))) if waters else ""
+        expected = UNKNOWN if report.ranks_expected is None else report.ranks_expected
+        parts: list[RenderableType] = [
+            self._title(
+                f"ranks {report.ranks_reported} of {expected}",
+                f"{self.glyphs.mark} high water {sizes} free" if waters else "",
+            ),
+            grid,
+            *map(_missing_line, missing),
+        ]
+        if left_out := count - len(shown) - len(missing):
+            parts.append(_text(f"  and {left_out} more, with less in use", _DIM))
+        if not report.ranks:
+            parts.append(_text("  no reading of any worker yet", _DIM))
+        return Group(*parts)
+
+    def _rank(self, rank: RankReading) -> Iterator[RenderableType]:
+        pressure = self.report.pressure_of(rank)
+        style = "bold red" if pressure is not None and pressure.short_bytes else ""
+        sizes = [getattr(rank.components, component.name) for component in COMPONENTS]
+        yield self._rank_name(rank)
+        yield StackedBar(sizes, _whole(rank), self.report.high_water_of(rank))
+        yield Text(share_text(rank.used_ratio), style)
+        yield Text(size_text(rank.used_bytes), style)
+        if self.is_wide:
+            yield Text(f"of {size_text(rank.total_bytes)}", style)
+        if self.is_wider:
+            yield Text(f"{size_text(rank.free_bytes)} free", style)
+
+    def _rank_name(self, rank: RankReading) -> str:
+        others = self.report.ranks
+        parts = [rank.label]
+        if self.is_wide:
+            parts.append(device_title(rank.device))
+        if self.is_wide and len({other.host for other in others}) > 1:
+            parts.append((rank.host or "")[:16])
+        return " ".join(parts)
+
+    # --- components ---
+
+    def components(self) -> Group:
+        ranks = fullest(self.report.ranks)
+        if not ranks:
+            return Group()
+        rank, span = ranks[0], self._span(ranks[0])
+        grid = _grid(_left(), _left(), _right(), _right(), _left(ratio=1), _right())
+        for index, component in enumerate(COMPONENTS):
+            size: int | None = getattr(rank.components, component.name)
+            share = size / rank.used_bytes if size is not None and rank.used_bytes else None
+            cells = (component.title, size_text(size), share_text(share))
+            graph, change = self._change(rank, component.name, component.terminal, span)
+            legend = component_cell(self.console, self.options, index)
+            grid.add_row(legend, *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
+        which = f"rank {self._rank_name(rank)}{', the fullest' if len(ranks) > 1 else ''}"
+        return Group(self._title(which, "" if span is None else f"change in {span_text(span[1] - span[0])}"), grid)
+
+    def _change(self, rank: RankReading, name: str, colour: str, span: _Span | None) -> tuple[RenderableType, Text]:
+        known = [value for at, value in self.view.points(rank, name) if value is not None and span and at >= span[0]]
+        if span is None or not known or getattr(rank.components, name) is None:
+            return "", Text("")
+        change = known[-1] - known[0]
+        graph = self._area(rank, name, span, style=colour if change else _DIM)
+        return graph, Text(size_text(change, signed=True) if change else "=", "" if change else _DIM)
+
+    def _span(self, rank: RankReading) -> _Span | None:
+        points = self.view.points(rank, "used_bytes")
+        if len(points) < 2:  # noqa: PLR2004 - one point has no past
+            return None
+        until = points[-1][0]
+        return max(points[0][0], until - HISTORY_SECONDS), until
+
+    def _area(
+        self, rank: RankReading, name: str, span: tuple[float, float], *, style: str, height: int = 1
+    ) -> AreaChart:
+        least = _MIN_RANGE * _whole(rank)
+        return AreaChart(self.view.points(rank, name), *span, least_range=least, height=height, style=style)
+
+    # --- load, chart ---
+
+    def load(self) -> Table:
+        grid = _grid(_left(style=_DIM), _left(ratio=1))
+        growth, progress = self.report.growth, self.report.progress
+        facts = engine_facts(self.report)
+        if progress is None or progress.verdict != "stuck":
+            facts.pop("progress", None)
+        for name, fact in facts.items():
+            line = _text(fact, "bold red" if name == "progress" else "")
+            soon = growth.seconds_to_full is not None and growth.seconds_to_full < _SOON_SECONDS
+            line.highlight_regex(r"(high water|full) in [^,]*", "bold red" if soon else "yellow")
+            grid.add_row(name, line)
+        return grid
+
+    def chart(self, height: int) -> Group:
+        ranks = fullest(self.report.ranks)
+        span = self._span(ranks[0]) if ranks else None
+        if height < 2 or span is None or not self.is_wide:  # noqa: PLR2004 - a chart of one line is a sparkline
+            return Group()
+        area = self._area(ranks[0], "used_bytes", span, style="cyan", height=height)
+        low, high = map(size_text, map(round, area.bounds))
+        grid = _grid(_right(style=_DIM), _left(ratio=1))
+        grid.add_row(high + "\n" * (height - 1) + low, area)
+        resets = [event.at for event in self.view.events if event.kind == "reset"]
+        grid.add_row("", Marks(resets, *span))
+        return Group(
+            self._title(f"used, rank {self._rank_name(ranks[0])}", f"last {span_text(span[1] - span[0])}"), grid
+        )
+
+    # --- policy, events ---
+
+    def policy(self) -> Group:
+        policy = self.report.policy
+        if policy is None:
+            return Group()
+        actions = f"{policy.actions_last_hour} action{'' if policy.actions_last_hour == 1 else 's'} in the last hour"
+        mode = "acts" if policy.mode == "act" else "only observes"
+        several = len(policy.rules) > 1
+        return Group(
+            self._title(f"policy: {policy.level}, {mode}", actions),
+            # Without room for all lines, the rules come first.
+            *map(self._rule, policy.rules),
+            *(line for rule in policy.rules for line in _details(rule, f"{rule.name}: " if several else "")),
+            *([] if policy.rules else [_text("  no rules: memory is given back only on request", _DIM)]),
+        )
+
+    def _rule(self, rule: RuleStatus) -> Text:
+        # On a narrow terminal the numbers matter more than the signal's whole name.
+        signal = rule.signal if self.is_wide else rule.signal.replace("device_", "").replace("_bytes", "")
+        waters = waters_text(rule) if self.is_wide else waters_text(rule).split(",")[0]
+        return _row(
+            (f"{rule.phase:<8}", _PHASES[rule.phase]),
+            f"{rule.name}: " if rule.name != rule.signal else "",
+            f"{signal} ",
+            (signal_text(rule.signal, rule.value), "bold"),
+            (f"  {waters}" if waters else "", _DIM),
+            (f"  cooldown until {_clock(rule.rest_until)}" if rule.rest_until is not None else "", "cyan"),
+        )
+
+    def events(self, most: int) -> Group:
+        if most < 1 or not self.view.events:
+            return Group()
+        return Group(self._title("events"), *map(_event_line, self.view.events[:most]))
+
+    @staticmethod
+    def _title(left: str, right: str = "") -> RenderableType:
+        rule = Rule(Text(left, "bold"), align="left", style=_DIM)
+        if not right:
+            return rule
+        grid = _grid(_left(ratio=1), _right(style=_DIM))
+        grid.add_row(rule, right)
+        return grid
+
+
+def _whole(rank: RankReading) -> float:
+    return float(rank.total_bytes or rank.used_bytes or 1)
+
+
+def _grid(*columns: Column) -> Table:
+    return Table.grid(*columns, padding=(0, 1), expand=True)
+
+
+def _details(rule: RuleStatus, name: str) -> Iterator[RenderableType]:
+    if rule.reason:
+        yield Padding(Text(f"! {name}{rule.reason}", _PHASES[rule.phase]), (0, 0, 0, 2))
+    short = rule.short_ranks
+    yield from map(_shortage, short[:_MAX_SHORT_RANKS])
+    if len(short) > _MAX_SHORT_RANKS:
+        yield _text(f"    and {len(short) - _MAX_SHORT_RANKS} more ranks", _DIM)
+
+
+def _shortage(one: RankPressure) -> Text:
+    where = one.label
+    line = _text(f"    rank {where}: {size_text(one.free_bytes)} free, {size_text(one.short_bytes)} missing; ")
+    known_gains = ", ".join(f"{remedy} {size_text(size)}" for remedy, size in can_give([one]).items())
+    if known_gains:
+        return line.append(f"could give: {known_gains}")
+    is_known = None not in gains(one).values()
+    return line.append("nothing to give back" if is_known else "what could be given back is not known", "yellow")
+
+
+def _missing_line(rank: MissingRank) -> Text:
+    had = "" if rank.used_bytes is None else f", had {size_text(rank.used_bytes)} in use"
+    return _text(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} is missing: {rank.status}{had}", "bold red")
+
+
+def _event_line(event: Event) -> Text:
+    failed = event.result is not None and event.result.outcome in ("failed", "refused")
+    style = "yellow" if failed else _KINDS.get(event.kind, "")
+    return _row((f"{_clock(event.at)} ", _DIM), (f"{event.kind:<9}", style), event.summary)
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))

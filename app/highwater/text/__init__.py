@@ -1,1 +1,0 @@
-"""Values as people read them: tables, titles, and foreign text made printable."""

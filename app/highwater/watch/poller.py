@@ -1,0 +1,332 @@
+"""The poll loop: makes a round of requests (``rounds``), accounts for the responses and keeps the report.
+
+Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back. Where every
+rank has a recorder no worker is called to watch it (``round``): vLLM's multiprocess workers spin on a core for a second
+after each call (vllm/distributed/device_communicators/shm_broadcast.py, ``SpinCondition``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+from highwater.engine.capabilities import Capabilities
+from highwater.engine.hints import missing_hint, setup_hint
+from highwater.engine.life import EngineLife, Lives
+from highwater.model.components import account
+from highwater.model.engine import LOAD_FIGURES, STATES, EngineLoad, EngineStatus, MissingRank, StateTraits
+from highwater.model.growth import TRACK_SECONDS, growth_since_ready, without_forecast
+from highwater.model.rank import EncoderCacheTotals, RankReading, are_recorded
+from highwater.model.report import Report
+from highwater.process.errors import EngineUnreachable
+from highwater.watch.history import History
+from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_ranks, workers_left
+from highwater.watch.recorder.progress import beside_silent
+from highwater.watch.recorder.recorders import Coverage
+from highwater.watch.reports import Reports, stale
+from highwater.watch.round import Round
+from highwater.watch.rounds import Rounds
+from highwater.watch.starts import NOTHING_SEEN, EngineProcesses, Starts
+from highwater.watch.verdict import EngineVerdict, decide
+
+# The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
+MIN_READ_SECONDS = 0.05
+MIN_POLL_SECONDS = 1.0
+
+Pace: TypeAlias = Callable[[Report], float]
+
+log = logging.getLogger("highwater.poller")
+
+
+class Poller:
+    """Polls the engine. ``launched`` returns a reading with what is known of its worker's start and device."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        history: History,
+        lives: Lives,
+        reports: Reports,
+        *,
+        processes: EngineProcesses = NOTHING_SEEN,
+        launched: Callable[[RankReading, str | None], RankReading] = lambda reading, _: reading,
+        internal_error: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.reports = reports
+        self.starts = Starts(rounds.url, rounds.clocks, rounds.recorders, lives, history=history, processes=processes)
+        self._rounds = rounds
+        self._times = rounds.times
+        self._recorders = rounds.recorders
+        self._clocks = rounds.clocks
+        self._history = history
+        self._lives = lives
+        self._processes = processes
+        self._launched = launched
+        self._internal_error = internal_error
+        self._lock = asyncio.Lock()
+        self._verdict = EngineVerdict()
+        self._state_since: float | None = None
+        self._up_since: float | None = None
+        self._replicas = Replicas()
+
+    def current(self) -> Report:
+        return self.reports.current()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._rounds.detection.capabilities
+
+    @property
+    def coverage(self) -> Coverage:
+        return self._rounds.coverage
+
+    @property
+    def life(self) -> EngineLife:
+        return self._lives.present
+
+    @property
+    def _traits(self) -> StateTraits:
+        return STATES[self._verdict.state]
+
+    # --- the loop ---
+
+    async def run(self, pace: Pace | None = None) -> None:
+        """Poll until cancelled, on a grid that a slow poll does not shift.
+
+        ``pace`` is called after each poll; it returns after how many seconds the memory is read again, if sooner than
+        at the next poll: from the recorders' files alone, or, without recorders, by a poll.
+        """
+        now = asyncio.get_running_loop().time  # what asyncio sleeps by
+        next_at = now()
+        while True:
+            await self._guarded(partial(self.poll, spare_idle=True))
+            missed = max(int((now() - next_at) // self._times.poll_seconds), 0)
+            next_at += (missed + 1) * self._times.poll_seconds
+            while (left := next_at - now()) > 0:
+                seconds, read = self._next_read(pace)
+                await asyncio.sleep(min(seconds, left))
+                if seconds < left:
+                    await self._guarded(read)
+
+    async def _guarded(self, read: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await read()
+        except Exception:
+            # The loop is the product: whatever went wrong in one round, the next must come. It is logged and counted.
+            self._internal_error()
+            log.exception("poll failed unexpectedly")
+            self._rounds.observer.poll_failed("poller", "unexpected")
+
+    def _next_read(self, pace: Pace | None) -> tuple[float, Callable[[], Awaitable[object]]]:
+        try:
+            seconds = self._times.poll_seconds if pace is None else pace(self.current())
+        except Exception:
+            # As above: polls go on without the policy's pace.
+            self._internal_error()
+            log.exception("the policy's pace failed")
+            self._rounds.observer.poll_failed("poller", "unexpected")
+            return self._times.poll_seconds, self.read_recorders
+        if self._traits.is_up and self.coverage.is_complete:
+            return max(seconds, MIN_READ_SECONDS), self.read_recorders
+        return max(seconds, MIN_POLL_SECONDS), partial(self.poll, spare_idle=True)
+
+    async def read_recorders(self) -> Report:
+        """Read the recorders' files, and nothing else; the engine's state stays as the last poll left it."""
+        async with self._lock:
+            last = self.reports.last
+            seen = await self._rounds.read_recorders(last, self.life.recorder_instance)
+            ranks = self._best_readings(seen)
+            if ranks is not None:
+                self.reports.keep(self._fresh(last.engine, ranks, seen, last.ranks_missing))
+                self._history.add(self.reports.last)
+        return self.reports.publish()
+
+    async def poll(self, *, spare_idle: bool = False) -> Report:
+        """Read all sources now, with ``spare_idle`` only those that are due. Rounds run one after the other."""
+        async with self._lock:
+            started = time.monotonic()
+            seen = await self._rounds.run(self.reports.last, self.life.recorder_instance, spare_idle=spare_idle)
+            self._conclude(seen)
+            if self._lives.is_unsaved:
+                await asyncio.to_thread(self._lives.save)
+            self._rounds.observer.polled(time.monotonic() - started)
+        return self.reports.publish()
+
+    # --- what follows from a round ---
+
+    def _conclude(self, seen: Round) -> None:
+        before = self._verdict
+        self.starts.note(seen, before)
+        is_lost = seen.contact == "refused" and not seen.is_loading
+        ranks = None if is_lost else self._best_readings(seen)
+        self._judge(seen, before, is_lost=is_lost)
+        if self._traits.is_absent:
+            self._up_since = None
+        elif self._up_since is None:
+            self._up_since = self._clocks.monotonic()
+            self.starts.came_up()
+        self._note_life(seen, ranks, before)
+        missing = seen.last.ranks_missing if ranks is None and not seen.records else self._missing(ranks or (), seen)
+        if self._verdict.since != before.since:
+            self._state_since = self._clocks.wall() - (self._clocks.monotonic() - (self._verdict.since or 0.0))
+        status = self._status(seen, ranks or (), missing)
+        self.reports.keep(self._report(seen, status, ranks, missing), seen.load)
+        self._history.add(self.reports.last)
+        if before.state != self._verdict.state:
+            change = f"engine {before.state} -> {status.state}{f': {status.hint}' if status.hint else ''}"
+            self._history.record("state", change)
+            log.log(logging.WARNING if status.traits.level == "bad" else logging.INFO, "%s", change)
+
+    def _judge(self, seen: Round, before: EngineVerdict, *, is_lost: bool) -> None:
+        core = self._processes.silent_core()
+        if core is not None and not seen.last.engine.traits.is_held and not self._traits.is_absent and not is_lost:
+            seen.progress = beside_silent(
+                seen.progress,
+                core,
+                seen.records,
+                # What it hung with it hangs without: clients give up.
+                requested_seconds=math.inf if before.state == "stuck" else self._rounds.requested_seconds,
+                max_step_seconds=self._times.max_step_seconds,
+            )
+        seen.is_start_under_way = self.starts.is_under_way
+        seen.failure_text = None if seen.failure is None else self.starts.why(seen.failure, seen, before)
+        seen.stopped = self._processes.stopped()
+        now, most = self._clocks.monotonic(), self._times.max_step_seconds
+        self._verdict = decide(before, seen, now, max_step_seconds=most)
+
+    def _note_life(self, seen: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
+        if isinstance(seen.failure, EngineUnreachable):
+            self._rounds.detection.detect_again()
+        if self._verdict.has_ended and not before.has_ended:
+            self._lives.end(self._clocks.wall())
+            self._rounds.forget_engine()
+        came_up = before.since is not None and (not before.has_answered or before.has_ended)
+        has_not_worked = seen.load is not None and seen.load.work_done == 0
+        if ranks:
+            # An engine that replaced one that was up a moment ago has not worked for long.
+            was_there = bool(seen.last.ranks) and not self.current().stale
+            is_watched = came_up or has_not_worked or was_there or seen.is_loading
+            if self._lives.observe(ranks, is_watched=is_watched):
+                self._rounds.forget_engine()
+        elif self._traits.is_up and not self.capabilities.collective_rpc:
+            self._lives.came_back()
+        if ranks and self._verdict.state == "ready":
+            self._lives.keep_baseline(ranks)
+        if self._recorders is not None and self._recorders.files.instance is not None:
+            self._lives.follow(self._recorders.files.instance)
+
+    def note_stop(self) -> None:
+        """Note that the engine has ended in order, by its log or its workers' files, unless another one runs."""
+        if self._traits.is_absent:
+            self.starts.note_stop()
+
+    # --- the report ---
+
+    def _best_readings(self, seen: Round) -> tuple[RankReading, ...] | None:
+        # The last responses of workers that were left alone still hold.
+        holds = seen.rested and self._rounds.have_workers_answered
+        return best_readings(
+            tuple(map(account, seen.workers or ())),
+            seen.records,
+            kept=tuple(rank for rank in seen.last.ranks if rank.source == "rpc") if holds else (),
+            fuller_for_seconds=self._times.idle_poll_seconds,
+        )
+
+    def _missing(self, ranks: Sequence[RankReading], seen: Round) -> tuple[MissingRank, ...]:
+        if self._traits.is_absent:
+            return ()  # of an engine that has ended none is missing, and while it loads they come one after the other
+        sizes = Sizes.of(self.capabilities) or Sizes.recorded(seen.records)
+        return missing_ranks(sizes, ranks, seen.records, seen.last.ranks_missing, seen.last.ranks)
+
+    def _report(
+        self,
+        seen: Round,
+        status: EngineStatus,
+        ranks: tuple[RankReading, ...] | None,
+        missing: tuple[MissingRank, ...],
+    ) -> Report:
+        was, expected, failure = seen.last, self._rounds.ranks_expected, self.starts.failure
+        if ranks is not None:
+            return replace(self._fresh(status, ranks, seen, missing), start_failure=failure)
+        is_next = self._verdict.has_ended or seen.is_loading or (was.start_failure and self.starts.is_under_way)
+        if status.state == "starting" and is_next:
+            # The last readings are those of an engine or a start before this one.
+            return Report(engine=status, ranks_expected=expected, start_failure=failure)
+        # The last readings stay, with their age, and count as stale where the engine did not confirm them.
+        is_stale = was.stale or workers_left(seen.records, expected) is not None or seen.failure is not None
+        last = replace(
+            was,
+            stale=is_stale,
+            engine=status,
+            ranks_expected=expected,
+            ranks_missing=missing,
+            progress=seen.progress,
+            start_failure=failure,
+        )
+        return stale(last) if is_stale else last
+
+    def _fresh(
+        self, status: EngineStatus, ranks: tuple[RankReading, ...], seen: Round, missing: tuple[MissingRank, ...]
+    ) -> Report:
+        dated = self.reports.dated(ranks, seen.records)
+        ranks = tuple(self._launched(rank, self.capabilities.version) for rank in dated)
+        # The memory that an engine takes while it loads is no growth.
+        seconds = 0.0 if self._up_since is None else min(self._clocks.monotonic() - self._up_since, TRACK_SECONDS)
+        grown = growth_since_ready(self.life.baseline, ranks, self._history.tracks(ranks, seconds))
+        grown = replace(grown, reason=self.life.baseline_problem)
+        return Report(
+            taken_at=self.reports.taken_at,
+            age_seconds=self.reports.age_seconds,
+            stale=False,
+            engine=status,
+            ranks_expected=self._rounds.ranks_expected,
+            ranks_reported=len(ranks),
+            ranks=ranks,
+            ranks_missing=missing,
+            progress=seen.progress,
+            encoder_cache=EncoderCacheTotals.of(ranks),
+            growth=grown if self._up_since is not None else without_forecast(grown),
+        )
+
+    def _status(self, seen: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> EngineStatus:
+        starved: tuple[str, ...] = ()
+        if seen.load is not None and seen.failure is None and not self._traits.is_held:
+            starved = self._replicas.starved(seen.load.engines, seen.records, self._clocks.monotonic())
+        for sentence in starved if not seen.last.engine.starved else ():
+            log.warning("%s", sentence)
+        load, is_loading = seen.load or EngineLoad(), seen.is_loading
+        return EngineStatus(
+            url=self._rounds.url,
+            state=self._verdict.state,
+            since=self._state_since,
+            started_at=self.life.started_at,
+            restarts=self.life.restarts,
+            version=self.capabilities.version,
+            model=self._rounds.model,
+            **{name: getattr(load, name) for name in (*LOAD_FIGURES, "work_done", "work")},
+            capabilities=self._rounds.detection.public_capabilities,
+            hint="; ".join(filter(None, (*starved, self._hint(seen, ranks, missing)))) or None,
+            stopped_at=None if is_loading or self.starts.is_under_way else self.starts.stopped_at,
+            starved=starved,
+            is_loading=is_loading or (False if self.starts.are_seen else None),
+            extension_versions=self._recorders.extension_versions if self._recorders is not None else (),
+        )
+
+    def _hint(self, seen: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> str | None:
+        if self._verdict.reason is not None:
+            return self._verdict.reason
+        # Where recorders show every rank, worker calls are not needed: no setup hint.
+        setup = None if are_recorded(ranks) else setup_hint(self.capabilities)
+        problem = None if self._recorders is None else self._recorders.problem
+        if setup is not None or seen.first_failure is not None:
+            return "; ".join(text for text in (problem, setup) if text) or seen.first_failure
+        if missing:
+            known = None if self._recorders is None else problem or ""
+            return missing_hint(missing, self._rounds.ranks_expected or 0, known)
+        return problem

@@ -1,0 +1,208 @@
+"""One poll: all that it has seen, and the requests that follow, no more than it takes to know the engine's state. Pure.
+
+==================  =======================================  =======================================================
+request             every rank is recorded                   else
+==================  =======================================  =======================================================
+``/metrics``        every round; while idle every 15 s, and  every round
+                    ``/health`` in the others
+workers' memory     never: their recorders say it all        every round; without work every ``idle_poll_seconds``
+``/is_paused``      never while steps progress; while idle   every round; without work every ``idle_poll_seconds``
+                    every 15 s, paused or asleep every
+                    ``idle_poll_seconds``; else every round
+==================  =======================================  =======================================================
+
+In a long step, and while recorded ranks are stuck in one, only the API server is called: the engine's loop cannot
+respond. A loop that has left a request without a response is called until it responds, or the ranks move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from highwater.model.engine import EngineLoad, Process, Progress, ProgressVerdict, StartFailure
+from highwater.model.rank import WorkerMemory
+from highwater.model.report import Report
+from highwater.process.errors import EngineError, EngineNotListening, EngineRefused, EngineUnresponsive
+from highwater.watch.ranks import workers_left
+from highwater.watch.recorder.rank import RankRecord
+from highwater.watch.recorder.recorders import Coverage
+
+# The part of the engine that has to respond: the API server alone; the engine's loop too, between two steps; or the
+# workers, which spin on a core for a second after each call.
+Reach: TypeAlias = Literal["api_server", "engine", "workers"]
+# `answered`: all that was requested. `worker_call_late`: the API server responds, a worker call has not come back.
+# `late`: the API server did not respond in time. `broken`: connections broke, or could not be made in time.
+# `refused`: no process listens. `dead`: the API server says that its engine is.
+Contact: TypeAlias = Literal["answered", "worker_call_late", "late", "broken", "refused", "dead"]
+
+IDLE_SECONDS = 15.0
+"""The time between two requests to an engine that its recorders show to be idle."""
+SETTLE_SECONDS = 3.0
+"""For so long after a worker's last call the API server's counts may still be older than the call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The observations of one source; ``None`` where it reports nothing."""
+
+    workers: tuple[WorkerMemory, ...] | None = None  # each worker's memory, in rank order
+    load: EngineLoad | None = None  # the engine's own counts
+    paused: bool | None = None  # whether the scheduler is paused
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """``Rounds`` fills it, source by source; the engine's state (``verdict``) and the report are made of it."""
+
+    # --- what is known before it ---
+    last: Report  # the report of the round before it
+    recorder_instance: str | None = None  # the name of the recorders of the engine's present life, or of its last one
+    load_before: EngineLoad = field(default_factory=EngineLoad)
+    work_done_before: float | None = None  # when the workers responded last
+    was_answered: bool = True  # whether the round before it got every response
+    requests_under_way: int = 0  # through this sidecar
+    # --- what the sources returned; of a source that was not read, what still holds ---
+    workers: tuple[WorkerMemory, ...] | None = None
+    load: EngineLoad | None = None
+    paused: bool | None = None
+    # --- what the recorders show ---
+    records: tuple[RankRecord, ...] = ()
+    ranks_expected: int | None = None
+    coverage: Coverage = field(default_factory=Coverage)
+    progress: Progress | None = None
+    still_seconds: float = 0.0  # since a worker was last seen to begin a call of the engine
+    is_loading: bool = False  # whether the workers' recorders write though the API server does not respond yet
+    start_failure: StartFailure | None = None  # how a start that was followed failed
+    ended_workers: frozenset[Process] = frozenset()  # those of a start that was followed and is over, failed or not
+    # --- how it went ---
+    failure: EngineError | None = None  # what ended the round; `contact`: how far it came
+    contact: Contact = "answered"
+    first_failure: str | None = None  # the first source that failed, and why; `failed`: the names of all that did
+    failed: set[str] = field(default_factory=set)
+    server_error: EngineRefused | None = None  # the API server's own error, where it responded with one
+    requests: int = 0  # the number of sources that were read; `responses`: the number of those that did not fail
+    responses: int = 0
+    serves_models: bool = False  # whether the API server listed its models, after a round that it left unanswered
+    rested: bool = False  # whether the engine or its workers were left alone
+    is_unanswered: bool = False  # whether the engine's loop has not responded to the last request that needed it
+    at: float = 0.0  # when it was over, in Unix seconds
+    # --- what the engine's processes show ---
+    failure_text: str | None = None  # why it failed, in one sentence
+    stopped: str | None = None  # the processes, workers aside, that have been stopped for long, in one sentence
+    is_start_under_way: bool = False  # whether processes of a start write
+    # How long ago an engine ended that has never responded to this sidecar, while connections are refused.
+    ended_seconds: float | None = None
+
+    def take(self, seen: Observation) -> None:
+        self.workers = self.workers if seen.workers is None else seen.workers
+        self.load = seen.load or self.load
+        self.paused = self.paused if seen.paused is None else seen.paused
+
+    def end(self, failure: EngineError, reach: Reach) -> None:
+        self.failure = failure
+        if isinstance(failure, EngineNotListening):
+            self.contact = "refused"
+        elif isinstance(failure, EngineUnresponsive | EngineRefused):
+            self.contact = "late" if reach == "api_server" else "worker_call_late"
+        else:
+            self.contact = "broken"
+
+    # --- what is due in it ---
+
+    @property
+    def known_load(self) -> EngineLoad:
+        return self.load or self.load_before
+
+    @property
+    def has_requests(self) -> bool:
+        load = self.known_load
+        return bool(load.requests_running or load.requests_waiting or self.requests_under_way)
+
+    @property
+    def workers_left(self) -> Literal["dead", "ended"] | None:
+        return workers_left(self.records, self.ranks_expected)
+
+    @property
+    def step_verdict(self) -> ProgressVerdict | None:
+        """The recorders' verdict on steps: the loop of a starved engine responds, and says whether it is paused."""
+        return None if self.progress is None or self.progress.is_starved else self.progress.verdict
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the last poll got every response, its report is fresh, and no worker has ended since."""
+        return self.was_answered and not self.last.stale and self.workers_left is None
+
+    @property
+    def is_idle(self) -> bool:
+        is_still = self.still_seconds >= SETTLE_SECONDS and not self.has_requests
+        return self.coverage.is_complete and self.step_verdict == "idle" and is_still and self.is_sure
+
+    @property
+    def is_without_work(self) -> bool:
+        """True if the API server counts no work since the workers responded last."""
+        load = self.load
+        return (
+            load is not None and load.is_idle and load.work_done is not None and load.work_done == self.work_done_before
+        )
+
+    def is_due(
+        self, reach: Reach, answered_seconds_ago: float | None, *, idle_poll_seconds: float, slack: float
+    ) -> bool:
+        """Return whether a request is to be made in this poll, which may come ``slack`` seconds before its time.
+
+        ``answered_seconds_ago`` is ``None`` without a response in this life of the engine.
+        """
+
+        def has_passed(seconds: float) -> bool:
+            return answered_seconds_ago is None or answered_seconds_ago >= seconds - slack
+
+        is_recorded, is_held, verdict = self.coverage.is_complete, self.last.engine.traits.is_held, self.step_verdict
+        if reach == "api_server":
+            return not self.is_idle or has_passed(IDLE_SECONDS)
+        if verdict == "busy" or (verdict == "stuck" and is_recorded and not self.is_unanswered):
+            return False
+        if self.is_idle:
+            return reach == "engine" and has_passed(idle_poll_seconds if is_held else IDLE_SECONDS)
+        if is_recorded:
+            is_progressing = verdict == "progressing" and self.still_seconds < SETTLE_SECONDS
+            return reach == "engine" and (is_held or not is_progressing)
+        return not (self.is_sure and self.is_without_work) or has_passed(idle_poll_seconds)
+
+    # --- what the engine's state follows from ---
+
+    @property
+    def has_responded(self) -> bool:
+        return self.contact in {"answered", "worker_call_late"}
+
+    @property
+    def is_silent(self) -> bool:
+        """True if the API server responds to nothing, but perhaps to /health."""
+        return self.contact == "late" and not self.serves_models
+
+    @property
+    def no_worker_left(self) -> Literal["dead", "ended"] | None:
+        """The end of the last worker; workers that responded in this round are not those whose files show an end."""
+        return self.workers_left if self.workers is None else None
+
+    @property
+    def is_another_loading(self) -> bool:
+        return self.is_loading or self.is_start_under_way
+
+    @property
+    def is_asleep(self) -> bool | None:
+        """``None`` where the engine did not say, as ``is_paused``."""
+        return None if self.load is None else bool(self.load.sleeping)
+
+    @property
+    def is_paused(self) -> bool | None:
+        return False if self.paused is None and self.failure is None and not self.rested else self.paused
+
+    @property
+    def ready_seconds(self) -> float | None:
+        """For how long the last of the workers has been ready; ``None`` where one's recorder does not say."""
+        ends = [
+            [phase.at + phase.seconds for phase in record.started.phases if phase.name == "warm_up"]
+            for record in self.records
+        ]
+        return self.at - max(end[-1] for end in ends) if ends and all(ends) else None

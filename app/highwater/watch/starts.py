@@ -1,0 +1,237 @@
+"""The engine's starts and ends, by the files of its workers and processes and by its log.
+
+What ``StartAttempts`` and ``Lives`` count is put together here with the recorders' files: how the last start failed,
+since when an engine that ended in order is stopped, and why nothing answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from highwater.engine.hints import (
+    NOT_KNOWN_WHY,
+    dead_text,
+    ended_starts_text,
+    failure_text,
+    loading_text,
+    starting_text,
+    stopped_text,
+)
+from highwater.engine.life import EndedStart, Lives
+from highwater.model.engine import STATES, ProcessLife, StartFailure
+from highwater.process.clocks import Clocks
+from highwater.process.errors import EngineError, EngineNotListening
+from highwater.watch.history import History
+from highwater.watch.ranks import workers_left
+from highwater.watch.recorder.progress import SILENT_SECONDS, SilentCore
+from highwater.watch.recorder.rank import RankRecord, processes_of
+from highwater.watch.recorder.recorders import Recorders
+from highwater.watch.round import Round
+from highwater.watch.verdict import EngineVerdict
+
+MAX_ENDED_STARTS = 64
+PREFIX = "the engine did not start: "
+
+log = logging.getLogger("highwater.poller")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcesses:
+    """The engine's processes beside its workers, as far as they are seen.
+
+    Attributes:
+        one: Returns name and pid of a process of the engine that runs, as far as one is seen.
+        lives: Returns the engine's lives as its processes' files show them, and when they were read, in Unix seconds;
+            ``None`` where they are still to be read.
+        stopped: Returns which processes of the engine, workers aside, have been stopped for long, in one sentence;
+            ``None`` if none. Called once in each poll.
+        silent_core: Returns an EngineCore that is silent beside an API server that is not; ``None`` if none.
+        unseen_starts: What would show a start that ends, where nothing does: the end of a sentence, or empty.
+    """
+
+    one: Callable[[], str | None] = lambda: None
+    lives: Callable[[], tuple[float, Sequence[ProcessLife]] | None] = lambda: (0.0, ())
+    stopped: Callable[[], str | None] = lambda: None
+    silent_core: Callable[[], SilentCore | None] = lambda: None
+    unseen_starts: str = ""
+
+
+NOTHING_SEEN: Final = EngineProcesses()
+
+
+class Starts:
+    """Notes each start that failed and each end, once; the history gets an event for it.
+
+    Attributes:
+        failure: How the last start failed; ``None`` once the engine is up.
+        stopped_at: When the engine ended in order, in Unix seconds; ``None`` where it did not, or is up again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        clocks: Clocks,
+        recorders: Recorders | None,
+        lives: Lives,
+        *,
+        history: History,
+        processes: EngineProcesses,
+    ) -> None:
+        self.failure: StartFailure | None = None
+        self.stopped_at: float | None = None
+        self._url = url
+        self._clocks = clocks
+        self._recorders = recorders
+        self._lives = lives
+        self._history = history
+        self._processes = processes
+        self._ended: deque[EndedStart] = deque(maxlen=MAX_ENDED_STARTS)  # that no report has yet
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._lives.attempts.is_under_way
+
+    @property
+    def are_seen(self) -> bool:
+        """True if recorders show a start from before the engine's API server listens."""
+        return self._recorders is not None and self._recorders.show_starts
+
+    def came_up(self) -> None:
+        self.failure = self.stopped_at = None
+        self._ended.clear()
+
+    def note(self, seen: Round, verdict: EngineVerdict) -> None:
+        """Note the starts that have ended, before the hint, which says so; a report has one of them.
+
+        ``verdict`` is that of the round before.
+        """
+        read = self._processes.lives()
+        if read is not None:
+            at, lives = read
+            is_absent = STATES[verdict.state].is_absent and not seen.has_responded
+            self._ended.extend(self._lives.see(lives, at, is_absent=is_absent))
+            workers = processes_of(seen.records)
+            if any(not life.is_running and life.processes & workers for life in lives):
+                seen.is_loading = False  # its API server was killed
+            seen.ended_seconds = self._ended_seconds(seen, verdict, lives)
+        if seen.ended_workers and self._lives.start_ended(seen.ended_workers, self._clocks.wall()):
+            self._note_failure(seen.start_failure)
+        elif self._ended:
+            ended = self._ended.popleft()
+            failure = _silent_start(ended)
+            if ended.may_be_planned:
+                self.failure = None  # of one before it
+                self._history.record("state", failure.summary)
+            else:
+                self._note_failure(failure)
+
+    def _ended_seconds(self, seen: Round, verdict: EngineVerdict, lives: Sequence[ProcessLife]) -> float | None:
+        recorders = self._recorders
+        if recorders is None or verdict.has_answered or verdict.has_ended or seen.contact != "refused":
+            return None
+        # A start that this sidecar has followed to its end is another matter.
+        records = seen.records or recorders.left
+        if not recorders.are_here(records):
+            return None  # another container's, or another pod's
+        is_unseen = {record.identity.instance for record in records} != {seen.recorder_instance}
+        if seen.records:
+            is_unseen = workers_left(records, 0) is None and all(record.is_up for record in records)
+        ended = ended_seconds(records, lives) if is_unseen else None
+        if ended is not None and all(record.status == "ended" and record.is_up for record in records):
+            self.stopped_at = self._clocks.wall() - ended
+        return ended
+
+    def _note_failure(self, failure: StartFailure | None) -> None:
+        if failure is not None:
+            self.failure, self.stopped_at = failure, None
+            self._history.record("state", failure.summary)
+            log.warning("%s", failure.summary)
+
+    def log_says_failed(self, is_silent: bool) -> bool:
+        """Note a start that failed by the engine's log, and return whether nothing else has shown it or will."""
+        is_another = self._lives.start_failed(self._clocks.wall(), is_silent=is_silent)
+        self.failure = None if is_another else self.failure  # of one before it
+        return is_another
+
+    def note_stop(self) -> None:
+        """Note that the engine has ended in order, by its log or its workers' files."""
+        if self.stopped_at is None:
+            self.stopped_at = self._clocks.wall()
+
+    def why(self, failure: EngineError, seen: Round, verdict: EngineVerdict) -> str:
+        """Return why nothing answers, or not as it should; ``verdict`` is that of the round before."""
+        attempts, url = self._lives.attempts, self._url
+        earlier = (
+            "" if attempts.last is None else ended_starts_text(attempts.last, attempts.failed, self._clocks.wall())
+        )
+        if seen.is_loading:
+            starts = [record.table.start for record in seen.records if record.table is not None]
+            return loading_text(min(starts, key=len, default=()), url) + (f"; before, {earlier}" if earlier else "")
+        ended, was_seen = seen.ended_seconds, verdict.has_answered or bool(self._lives.present.processes)
+        known = was_seen or verdict.has_ended or ended is not None
+        is_loading = attempts.is_under_way if verdict.has_ended else verdict.state == "starting" and ended is None
+        is_silent = is_loading and isinstance(failure, EngineNotListening)
+        # Of an engine that was there, a process that is left says nothing of a start: it may outlive the engine.
+        process = self._processes.one() if is_silent and (attempts.is_under_way or not known) else None
+        if process is not None:
+            return starting_text(process, failure, url, earlier)
+        stopped = "" if self.stopped_at is None or attempts.is_under_way else stopped_text(self.stopped_at)
+        if stopped or (earlier and isinstance(failure, EngineNotListening)):
+            return f"{stopped or earlier}. Nothing answers at {url} ({failure})"
+        text = failure_text(failure, url, is_up=STATES[verdict.state].is_up, was_there=known)
+        dead_seconds = self._clocks.monotonic() - (verdict.since or 0.0) if verdict.state == "gone" else ended
+        if dead_seconds is not None:
+            return dead_text(text, dead_seconds, sees_starts=self.are_seen, was_seen=was_seen)
+        return text + (self._processes.unseen_starts if is_silent and not known else "")
+
+
+def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | None:
+    """Return how a start failed whose workers have all ended, seen at ``at``; ``None`` where they had completed it."""
+    ranks = tuple(record.started for record in records)
+    broken = [rank for rank in ranks if rank.error is not None]
+    if not broken and all(rank.status == "ended" and rank.is_over for rank in ranks):
+        return None
+    # One worker's failure ends the others: it is the one whose phase ended first, or that did not end in order.
+    unfinished = sorted(ranks, key=lambda rank: (rank.status != "dead", rank.is_over))
+    first = min(broken, key=lambda rank: rank.phases[-1].at + rank.phases[-1].seconds, default=unfinished[0])
+    title = next(record.title for record in records if record.pid == first.pid)
+    last = first.phases[-1] if first.phases else None
+    if last is not None and last.error is not None:
+        what = f"{title} failed in phase {last.name} after {last.seconds:.1f} s: {last.error}"
+    else:
+        after = f"after phase {last.name}" if last is not None else "before its first phase was over"
+        what = f"the process of {title} ended {after}"
+    return StartFailure(at=at, recorder_instance=records[0].identity.instance, summary=f"{PREFIX}{what}", ranks=ranks)
+
+
+def _silent_start(ended: EndedStart) -> StartFailure:
+    """Return how a start ended that did so before its workers were read, or without a word of theirs."""
+    end = ended.end
+    parts = [end.processes, end.memory and f"container at {end.memory}", end.oom_kills and f"oom_kill {end.oom_kills}"]
+    figures = "; ".join(str(part) for part in parts if part)
+    how = f"{end.how} while it started"
+    if ended.is_by_itself:
+        how = f"ended before it was ready; {NOT_KNOWN_WHY}" + "; ended from outside or by a crash" * bool(end.processes)
+    summary = f"{PREFIX}it {how}{': ' * bool(figures)}{figures}"
+    return StartFailure(at=ended.at, recorder_instance=ended.id, summary=summary, ranks=(), is_silent=True)
+
+
+def ended_seconds(records: Sequence[RankRecord], lives: Sequence[ProcessLife]) -> float | None:
+    """Return how long ago the last of these workers wrote, where all of them have ended and no process loads.
+
+    ``lives``: by the processes' files; what an API server that was killed left has ended with it. ``None``: not known.
+    """
+    over = frozenset(process for life in lives for process in life.processes)
+
+    def has_ended(record: RankRecord) -> bool:
+        # A start may be held up for as long.
+        is_silent = record.status == "silent" and record.age_seconds >= SILENT_SECONDS and record.is_up
+        return record.status in {"dead", "ended"} or is_silent or record.process in over
+
+    if not records or any(life.is_running for life in lives) or not all(map(has_ended, records)):
+        return None
+    return min(record.age_seconds for record in records)

@@ -1,0 +1,198 @@
+"""Requests are held for a remedy, or that is refused; and none is held afterwards, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from highwater.act.quiescer import (
+    BYPASS_SECONDS,
+    CALL_SECONDS,
+    DRAINED_SECONDS,
+    GATE_MARGIN_SECONDS,
+    SETTLE_SECONDS,
+    CannotQuiesce,
+)
+from highwater.act.relief import States
+from highwater.process.errors import EngineUnreachable
+from tests.fakes.engine import Core, core_on
+
+
+@pytest.fixture
+async def core() -> Core:
+    made = core_on("0.32.0")
+    await made.tick()
+    return made
+
+
+def quiet(core: Core, states: States | None = None, *, then_pace: bool = False):
+    return core.quiescer.quiet((states or States()).enter, then_pace=then_pace)
+
+
+async def refused(core: Core) -> CannotQuiesce:
+    """Why requests are not held."""
+    with pytest.raises(CannotQuiesce) as caught:
+        async with quiet(core):
+            pytest.fail("nothing was refused")
+    return caught.value
+
+
+async def test_the_gate_waits_for_requests_under_way(core):
+    inside = await core.gate.enter()
+    core.fake.running = 1
+
+    async def end() -> None:
+        core.fake.running = 0
+        core.gate.leave(inside)
+
+    task = asyncio.create_task(end())
+    async with quiet(core) as quiesced:
+        assert (quiesced.by, core.gate.is_open, core.gate.in_flight) == ("gate", False, 0)
+    assert core.gate.is_open
+    assert quiesced.held_seconds == 0  # on a clock that stands
+    await task
+
+
+async def test_requests_that_do_not_end_are_left_alone(core):
+    await core.gate.enter()
+    with pytest.raises(CannotQuiesce, match=r"1 requests were still under way after 0\.05 s \(gate\.drain_seconds\)"):
+        async with quiet(core):
+            pytest.fail("nothing was refused")
+    assert (core.gate.is_open, core.gate.in_flight) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("is_open_ended", "seconds", "reason"),
+    [
+        (
+            False,
+            42,
+            "a request has been under way for 42 s, longer than requests are given to finish (gate.drain_seconds",
+        ),
+        (True, 0, "1 WebSocket is open, which ends when the client wants"),
+    ],
+)
+async def test_nobody_is_held_for_what_will_not_end_in_time(core, monkeypatch, is_open_ended, seconds, reason):
+    (await core.gate.enter()).is_open_ended = is_open_ended
+    core.fake.running = 1
+    await core.tick(seconds)
+    monkeypatch.setattr(core.gate, "closed", lambda *_, **__: pytest.fail("requests were held"))
+    with pytest.raises(CannotQuiesce) as caught:
+        async with quiet(core):
+            pytest.fail("nothing was refused")
+    assert str(caught.value).startswith(reason)
+    assert caught.value.held_seconds is None
+    assert f"would be refused now: {reason}" in core.quiescer.plan()
+
+
+async def test_where_no_request_passes_none_can_be_held(core):
+    core.quiescer.impossible = "no request passes here"
+    assert str(await refused(core)) == "no request passes here"
+    assert core.quiescer.plan() == "would be refused now: no request passes here"
+    assert core.gate.is_open
+
+
+async def test_a_hold_in_vain_is_told_with_its_length(core):
+    await core.gate.enter()
+    with pytest.raises(CannotQuiesce) as caught:
+        async with quiet(core):
+            pytest.fail("nothing was refused")
+    assert caught.value.held_seconds == 0  # on a clock that stands
+
+
+async def test_requests_that_never_passed_the_gate_forbid_it(core, monkeypatch):
+    """Holding ours would prove nothing; said with the numbers."""
+    monkeypatch.setattr("highwater.act.quiescer.SETTLE_SECONDS", 0.0)
+    core.fake.running, core.fake.waiting = 2, 1
+    with pytest.raises(CannotQuiesce, match="2 requests running and 1 waiting that did not pass through this sidecar"):
+        async with quiet(core):
+            pytest.fail("nothing was refused")
+    assert core.gate.is_open
+
+
+async def test_what_was_seen_to_bypass_the_gate_is_remembered(core):
+    """An engine that is idle right now proves nothing a second after somebody else's request."""
+    core.fake.running = 1
+    await core.tick(SETTLE_SECONDS + 1)
+    core.fake.running = 0
+    await core.tick()
+    with pytest.raises(CannotQuiesce, match="1 s ago the engine had requests that did not pass through this sidecar"):
+        async with quiet(core):
+            pytest.fail("nothing was refused")
+    await core.tick(BYPASS_SECONDS)
+    async with quiet(core) as quiesced:
+        assert quiesced.by == "gate"
+
+
+async def test_the_engines_counts_may_lag_behind_ours(core):
+    """A request of ours that has just ended is not somebody else's."""
+    inside = await core.gate.enter()
+    core.fake.running = 1
+    await core.tick(60)
+    core.gate.leave(inside)
+    await core.tick(SETTLE_SECONDS / 2)
+    core.fake.running = 0
+    async with quiet(core) as quiesced:
+        assert quiesced.by == "gate"
+
+
+async def test_an_engine_that_does_not_tell_its_requests_is_not_trusted(core):
+    core.fake.mute = True
+    with pytest.raises(CannotQuiesce, match="--disable-log-stats"):
+        async with quiet(core):
+            pytest.fail("nothing was refused")
+    assert core.gate.is_open
+
+
+async def test_an_engine_that_goes_while_requests_are_held_opens_the_gate(core):
+    core.fake.down = True
+    with pytest.raises(EngineUnreachable):
+        async with quiet(core):
+            pytest.fail("nothing was refused")
+    assert core.gate.is_open
+
+
+async def test_an_error_inside_opens_the_gate(core):
+    with pytest.raises(RuntimeError):
+        async with quiet(core):
+            raise RuntimeError
+    assert core.gate.is_open
+
+
+async def test_an_engine_that_does_not_tell_in_time_opens_the_gate(core, monkeypatch):
+    monkeypatch.setattr("highwater.act.quiescer.DRAINED_SECONDS", 0.01)
+    core.quiescer._load.read = asyncio.Event().wait
+    assert "did not report within 0.01 s whether requests run" in str(await refused(core))
+    assert core.gate.is_open
+
+
+async def test_the_states_are_told_one_after_the_other(core):
+    states, seen = States(), []
+    inside = await core.gate.enter()
+    asyncio.get_running_loop().call_soon(lambda: (seen.append(states.now), core.gate.leave(inside)))
+    read = core.quiescer._load.read
+
+    async def look():
+        seen.append(states.now)
+        return await read()
+
+    core.quiescer._load.read = look
+    async with quiet(core, states):
+        seen.append(states.now)
+    assert seen == ["closing", "drained", "drained"]
+
+
+async def test_the_gates_own_deadline_comes_after_those_of_the_states(core, monkeypatch):
+    """So that a state that takes too long says so, and the gate's is the last resort."""
+    deadlines = []
+    closed = core.gate.closed
+
+    def noted(seconds, **options):
+        deadlines.append(seconds)
+        return closed(seconds, **options)
+
+    monkeypatch.setattr(core.gate, "closed", noted)
+    async with quiet(core):
+        pass
+    assert deadlines == [pytest.approx(0.05 + DRAINED_SECONDS + CALL_SECONDS + GATE_MARGIN_SECONDS)]

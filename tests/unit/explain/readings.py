@@ -1,0 +1,80 @@
+"""Ranks as they stood after known starts, for tests of the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from highwater.model.engine_budget import EngineBudget
+from highwater.model.rank import (
+    Budget,
+    Components,
+    Device,
+    EncoderCache,
+    HostMemory,
+    RankReading,
+    StartPhase,
+    TorchMemory,
+)
+from tests.fakes.started import GIB, gemma, larger_story, qwen3_next, story, wire
+
+_BUDGET = TypeAdapter(EngineBudget)
+STORY_TOTAL = int(60.96 * GIB)
+# The story's: 9.45 GiB were allocated before the profile, and 1.06 GiB are in use that are not PyTorch's.
+STORY_START = (StartPhase(name="weights", at=0.0, seconds=30.0, allocated_bytes=int(9.45 * GIB)),)
+STORY_NON_TORCH = int(1.062 * GIB)
+
+
+def budget_of(worker: SimpleNamespace, version: str, returned: int | None = None, **changes: Any) -> EngineBudget:
+    """Return what the sidecar gets of a worker."""
+    return _BUDGET.validate_python(wire(worker, version=version, returned=returned, **changes))
+
+
+def rank(
+    number: int = 0,
+    *,
+    kind: str = "npu",
+    total: int | None = STORY_TOTAL,
+    components: Components | None = None,
+    torch: TorchMemory | None = None,
+    start: Sequence[StartPhase] = (),
+    encoder: EncoderCache | None = None,
+    **changes: Any,
+) -> RankReading:
+    """Return one rank as it stands now."""
+    values: Mapping[str, Any] = {
+        "rank": number,
+        "local_rank": number,
+        "dp_rank": 0,
+        "tp_rank": number,
+        "pp_rank": 0,
+        "host": "node-a",
+        "pid": 4242 + number,
+        "taken_at": 1_763_660_000.0,
+        "device": Device(type=kind, index=number),
+        "total_bytes": total,
+        "free_bytes": None,
+        "used_bytes": None,
+        "used_ratio": None,
+        "torch": torch or TorchMemory(),
+        "components": components or Components(),
+        "encoder_cache": encoder,
+        "budget": Budget(),
+        "start": tuple(start),
+        "host_memory": HostMemory(),
+    }
+    return RankReading(**{**values, **changes})
+
+
+def story_rank(number: int = 0) -> RankReading:
+    """Return a rank of the story after its start."""
+    return rank(number, components=Components(non_torch_bytes=STORY_NON_TORCH), start=STORY_START)
+
+
+STORY = budget_of(story(), "0.12.0")
+LARGER = budget_of(larger_story(), "0.12.0", 21_540_531_712)
+GEMMA = budget_of(gemma(), "0.19.0")
+QWEN3_NEXT = budget_of(qwen3_next(), "0.12.0")

@@ -1,0 +1,319 @@
+"""A rank's budget sums exactly, names what was counted nowhere, and shows null where a figure is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from highwater.explain.budget import Suggestion, encoder_bytes, rank_budget
+from highwater.explain.explanation import encoder_view, explain
+from highwater.model.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
+from highwater.model.rank import Components, EncoderCache, StartPhase, TorchMemory
+from tests.fakes.started import GIB
+from tests.unit.explain.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, STORY_NON_TORCH, STORY_START, rank, story_rank
+
+
+def gib(budget) -> dict[str, float]:
+    return {part.key: round(part.bytes / GIB, 2) for part in budget.parts}
+
+
+def test_the_story_is_explained():
+    """Total 60.96, requested 57.91, weights 9.19, peak 3.86, non-torch 0.56, KV cache 44.30."""
+    budget = rank_budget(STORY, story_rank(), STORY_START)
+    assert round((budget.total_bytes or 0) / GIB, 2) == 60.96
+    assert round((budget.requested_bytes or 0) / GIB, 2) == 57.91
+    assert round((budget.available_bytes or 0) / GIB, 2) == 44.30
+    assert gib(budget) == {
+        "weights": 9.19, "activation": 3.86, "non_torch": 0.56, "kv_cache": 44.29, "null_block": 0.01, "rounding": 0.0,
+    }  # fmt: skip
+
+
+def test_what_the_storys_formula_counts_nowhere_is_named():
+    """0.255 GiB before the profile, 0.50 of non-torch, and what would be left: 43.54."""
+    budget = rank_budget(STORY, story_rank(), STORY_START)
+    missed = {part.key: round(part.bytes / GIB, 3) for part in budget.uncounted}
+    assert missed == {"persistent": 0.255, "non_torch_uncounted": 0.502}
+    assert round((budget.fully_counted_bytes or 0) / GIB, 2) == 43.54
+    outside = (budget.outside_bytes or 0) - sum(part.bytes for part in budget.uncounted)
+    assert budget.left_bytes == outside
+
+
+@pytest.mark.parametrize(
+    ("engine", "parts"),
+    [
+        (LARGER, {"weights": 31.46, "kv_cache": 20.03, "null_block": 0.02, "rounding": 0.01, "profiled": 3.34}),
+        (GEMMA, {"weights": 51.45, "activation": 3.99, "non_torch": 0.26, "kv_cache": 19.53}),
+        (QWEN3_NEXT, {"weights": 74.28, "activation": 5.58, "non_torch": 1.38, "kv_cache": 44.58}),
+    ],
+)
+def test_starts_of_others_are_explained(engine, parts):
+    budget = rank_budget(engine, rank(total=65_452_113_920))
+    assert parts.items() <= gib(budget).items()
+    assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
+
+
+@pytest.mark.parametrize(
+    ("version", "profiled"),
+    [("0.11.0", False), ("0.11.1", False), ("0.12.0rc1", False), ("0.13.0", None), ("0.30.0", None), (None, None)],
+)
+def test_before_0_13_vllm_ascend_leaves_the_encoder_out(version: str | None, *, profiled: bool | None):
+    engine = replace(STORY, vllm_version=version, memory=replace(STORY.memory, peak_activation_bytes=None))
+    view = encoder_view(engine, story_rank())
+    assert view is not None
+    assert view.is_profiled is profiled
+
+
+@pytest.mark.parametrize(
+    ("version", "cache_size", "profiled"),
+    [("0.32.0", 16_384, True), ("0.32.0", None, None), ("0.26.0", None, False), ("0.25.0", None, False)],
+)
+def test_model_runner_v2_profiled_the_encoder_where_that_was_seen(version, cache_size, profiled):
+    limits, encoder = replace(STORY.limits, v2_runner=True), EncoderLimits(cache_size=cache_size)
+    view = encoder_view(replace(STORY, vllm_version=version, limits=limits, encoder=encoder), story_rank())
+    assert view is not None
+    assert view.is_profiled is profiled
+
+
+SIZES = st.none() | st.integers(0, 2**40)
+MEMORIES = st.builds(
+    StartMemory,
+    total_bytes=SIZES,
+    init_free_bytes=SIZES,
+    init_non_torch_bytes=SIZES,
+    utilization=st.none() | st.floats(0, 1),
+    requested_bytes=SIZES,
+    weights_bytes=SIZES,
+    peak_activation_bytes=st.none() | st.integers(-(2**30), 2**40),
+    non_torch_bytes=st.none() | st.integers(-(2**30), 2**40),
+    total_consumed_bytes=SIZES,
+    graphs_estimate_bytes=st.none() | st.integers(-(2**30), 2**36),
+    graphs_estimate_counted=st.none() | st.booleans(),
+    graphs_bytes=SIZES,
+    available_bytes=SIZES,
+    returned_bytes=SIZES,
+)
+CACHES = st.builds(KvCacheMade, blocks=st.none() | st.integers(0, 10**6), tensor_bytes=SIZES, given_bytes=SIZES)
+PHASES = st.lists(
+    st.builds(
+        StartPhase, name=st.sampled_from(["before", "init", "weights"]), at=st.just(0.0), seconds=st.just(1.0),
+        total_bytes=SIZES, free_bytes=SIZES, used_bytes=SIZES, allocated_bytes=SIZES,
+    ),
+    max_size=3,
+)  # fmt: skip
+
+
+ENGINES = st.builds(EngineBudget, memory=MEMORIES, kv_cache=CACHES)
+COMPONENTS = st.builds(Components, non_torch_bytes=SIZES, weights_bytes=SIZES)
+
+
+@given(ENGINES, PHASES, st.sampled_from(["npu", "cuda", "cpu"]), COMPONENTS)
+def test_the_parts_sum_exactly_whatever_is_known(engine, phases, kind, components):
+    """To what was requested, or to the whole; nothing unknown counts as 0."""
+    budget = rank_budget(engine, rank(kind=kind, total=None, components=components), phases)
+    whole = budget.total_bytes if budget.requested_bytes is None else budget.requested_bytes
+    if budget.parts:
+        assert sum(part.bytes for part in budget.parts) == whole
+    if whole is None or budget.counting is None:
+        assert budget.parts == ()
+    assert len({part.key for part in budget.parts}) == len(budget.parts)
+
+
+NEW = replace(
+    STORY,
+    vllm_version="0.27.0",
+    memory=replace(
+        STORY.memory,
+        non_torch_bytes=None,
+        total_consumed_bytes=int(10.01 * GIB),
+        peak_activation_bytes=int(3.86 * GIB) + 10**9,
+        graphs_estimate_bytes=10**9,
+        graphs_estimate_counted=True,
+        available_bytes=(STORY.memory.requested_bytes or 0) - int(10.01 * GIB) - int(3.86 * GIB) - 10**9,
+    ),
+    kv_cache=replace(STORY.kv_cache, blocks=4_900, tensor_bytes=4_900 * 9 * 2**20),
+)
+
+
+def test_from_0_27_on_persistent_tensors_are_counted():
+    parts = {part.key: part.bytes for part in rank_budget(NEW, rank(), STORY_START).parts}
+    assert parts["persistent"] == int(9.45 * GIB) - (STORY.memory.weights_bytes or 0)
+    assert parts["weights"] + parts["persistent"] + parts["non_torch"] == int(10.01 * GIB)
+    assert (parts["activation"], parts["graphs"]) == (int(3.86 * GIB), 10**9)
+    assert "unexplained" not in parts
+
+
+CAPTURED = replace(NEW, memory=replace(NEW.memory, graphs_bytes=700_000_000))
+
+
+def test_the_size_that_the_log_suggests_has_graphs_off_it_twice():
+    """As 0.27 to 0.33 compute it: their estimate in the peak, and what was captured, and a margin of 150 MiB."""
+    memory = CAPTURED.memory
+    printed = (
+        memory.requested_bytes - (memory.total_consumed_bytes + memory.peak_activation_bytes + memory.graphs_bytes)
+        - 150 * 2**20
+    )  # fmt: skip
+    found = rank_budget(CAPTURED, rank(), STORY_START).suggestion
+    assert found == Suggestion(bytes=printed, counted_once_bytes=printed + 10**9, lost_bytes=10**9)
+    words = explain([rank()], lambda _: CAPTURED).paragraph
+    assert f"--kv-cache-memory={printed} (" in words
+    assert f"counted once it is {printed + 10**9} (" in words
+    assert "0.931 GiB are lost." in words
+    assert "STARTUP_PLAN" not in words
+    stored = replace(CAPTURED, environment={"VLLM_ENABLE_STARTUP_PLAN": "1"})
+    assert "VLLM_ENABLE_STARTUP_PLAN keeps it for the next start" in explain([rank()], lambda _: stored).paragraph
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(replace(GEMMA, memory=replace(GEMMA.memory, graphs_bytes=GIB)), id="0.19: the peak is without"),
+        pytest.param(
+            replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_counted=False)), id="not counted"
+        ),
+        pytest.param(replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_bytes=0)), id="no graphs"),
+        pytest.param(
+            replace(CAPTURED, kv_cache=replace(CAPTURED.kv_cache, given_bytes=5)), id="given: none is printed"
+        ),
+    ],
+)
+def test_a_size_that_is_right_is_not_spoken_of(engine: EngineBudget):
+    assert rank_budget(engine, rank()).suggestion is None
+
+
+def test_a_suggestion_that_lacks_a_figure_says_which():
+    unseen = rank_budget(NEW, rank()).suggestion
+    assert (unseen.bytes, unseen.counted_once_bytes, unseen.lost_bytes) == (None, None, 10**9)
+    assert "nothing saw what was captured" in unseen.missing
+    planned = replace(
+        CAPTURED,
+        kv_cache=replace(CAPTURED.kv_cache, given_bytes=5),
+        environment={"VLLM_ENABLE_STARTUP_PLAN": "1"},
+    )
+    used = rank_budget(planned, rank()).suggestion
+    assert (used.bytes, used.lost_bytes) == (None, None)
+    assert used.missing in explain([rank()], lambda _: planned).paragraph
+
+
+def test_without_the_phases_they_are_one_part():
+    parts = {part.key: part.bytes for part in rank_budget(NEW, rank()).parts}
+    assert parts["weights"] + parts["consumed"] == int(10.01 * GIB)
+
+
+def test_what_the_profile_returned_beats_what_it_found():
+    memory = replace(NEW.memory, returned_bytes=(NEW.memory.available_bytes or 0) - 2**30)
+    cache = replace(NEW.kv_cache, blocks=4_800, tensor_bytes=4_800 * 9 * 2**20)
+    budget = rank_budget(replace(NEW, memory=memory, kv_cache=cache), rank(), STORY_START)
+    assert budget.part("mm_ipc").bytes == 2**30
+    assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
+
+
+STORY_LEFT = STORY.memory.available_bytes or 0
+
+
+def rescaled(version: str, stored: float, returned: float) -> EngineBudget:
+    """Return the story's start under a vllm-ascend that stores so much of what was left, and returns so much of it."""
+    memory = replace(
+        STORY.memory,
+        available_bytes=int(STORY_LEFT * stored),
+        returned_bytes=int(STORY_LEFT * stored * returned),
+    )
+    cache = replace(STORY.kv_cache, blocks=2_000, tensor_bytes=2_000 * 9 * 2**20)
+    return replace(STORY, ascend_version=version, memory=memory, kv_cache=cache)
+
+
+@pytest.mark.parametrize("version", ["0.27.1rc1", "0.28.0rc1", "0.30.0rc2", "0.30.0.post1", "1.0"])
+@pytest.mark.parametrize("stored", [0.5, 1.5], ids=["several groups", "shared buffers"])
+@pytest.mark.parametrize("returned", [1, 0.9], ids=["as stored", "in whole blocks"])
+def test_what_vllm_ascend_rescales_is_named(version: str, stored: float, returned: float):
+    budget = rank_budget(rescaled(version, stored, returned), rank(), STORY_START)
+    parts = {part.key: part.bytes for part in budget.parts}
+    left = STORY_LEFT - parts["kv_cache"] - parts["null_block"] - parts["rounding"]
+    assert abs(parts["rescaled"] - left) <= 1
+    assert not parts.keys() & {"mm_ipc", "unexplained"}
+    assert sum(parts.values()) == budget.requested_bytes
+
+
+@pytest.mark.parametrize("version", ["0.18.0", "0.23.0", "0.23.0.post1"])
+def test_an_older_vllm_ascend_rescales_nothing(version: str):
+    budget = rank_budget(rescaled(version, 0.5, 1), rank(), STORY_START)
+    assert (budget.part("rescaled"), budget.part("unexplained") is None) == (None, False)
+
+
+def test_figures_that_sum_have_no_part_for_it():
+    assert rank_budget(rescaled("0.30.0rc2", 1, 1), rank(), STORY_START).part("rescaled") is None
+
+
+def test_an_estimate_that_was_not_taken_off_is_no_part():
+    """As before 0.21: the sum shows it where the variable cannot be read."""
+    assert rank_budget(GEMMA, rank()).part("graphs") is None
+    counted = (GEMMA.memory.available_bytes or 0) - (GEMMA.memory.graphs_estimate_bytes or 0)
+    requested = GEMMA.memory.requested_bytes
+    assert requested is not None
+    parts = (GEMMA.memory.weights_bytes, GEMMA.memory.peak_activation_bytes, GEMMA.memory.non_torch_bytes)
+    assert sum(size or 0 for size in parts) + (GEMMA.memory.available_bytes or 0) == requested
+    memory = replace(GEMMA.memory, available_bytes=counted)
+    cache = replace(GEMMA.kv_cache, blocks=15_000, tensor_bytes=15_000 * 1_310_720)
+    budget = rank_budget(replace(GEMMA, memory=memory, kv_cache=cache), rank())
+    assert budget.part("graphs").bytes == GEMMA.memory.graphs_estimate_bytes
+
+
+def test_graphs_beyond_the_estimate_are_counted_nowhere():
+    """gemma-3-27b: 1.14 GiB captured, nothing set aside."""
+    memory = replace(GEMMA.memory, graphs_bytes=int(1.14 * GIB))
+    budget = rank_budget(replace(GEMMA, memory=memory), rank())
+    assert budget.part("graphs_uncounted").bytes == int(1.14 * GIB)
+    (row,) = [row for row in budget.observed if row.key == "graphs"]
+    assert (row.title, row.profiled_bytes, row.risk_bytes) == ("graphs (estimated 1.05 GiB)", 0, int(1.14 * GIB))
+
+
+def test_a_given_kv_cache_has_no_budget():
+    given_bytes = STORY.kv_cache.tensor_bytes
+    memory = StartMemory(total_bytes=STORY.memory.total_bytes, utilization=0.95, requested_bytes=5, weights_bytes=9)
+    engine = replace(STORY, memory=memory, kv_cache=replace(STORY.kv_cache, given_bytes=given_bytes))
+    budget = rank_budget(engine, rank())
+    assert (budget.counting, budget.requested_bytes, budget.outside_bytes) == ("given", None, None)
+    assert sum(part.bytes for part in budget.parts) == budget.total_bytes
+    assert budget.parts[-1].key == "unprofiled"
+
+
+def test_on_cpu_the_process_is_taken_off_what_was_requested():
+    memory = StartMemory(requested_bytes=10 * GIB, returned_bytes=8 * GIB, utilization=0.4)
+    engine = EngineBudget(memory=memory, kv_cache=KvCacheMade(blocks=1_024, tensor_bytes=8 * GIB))
+    budget = rank_budget(engine, rank(kind="cpu", components=Components(weights_bytes=GIB)))
+    parts = {part.key: part.bytes for part in budget.parts}
+    assert (budget.counting, parts["weights"], parts["process"]) == ("cpu", GIB, GIB)
+    assert sum(parts.values()) == 10 * GIB
+    assert budget.observed == ()
+
+
+def test_a_peak_above_the_profile_is_a_risk_with_its_settings():
+    at_rest = int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0)
+    torch = TorchMemory(peak_allocated_bytes=at_rest + 5 * GIB)
+    budget = rank_budget(STORY, replace(story_rank(), torch=torch), STORY_START)
+    (row,) = [row for row in budget.observed if row.key == "activation"]
+    assert row.observed_bytes == 5 * GIB
+    assert row.risk_bytes == 5 * GIB - (STORY.memory.peak_activation_bytes or 0)
+    assert "--max-num-batched-tokens" in row.settings
+
+
+def test_a_peak_of_the_start_says_nothing():
+    torch = TorchMemory(peak_allocated_bytes=int(13.3 * GIB))
+    budget = rank_budget(STORY, replace(story_rank(), torch=torch), STORY_START)
+    (row,) = [row for row in budget.observed if row.key == "activation"]
+    assert (row.observed_bytes, row.risk_bytes) == (None, None)
+
+
+def test_the_encoder_cache_is_measured_by_what_it_holds():
+    assert encoder_bytes(STORY, rank()) == 32_768 * 4_096 * 2
+    held = EncoderCache(entries=1, device_bytes=16_384 * 32_768, embeds=16_384)
+    assert encoder_bytes(STORY, rank(encoder=held)) == 32_768 * 32_768
+
+
+def test_a_worker_that_says_nothing_has_no_parts():
+    """And no figure that would be 0."""
+    budget = rank_budget(EngineBudget(), rank(components=Components(non_torch_bytes=STORY_NON_TORCH)))
+    assert (budget.parts, budget.uncounted, budget.observed) == ((), (), ())
+    assert (budget.requested_bytes, budget.available_bytes, budget.left_bytes) == (None, None, None)

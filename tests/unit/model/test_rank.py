@@ -1,0 +1,97 @@
+"""The encoder cache over all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from highwater.model.components import account
+from highwater.model.rank import EncoderCache, EncoderCacheTotals, HostMemory
+from highwater.model.totals import host_used
+from tests.fakes.engine import IMAGE_BYTES, IMAGES
+from tests.fakes.ranks import reading
+from tests.unit.model.story import story, worker
+
+
+def test_encoder_totals_count_entries_once_and_bytes_on_every_rank():
+    totals = EncoderCacheTotals.of(story(images=True))
+    assert totals is not None
+    assert (totals.entries, totals.device_bytes) == (IMAGES, 2 * IMAGES * IMAGE_BYTES)
+    assert EncoderCacheTotals.of([account(worker(used_bytes=1))]) is None
+
+
+def test_bytes_are_summed_over_ranks_and_of_all_else_the_most_counts():
+    """Ranks hold copies of the same entries, and one that lags is behind in every count; unknown counts as absent."""
+    behind = EncoderCache(
+        entries=3,
+        device_bytes=10,
+        host_bytes=100,
+        capacity_embeds=6,
+        oldest_age_seconds=4.0,
+        spills=5,
+        restores=2,
+        restore_seconds=0.5,
+    )
+    ahead = EncoderCache(
+        entries=4,
+        device_bytes=20,
+        host_bytes=200,
+        capacity_embeds=7,
+        oldest_age_seconds=9.0,
+        spills=6,
+        restores=3,
+        restore_seconds=1.5,
+    )
+    unknown = replace(behind, device_bytes=0, host_bytes=0, capacity_embeds=None, oldest_age_seconds=None)
+    caches = (behind, ahead, unknown, None)
+    ranks = [replace(reading(rank), encoder_cache=cache) for rank, cache in enumerate(caches)]
+    assert EncoderCacheTotals.of(ranks) == EncoderCacheTotals(
+        entries=4,
+        device_bytes=30,
+        host_bytes=300,
+        capacity_embeds=7,
+        oldest_age_seconds=9.0,
+        spills=6,
+        restores=3,
+        restore_seconds=1.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [({}, 120.0), ({"host_bytes": 30}, 180.0), ({"embeds": 0}, None), ({"capacity_embeds": None}, None)],
+)
+def test_its_budget_is_in_bytes_by_what_each_embedding_holds(changes, limit):
+    cache = EncoderCache(entries=3, device_bytes=60, embeds=4, capacity_embeds=8)
+    assert replace(cache, **changes).budget_bytes == limit
+
+
+# --- the host memory of a worker ---
+
+
+@pytest.mark.parametrize(
+    ("host", "share"),
+    [
+        (HostMemory(cgroup_used_bytes=1, cgroup_limit_bytes=4, node_total_bytes=100, node_available_bytes=50), (1, 4)),
+        (HostMemory(cgroup_used_bytes=1, node_total_bytes=100, node_available_bytes=40), (60, 100)),
+        (HostMemory(cgroup_used_bytes=0, cgroup_limit_bytes=4, node_total_bytes=100, node_available_bytes=50), (0, 4)),
+        (HostMemory(cgroup_limit_bytes=4, node_total_bytes=100, node_available_bytes=0), (100, 100)),
+        (HostMemory(cgroup_limit_bytes=4, node_total_bytes=100), (None, None)),
+        (HostMemory(rss_bytes=5), (None, None)),
+    ],
+)
+def test_host_memory_is_the_limits_where_there_is_one(host, share):
+    """Else the node's, else not known."""
+    reading = account(worker(host_memory=host))
+    assert reading.host_memory.share == share
+    assert host_used([reading]) == share[0]
+    used, total = share
+    assert reading.host_memory.used_ratio == (None if used is None else used / total)
+
+
+def test_of_several_workers_hosts_the_fullest_counts():
+    """Workers of one host report the same figures, so that a sum would count these once a worker."""
+    used = [HostMemory(cgroup_used_bytes=size, cgroup_limit_bytes=10) for size in (3, 5, 0)]
+    readings = [account(worker(host_memory=host)) for host in (*used, HostMemory(rss_bytes=99))]
+    assert host_used(readings) == 5

@@ -1,0 +1,160 @@
+"""A remedy's row says all that the policy and the accounting ask about it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from highwater.act import decision as core_module
+from highwater.act import pressure
+from highwater.act.decision import decide
+from highwater.act.pressure import Facts
+from highwater.act.rules import SIGNAL_REMEDIES, Rule
+from highwater.act.state import LifeMemory
+from highwater.model import remedies
+from highwater.model.components import COMPONENT_NAMES
+from highwater.model.policy import RankPressure
+from highwater.model.rank import Components, RankReading
+from highwater.model.remedies import GAIN_FIELDS, TRAITS, PossibleGain, RemedyTraits, credit
+from tests.fakes.engine import CACHED, core_on
+from tests.fakes.ranks import GIB, H100, reading, report
+
+
+@pytest.mark.parametrize("row", TRAITS.values(), ids=list(TRAITS))
+def test_a_row_agrees_with_itself(row: RemedyTraits):
+    """Its components and signals are known; what measures itself or needs a release has a component for the bytes."""
+    named = (row.components, *row.components_on.values())
+    assert {component for components in named for component in components} <= set(COMPONENT_NAMES)
+    assert set(row.lowers) <= set(SIGNAL_REMEDIES)
+    assert all(named) or not row.has_own_figure
+    assert not row.needs_release or len(row.components) == 1
+
+
+def test_every_gain_that_a_rank_shows_is_of_one_remedy():
+    shown = [field.name for field in fields(RankPressure) if field.name.startswith("can_")]
+    assert list(GAIN_FIELDS.values()) == shown
+
+
+@pytest.mark.parametrize(
+    ("remedy", "given", "gain"),
+    [
+        ("trim_encoder_cache", {"encoder": 9, "trimmable": 4}, PossibleGain(4, is_certain=True)),
+        ("trim_encoder_cache", {"encoder": 9, "trimmable": 0}, PossibleGain(0, is_certain=True)),
+        ("trim_encoder_cache", {"encoder": 9, "trimmable": None}, PossibleGain(9, is_certain=False)),
+        ("reset_encoder_cache", {"encoder": 9, "trimmable": 4}, PossibleGain(9, is_certain=True)),
+        ("release", {"cached": 9, "releasable": 4}, PossibleGain(4, is_certain=True)),
+        ("release", {"cached": 9, "releasable": 0}, PossibleGain(0, is_certain=True)),
+        ("release", {"cached": 9, "releasable": None, "split": 2}, PossibleGain(7, is_certain=False)),
+        ("release", {"cached": 9, "releasable": None, "split": 10}, PossibleGain(0, is_certain=False)),
+        ("release", {"cached": 9, "device": "cpu"}, PossibleGain(None)),
+        ("reset_mm_cache", {"encoder": 9, "cached": 9}, PossibleGain(None)),
+    ],
+)
+def test_what_a_remedy_can_give_is_the_workers_figure_or_a_bound(
+    remedy: str, given: dict[str, Any], gain: PossibleGain
+):
+    """Without the worker's figure it is an upper bound, and not certain: the policy does not act on a bound alone."""
+    assert TRAITS[remedy].can_give(reading(**given)) == gain
+
+
+def test_a_row_is_all_that_the_policy_needs_of_a_new_remedy(monkeypatch: pytest.MonkeyPatch):
+    row = RemedyTraits(
+        name="drop_graphs",
+        frees="captured graphs",
+        does_not_free="the rest",
+        lowers=("device_free_bytes",),
+        can_give=lambda reading: PossibleGain(reading.components.other_tensors_bytes),
+        components=("other_tensors_bytes",),
+    )
+    for module in (core_module, pressure, remedies):
+        monkeypatch.setattr(module, "TRAITS", {**TRAITS, row.name: row})
+    rule = Rule(name="device", signal="device_free_bytes").model_copy(update={"remedies": (row.name,)})
+    full = reading(rest=H100 - 2 * GIB - 100, other=2 * GIB)
+    _, decision = decide([rule], report(full), Facts(), LifeMemory(), 1.0)
+    assert decision.action is not None
+    assert (decision.action.remedy, decision.action.ranks[0, 0][0]) == (row.name, 2 * GIB)
+    after = replace(full, components=replace(full.components, other_tensors_bytes=GIB))
+    assert credit(row.name, [full], [after]).components == Components(other_tensors_bytes=GIB)
+
+
+# --- what a remedy is credited with: its own component, by the worker's word where it has one ---
+
+
+RULE = Rule(
+    name="device", signal="device_used_ratio", high_water=0.93, low_water=0.85, remedies=("reset_encoder_cache",)
+)
+
+
+def rank(device: str = "cuda", number: int = 0, **parts: int) -> RankReading:
+    return replace(reading(number, device=device), components=Components(**parts))
+
+
+@pytest.mark.parametrize(
+    ("device", "freed"),
+    [
+        ("cuda", {"torch_cached_bytes": 700}),
+        ("npu", {"torch_cached_bytes": 700, "non_torch_bytes": 50}),
+        ("cpu", {"non_torch_bytes": 50}),
+    ],
+)
+def test_a_release_gives_back_what_its_device_keeps(device, freed):
+    before = rank(device, torch_cached_bytes=1_000, non_torch_bytes=90)
+    after = rank(device, torch_cached_bytes=300, non_torch_bytes=40)
+    found = credit("release", [before], [after])
+    assert found.components == Components(**freed)
+    assert found.freed_bytes == sum(freed.values())
+
+
+@pytest.mark.parametrize("said", [0, 400, 720, 1_200])
+@pytest.mark.parametrize("device", ["cuda", "npu", "cpu"])
+def test_a_release_is_credited_with_the_workers_own_word(device, said):
+    """What a neighbour on the device gave up meanwhile is not ours, and what traffic took again was given."""
+    before = rank(device, torch_cached_bytes=1_000, non_torch_bytes=50_000)
+    after = rank(device, torch_cached_bytes=300, non_torch_bytes=0)
+    found = credit("release", [before], [after], [{"rank": 0, "dp_rank": 0, "freed_bytes": said}])
+    parts = found.components
+    assert found.freed_bytes == (parts.torch_cached_bytes or 0) + (parts.non_torch_bytes or 0) == said
+
+
+@pytest.mark.parametrize("remedy", ["release", "trim_encoder_cache", "reset_encoder_cache"])
+def test_what_traffic_took_is_no_negative_gain(remedy):
+    few, many = {"torch_cached_bytes": 1, "encoder_cache_bytes": 1}, {"torch_cached_bytes": 9, "encoder_cache_bytes": 9}
+    found = credit(remedy, [rank(**few), rank(number=1, **many)], [rank(**many), rank(number=1, **few)])
+    assert [one.freed_bytes for one in found.ranks] == [0, 8]
+    assert found.freed_bytes == 8
+
+
+@pytest.mark.parametrize("remedy", ["reset_prefix_cache", "reset_mm_cache"])
+def test_noise_is_not_counted_as_freed(remedy):
+    """Sixty resets that free no device memory, while traffic comes and goes: gigabytes, if its share were added up."""
+    before, after = rank(torch_cached_bytes=9, encoder_cache_bytes=9), rank(torch_cached_bytes=1, encoder_cache_bytes=1)
+    found = credit(remedy, [before], [after])
+    assert (found.freed_bytes, found.components) == (0, Components())
+
+
+def test_what_went_to_the_allocator_is_not_given_back():
+    """A drop-in reset without a release: the device has gained nothing yet."""
+    before = rank(encoder_cache_bytes=1_000, torch_cached_bytes=0)
+    after = rank(encoder_cache_bytes=0, torch_cached_bytes=900)
+    assert credit("reset_encoder_cache", [before], [after], is_released=False).freed_bytes == 100
+    assert credit("reset_encoder_cache", [before], [after]).freed_bytes == 1_000
+
+
+def test_without_a_reading_after_it_nothing_is_known():
+    """None, and never 0."""
+    assert credit("release", [rank(torch_cached_bytes=1)], []).freed_bytes is None
+
+
+async def test_the_event_the_policy_and_the_metric_show_one_figure():
+    """A reset beside a reserve, which the release after it gives back too: that is not the reset's."""
+    core = core_on(rules=[RULE])
+    await core.tick()
+    core.fake.serve_images()
+    await core.tick()
+    (result,) = [event.result for event in core.history.events() if event.result is not None]
+    (remedy,) = core.governor.status().rules[0].remedies
+    counted = sum(getattr(result.credited_components, field.name) or 0 for field in fields(Components))
+    assert remedy.last_freed_bytes == result.credited_bytes == counted
+    assert result.freed_bytes == counted + 2 * CACHED

@@ -1,0 +1,37 @@
+"""The wiring connects each watch with the parts that ask it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gated_proxy.gate import Gate
+from highwater.host.reading import HostReading
+from highwater.process.clocks import SYSTEM
+from highwater.process.logs import InternalErrors
+from highwater.server.parts import Parts
+from highwater.server.settings.sources import load
+from tests.fakes.engine import Counted
+
+
+def parts_of(**settings: str) -> Parts:
+    return Parts(load(settings, environ={}), SYSTEM, Gate(), Counted(), InternalErrors())
+
+
+def test_a_poll_hears_of_the_engines_processes_from_the_watch_of_host_memory():
+    """Without that nobody would notice an engine that is stopped while it has nothing to do."""
+    parts = parts_of()
+    watch, processes = parts.host, parts.processes
+    assert (processes.one, processes.stopped) == (watch.engine_process, watch.stopped_engine)
+    assert processes.silent_core == watch.silent_core
+    assert processes.lives() is None
+    for listener in watch.listeners:
+        listener(HostReading(taken_at=5.0))
+    assert processes.lives() == (5.0, ())
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_blind"), [("policy.mode", True), ("recorder_dir", False), ("engine_log", False)]
+)
+def test_the_hint_names_what_would_show_starts_that_end_where_nothing_does(tmp_path, setting, is_blind):
+    value = "act" if setting == "policy.mode" else str(tmp_path / "vllm")
+    assert ("recorder_dir" in parts_of(**{setting: value}).processes.unseen_starts) is is_blind

@@ -1,0 +1,62 @@
+"""`highwater check`: what only the caller of a sidecar sees of the set-up, and how all of it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from highwater import __version__
+from highwater.diagnose.rules.setup import SetupCheck, checked
+from highwater.terminal.check import Caller, caller_checks, check_json, check_text, exit_code
+from tests.unit.diagnose.test_setup import GONE, facts
+from tests.unit.terminal.reports import policy
+
+CALLER = Caller(url="http://127.0.0.1:8001", without_token="loopback", sidecar_version=__version__)
+
+
+@pytest.mark.parametrize(
+    ("topic", "changed", "level", "name"),
+    [
+        ("sidecar", {}, "ok", None),
+        ("sidecar", {"sidecar_version": None}, "warn", "sidecar_version"),
+        ("sidecar", {"sidecar_version": "0.0.1"}, "warn", "sidecar_version"),
+        ("control", {}, "ok", None),
+        ("control", {"without_token": "no_token"}, "warn", "token_missing"),
+        ("control", {"without_token": "no_token", "with_token": "token"}, "ok", None),
+        ("control", {"without_token": "no_token", "with_token": "wrong_token"}, "fail", "token_wrong"),
+        ("control", {"without_token": "closed"}, "fail", "control_closed"),
+        ("control", {"without_token": "unknown"}, "skip", None),
+        ("transport", {}, "ok", None),
+        ("transport", {"url": "http://gpu-7:8001", "with_token": "token"}, "warn", "token_in_plain_http"),
+        ("transport", {"url": "http://gpu-7:8001"}, "ok", None),
+        ("transport", {"url": "https://gpu-7:8001", "with_token": "token"}, "ok", None),
+    ],
+)
+def test_what_only_the_caller_sees(topic, changed, level, name):
+    (found,) = [one for one in caller_checks(replace(CALLER, **changed)) if one.name == topic]
+    assert (found.level, found.finding) == (level, name)
+
+
+@pytest.mark.parametrize(("changed", "status"), [({}, 0), ({"state": "paused"}, 1), (GONE, 2)])
+def test_the_exit_status_is_of_the_worst(changed, status):
+    assert exit_code(checked(facts(**changed))) == status
+
+
+def test_the_lines_tell_what_to_change():
+    shown = check_text(checked(facts(rules=policy(mode="observe"))))
+    lines = shown.splitlines()
+    at = next(index for index, line in enumerate(lines) if "only observes" in line)
+    assert "HIGHWATER_POLICY__MODE=act" in lines[at + 1]
+    assert lines[-1] == "0 failed, 0 warnings, 15 ok, 1 could be better"
+
+
+def test_for_programs():
+    body = check_json(checked(facts(rules=policy(mode="observe"))))
+    assert body["exit_code"] == 0
+    assert {one["level"]: one["finding"] for one in body["findings"]} == {"ok": None, "note": "policy_observes"}
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 warnings"), (1, "1 warning,"), (2, "2 warnings")])
+def test_warnings_are_counted_in_words(count, words):
+    assert words in check_text([SetupCheck("a", "warn", "text")] * count)

@@ -1,0 +1,89 @@
+"""What is asked of the engine, by what its recorders say."""
+
+from __future__ import annotations
+
+import pytest
+
+from highwater.model.engine import EngineLoad, EngineStatus, Progress
+from highwater.model.report import Report
+from highwater.watch.recorder.recorders import Coverage
+from highwater.watch.round import IDLE_SECONDS, SETTLE_SECONDS, Round
+
+IDLE_POLL_SECONDS = 5.0
+RECORDED = {"coverage": Coverage(is_complete=True), "still_seconds": SETTLE_SECONDS}
+AT_REST = {"load": EngineLoad(requests_running=0, requests_waiting=0, work_done=7.0), "work_done_before": 7.0}
+
+
+def moves(verdict: str) -> dict[str, Progress]:
+    return {"progress": Progress(verdict=verdict, since_seconds=None, ranks=(), summary=verdict)}
+
+
+IDLE = RECORDED | moves("idle")
+WORKING = RECORDED | moves("progressing") | {"still_seconds": 0.0}
+STANDING = RECORDED | moves("progressing")
+
+
+def due(reach, seconds: float | None, *, is_held: bool = False, **known) -> bool:
+    engine = EngineStatus(url="http://e", state="paused" if is_held else "ready")
+    seen = Round(last=Report(engine=engine, stale=False), **known)
+    return seen.is_due(reach, seconds, idle_poll_seconds=IDLE_POLL_SECONDS, slack=0.5)
+
+
+def times(reach, **known) -> float:
+    """After how many seconds it is asked again; 0: every round."""
+    return next((seconds for seconds in range(100) if due(reach, float(seconds), **known)), float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("known", "counts", "pause", "workers"),
+    [
+        (IDLE, IDLE_SECONDS, IDLE_SECONDS, float("inf")),
+        (IDLE | {"is_held": True}, IDLE_SECONDS, IDLE_POLL_SECONDS, float("inf")),
+        (IDLE | {"requests_under_way": 1}, 0, 0, float("inf")),
+        (IDLE | {"still_seconds": SETTLE_SECONDS - 0.1}, 0, 0, float("inf")),
+        (IDLE | {"was_answered": False}, 0, 0, float("inf")),
+        (WORKING, 0, float("inf"), float("inf")),
+        (WORKING | {"is_held": True}, 0, 0, float("inf")),
+        (STANDING, 0, 0, float("inf")),
+        (RECORDED | moves("unknown"), 0, 0, float("inf")),
+        (RECORDED | moves("stuck"), 0, float("inf"), float("inf")),
+        (RECORDED | moves("stuck") | {"is_unanswered": True, "was_answered": False}, 0, 0, float("inf")),
+        (RECORDED | moves("busy"), 0, float("inf"), float("inf")),
+        ({}, 0, 0, 0),
+        (AT_REST, 0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS),
+        (AT_REST | {"was_answered": False}, 0, 0, 0),
+        (moves("idle"), 0, 0, 0),
+        (moves("stuck"), 0, 0, 0),
+        (moves("busy"), 0, float("inf"), float("inf")),
+    ],
+    ids=[
+        "idle",
+        "idle and paused",
+        "idle, and a request came",
+        "idle since just now",
+        "idle, and the last round failed",
+        "steps progress",
+        "steps progress again after a pause",
+        "no step for a while",
+        "recorders that cannot tell",
+        "stuck in a step",
+        "stuck because the loop does not answer",
+        "a long step",
+        "no recorders",
+        "no recorders, at rest",
+        "no recorders, at rest, and the last round failed",
+        "recorders of some ranks",
+        "recorders of some ranks, one of them dead",
+        "recorders of some ranks, in a long step",
+    ],
+)
+def test_how_often_each_question_is_asked(known, counts, pause, workers):
+    asked = [times(reach, **known) for reach in ("api_server", "engine", "workers")]
+    assert asked == [counts, pause, workers]
+
+
+@pytest.mark.parametrize("known", [IDLE, AT_REST])
+def test_what_was_never_answered_is_asked(known):
+    assert due("api_server", None, **known)
+    assert due("engine", None, **known)
+    assert due("workers", None, **known) is not ("coverage" in known)
