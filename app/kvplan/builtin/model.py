@@ -18,7 +18,7 @@ _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What its layers cache: keys and values, one latent vector (MLA), or in most of them a gated delta net's state."""
+    """The caches of its layers: keys and values, one latent vector (MLA), or mostly a gated delta net's state."""
 
     mixer: Literal["attention", "latent", "delta"] = "attention"
     encodes: tuple[str, ...] = ()  # what an encoder beside it takes

@@ -1,4 +1,4 @@
-"""What gives memory back: `release`, `trim` and `restore`.
+"""The operations that give memory back: `release`, `trim` and `restore`.
 
 `release` frees no tensor: a block goes back once the last view of its storage is gone. What the allocator still keeps
 after that, no release gives back; the worker remembers it. `trim` moves the least recently used encoder outputs to host

@@ -173,7 +173,7 @@ class EncoderIndex:
         try:
             reference: Callable[[], object] = weakref.ref(value)
         except TypeError:  # a list or a tuple: read anew each time
-            reference = lambda: None  # noqa: E731
+            reference = lambda: None  # noqa: E731 - as a weak reference to what is gone
         text = printable(entry.mm_hash)[:_HASH_CHARACTERS].encode("ascii", "replace")
         row = _Row(
             value=reference,

@@ -31,7 +31,7 @@ layers, and as many allocations of sleep mode; the pool is made once, and a call
 
 
 class Depth(Enum):
-    """How much of the memory is read; the rest is as it was read last."""
+    """The part of the memory that is read; the rest is as it was read last."""
 
     ANSWER = auto()
     """Everything, the device's identity and the budget too, with a note on every null: the response to `memory`."""
