@@ -71,8 +71,8 @@ def installed(names: set[str]) -> set[str]:
 
 def test_every_module_is_in_the_wheel(names: set[str]) -> None:
     modules = {path.relative_to(APP).as_posix() for path in APP.rglob("*.py")}
-    assert "highwater/demo/shim/sitecustomize.py" in modules
-    assert modules | {"highwater/py.typed", "highwater/demo/model.yaml"} <= names
+    assert "highwater/terminal/demo/shim/sitecustomize.py" in modules
+    assert modules | {"highwater/py.typed", "highwater/terminal/demo/model.yaml"} <= names
 
 
 def test_the_worker_extension_is_a_wheel_of_its_own(worker_wheel: Path) -> None:

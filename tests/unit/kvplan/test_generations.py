@@ -97,7 +97,7 @@ def holds(rule: dict[str, Any], release: tuple[int, int]) -> bool:
 def test_the_spans_are_those_of_the_page(release: tuple[int, int]) -> None:
     effects = [rule["effect"] for rule in RULES if holds(rule, release)]
     for words, span in (
-        ("Images are not profiled", ASCEND_SKIPS_ENCODER),
+        ("The encoder is not profiled", ASCEND_SKIPS_ENCODER),
         ("`--kv-cache-memory-bytes` is taken", ASCEND_TAKES_KV_CACHE_BYTES),
     ):
         assert any(words in effect for effect in effects) is (release in span), words

@@ -223,21 +223,21 @@ async def http(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # By file and function: the part whose counter moves, and what brings it about.
 PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch], Awaitable[None]]]] = {
-    ("memory/poller.py", "_guarded"): ("poller", poller),
-    ("memory/poller.py", "_next_read"): ("poller", pace),
-    ("memory/reports.py", "publish"): ("poller", listener),
-    ("policy/governor.py", "run"): ("policy", policy),
-    ("memory/shared_devices.py", "run"): ("shared_devices", shared_devices),
+    ("watch/poller.py", "_guarded"): ("poller", poller),
+    ("watch/poller.py", "_next_read"): ("poller", pace),
+    ("watch/reports.py", "publish"): ("poller", listener),
+    ("act/governor.py", "run"): ("policy", policy),
+    ("watch/ranks.py", "run"): ("shared_devices", shared_devices),
     ("growth/watch.py", "run"): ("growth", growth),
-    ("host/watch.py", "run"): ("host", host),
-    ("host/watch.py", "_read"): ("host", host_listener),
+    ("host/report.py", "run"): ("host", host),
+    ("host/report.py", "_read"): ("host", host_listener),
     ("diagnose/rules/book.py", "judged"): ("diagnosis", rule),
     ("diagnose/incidents/watcher.py", "_write"): ("incidents", last_minutes),
     ("diagnose/incidents/watcher.py", "run"): ("incidents", incident_watcher),
     ("diagnose/incidents/watcher.py", "_with_host"): ("incidents", host_of_incident),
     ("diagnose/incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
     ("proxy/proxy.py", "_tick"): ("proxy", proxy),
-    ("api/problems.py", "unexpected"): ("http", http),
+    ("http/problems.py", "unexpected"): ("http", http),
 }
 
 

@@ -196,8 +196,8 @@ def test_what_follows_from_a_state_is_said_once():
 
 
 def test_nobody_else_keeps_a_list_of_states():
-    """Which states mean what is said in readings/engine.py: a second list is forgotten when a state is added."""
-    home = ROOT / "app" / "highwater" / "readings" / "engine.py"
+    """Which states mean what is said in model/engine.py: a second list is forgotten when a state is added."""
+    home = ROOT / "app" / "highwater" / "model" / "engine.py"
     states = set(get_args(EngineState))
 
     def is_list(node: ast.AST) -> bool:
