@@ -3,8 +3,9 @@
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -47,6 +48,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # The tests of a file share its fixtures; those of one engine have its name in a mark of their own.
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    """Refuse a run whose groups were not read: each process would start every engine, and nothing would tell."""
+    if node.config.option.dist == "loadgroup" and any("@" not in each for each in ids):
+        raise pytest.UsageError("this pytest-xdist marks no test of this pytest with its group")
 
 
 def _is_asked_for(item: pytest.Item, expression: str) -> bool:
