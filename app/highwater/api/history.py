@@ -16,15 +16,15 @@ from starlette.types import Receive, Scope, Send
 
 from highwater.api.access import peer_of
 from highwater.api.services import Parts, Services, StrictModel
+from highwater.diagnose.verdict import JudgedReport
 from highwater.errors import NotAvailable, UnknownName
 from highwater.memory.history import Mark, Update
 from highwater.readings.event import Event
-from highwater.readings.report import Report
 from highwater.readings.schema import SCHEMA
 
 PING_SECONDS = 15.0
 MIN_STEP_SECONDS = 0.001
-_REPORT = TypeAdapter(Report)
+_REPORT = TypeAdapter(JudgedReport)
 _EVENT = TypeAdapter(Event)
 _EVENTS = TypeAdapter(list[Event])
 
@@ -131,4 +131,4 @@ async def _live(services: Services, queue: asyncio.Queue[Update]) -> AsyncIterat
 
 
 def _report_message(services: Services) -> bytes:
-    return format_sse_event(event="report", data_str=_REPORT.dump_json(services.report()).decode())
+    return format_sse_event(event="report", data_str=_REPORT.dump_json(JudgedReport.of(services.report())).decode())
