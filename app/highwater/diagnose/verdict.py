@@ -85,11 +85,14 @@ class JudgedReport(Report):
 
 def verdict(report: Report) -> Verdict:
     state = _state(report)
-    parts = [_of_engine(report) if state in _OF_ENGINE.values() else "", _of_memory(report, state)]
+    parts = [
+        f"The engine is {report.engine.state_text}." if state in _OF_ENGINE.values() else "",
+        _of_memory(report, state),
+    ]
     return Verdict(
         state=state,
         exit_status=_EXIT.get(state, ATTENTION) if report.engine.stopped_at is None else ATTENTION,
-        sentence=" ".join(filter(None, parts)) or "Nothing has been read yet.",
+        sentence=" ".join(filter(None, parts)),
         grew=_grew(report),
         next=_next(report),
         do=_do(report, state),
@@ -115,12 +118,6 @@ def _state_of_memory(report: Report) -> VerdictState:
     return "keeps_up" if report.growth.refill_seconds is not None else "fine"
 
 
-def _of_engine(report: Report) -> str:
-    engine = report.engine
-    hint = f": {engine.hint}" if engine.hint else ""
-    return f"The engine is {engine.state_text}{hint}."
-
-
 def _worst(report: Report) -> RankReading | None:
     known = [rank for rank in report.ranks if rank.free_bytes is not None]
     return min(known, key=lambda rank: rank.free_bytes or 0, default=None)
@@ -129,7 +126,7 @@ def _worst(report: Report) -> RankReading | None:
 def _of_memory(report: Report, state: VerdictState) -> str:
     worst = _worst(report)
     if worst is None:
-        return report.engine.hint or ""
+        return "Nothing has been read yet."
     name = f"Rank {worst.rank}" if len(report.ranks) > 1 else "The device"
     was = "had" if report.stale else "has"
     free = f"{name} {was} {size_text(worst.free_bytes)} free of {size_text(worst.total_bytes)}"
@@ -152,6 +149,8 @@ def _grew(report: Report) -> str | None:
 
 
 def _next(report: Report) -> str | None:
+    if report.engine.hint:
+        return report.engine.hint
     policy, worst = report.policy, _worst(report)
     pressure = None if worst is None else pressure_of(report, worst)
     if policy is None or report.stale:
@@ -162,7 +161,7 @@ def _next(report: Report) -> str | None:
     if pressure is None or pressure.high_free_bytes is None:
         return None
     if pressure.short_bytes:
-        return f"{policy.summary}."
+        return "Highwater gives memory back where it can." if policy.mode == "act" else "Highwater only watches."
     acts = "gives" if policy.mode == "act" else "only watches; it would give"
     return f"Highwater {acts} memory back below {size_text(pressure.high_free_bytes)} free."
 

@@ -1,0 +1,48 @@
+/**
+ * What a report says of its ranks, looked up: names, the worst off, and the figures of the rule that watches them.
+ */
+
+import { joined, known, UNKNOWN } from "./format.js";
+
+/** Data-parallel engines number their ranks from 0 each. */
+export function rankKey(rank) {
+  return `${rank.dp_rank ?? 0}:${rank.rank ?? 0}`;
+}
+
+export function rankName(rank, ranks) {
+  const engines = new Set(ranks.map((other) => other.dp_rank ?? 0)).size;
+  return engines > 1 ? `dp ${rank.dp_rank ?? 0} rank ${rank.rank ?? UNKNOWN}` : `rank ${rank.rank ?? UNKNOWN}`;
+}
+
+export function deviceName({ device, host }) {
+  const place =
+    device.type === null ? "device –" : device.index === null ? device.type : `${device.type}:${device.index}`;
+  return joined(" · ", place, device.name, host);
+}
+
+/** The ranks, those with the least free memory first; those of which it is not known stand last. */
+export function byFree(ranks) {
+  const free = (rank) => rank.free_bytes ?? Infinity;
+  return [...ranks].sort((one, other) => free(one) - free(other) || (one.rank ?? 0) - (other.rank ?? 0));
+}
+
+/** The rank as the first rule sees it that has waters for it; null where none has. */
+export function pressureOf(report, rank) {
+  return (
+    (report.policy?.rules ?? [])
+      .flatMap((rule) => rule.ranks)
+      .find((one) => rankKey(one) === rankKey(rank) && known(one.high_free_bytes)) ?? null
+  );
+}
+
+/** Between the most and the least; null where fewer than two are known. */
+export function skew(values) {
+  const there = values.filter(known);
+  return there.length > 1 ? Math.max(...there) - Math.min(...there) : null;
+}
+
+/** The sum of those that are known; null where none is. */
+export function total(values) {
+  const there = values.filter(known);
+  return there.length ? there.reduce((sum, value) => sum + value, 0) : null;
+}
