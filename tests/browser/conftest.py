@@ -21,7 +21,7 @@ from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import Running, sidecar_before
 
 HERE = Path(__file__).parent
-PATIENCE_MS = 240_000
+PATIENCE_MS = 15_000
 ELSEWHERE = "dashboard.test"  # a name that leads here
 ARGUMENTS = ["--no-sandbox", f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"]
 # What a browser writes to its console about answers that tests want: a refusal, a sidecar that is not there.
@@ -89,7 +89,7 @@ async def visit(browser: Browser) -> AsyncIterator[Callable[..., Any]]:
     opened: list[tuple[Any, Watched]] = []
 
     async def open_page(
-        port: int, *, ready: bool = True, host: str = "127.0.0.1", clock: bool = False, **options: Any
+        port: int, *, view: str = "", ready: bool = True, host: str = "127.0.0.1", clock: bool = False, **options: Any
     ) -> Page:
         options = {"viewport": {"width": 1440, "height": 1000}, "locale": "en-GB", "timezone_id": noon(), **options}
         context = await browser.new_context(**options)
@@ -100,7 +100,7 @@ async def visit(browser: Browser) -> AsyncIterator[Callable[..., Any]]:
         opened.append((context, watched))
         if clock:  # the page's time can be moved
             await page.clock.install()
-        await page.goto(f"http://{host}:{port}/dashboard")
+        await page.goto(f"http://{host}:{port}/dashboard{f'#{view}' if view else ''}")
         if ready:
             await page.wait_for_selector("body[data-ready]")
         return page

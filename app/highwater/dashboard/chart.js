@@ -6,7 +6,7 @@
 import { STATES } from "./facts.js";
 import { clock, gib, joined, known, words } from "./format.js";
 import { Component, html, swatch } from "./html.js";
-import { hashOf, SPANS, windowText } from "./place.js";
+import { hrefOf, SPANS, windowText } from "./place.js";
 import { state } from "./store.js";
 
 const uPlot = globalThis.uPlot;
@@ -184,7 +184,7 @@ export class Chart extends Component {
     if (width < 4) return;
     const [from, to] = [left, left + width].map((x) => this.plot.posToVal(x, "x"));
     this.plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-    location.hash = hashOf(state.place, { t: windowText(from, to) });
+    location.assign(hrefOf(state.place, { t: windowText(from, to) }));
   }
 
   render({ label, time, lines, series }, { shown, left }) {
@@ -259,8 +259,8 @@ export function timeSwitch() {
   const { place } = state;
   return html`<div class="switch" role="group" aria-label="Time shown">
     ${Object.keys(SPANS).map(
-      (t) => html`<a key=${t} href=${hashOf(place, { t })} aria-current=${place.t === t ? "true" : undefined}>${t.replace(/(\d+)/, "$1 ").replace(/m$/, "min")}</a>`,
+      (t) => html`<a key=${t} href=${hrefOf(place, { t })} aria-current=${place.t === t ? "true" : undefined}>${t.replace(/(\d+)/, "$1 ").replace(/m$/, "min")}</a>`,
     )}
-    ${place.from !== null ? html`<a key="window" href=${hashOf(place, { t: "1h" })} aria-current="true" title="Back to the last hour">${clock(place.from).slice(0, -3)} to ${clock(place.to).slice(0, -3)} ✕</a>` : null}
+    ${place.from !== null ? html`<a key="window" href=${hrefOf(place, { t: "1h" })} aria-current="true" title="Back to the last hour">${clock(place.from).slice(0, -3)} to ${clock(place.to).slice(0, -3)} ✕</a>` : null}
   </div>`;
 }

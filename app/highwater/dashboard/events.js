@@ -104,7 +104,7 @@ export function eventsPanel() {
   return panel(
     "events",
     "What happened",
-    html`<a class="aside" href="#events">all</a>`,
+    html`<a class="aside" href="dashboard#events">all</a>`,
     html`<ol class="timeline">${told.slice(0, SHOWN_FIRST).map((event) => line(event, true))}</ol>`,
   );
 }

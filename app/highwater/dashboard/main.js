@@ -11,7 +11,7 @@ import { html, render } from "./html.js";
 import { nowView } from "./now.js";
 import { partsView } from "./parts.js";
 import { planView } from "./plan.js";
-import { hashOf, VIEWS, windowText } from "./place.js";
+import { hrefOf, VIEWS, windowText } from "./place.js";
 import { policyView } from "./policy.js";
 import { ranksView } from "./ranks.js";
 import { startView } from "./start.js";
@@ -58,7 +58,7 @@ function page() {
   const { place, connection, said } = state;
   const colours = document.documentElement.hasAttribute("data-dark") ? "dark" : "light";
   return html`<div class="page" data-view=${place.view} data-fresh=${freshness()} style=${{ "--as-of": `"last known ${clock(connection.since)}"` }}>
-    <a class="skip" href="#now" onClick=${(event) => (event.preventDefault(), document.getElementById("verdict").focus())}>Skip to the verdict</a>
+    <a class="skip" href="#verdict" onClick=${(event) => (event.preventDefault(), document.getElementById("verdict").focus())}>Skip to the verdict</a>
     ${header({ name: THEMES[theme.chosen] ?? "", next: nextTheme })}
     <div class="visually-hidden" aria-live="polite">${said}</div>
     <main>
@@ -67,10 +67,10 @@ function page() {
     </main>
     ${result()}
     <nav class="views" aria-label="Views">
-      <a href=${hashOf(place, { view: "now" })} aria-current=${place.view === "now" ? "page" : undefined} data-key="Esc">Now</a>
+      <a href=${hrefOf(place, { view: "now" })} aria-current=${place.view === "now" ? "page" : undefined} data-key="Esc">Now</a>
       ${VIEWS.map(
         ([name, text], index) =>
-          html`<a key=${name} href=${hashOf(place, { view: name })} aria-current=${place.view === name ? "page" : undefined} aria-keyshortcuts=${index + 1} data-key=${index + 1}>${text}</a>`,
+          html`<a key=${name} href=${hrefOf(place, { view: name })} aria-current=${place.view === name ? "page" : undefined} aria-keyshortcuts=${index + 1} data-key=${index + 1}>${text}</a>`,
       )}
     </nav>
     ${dialog()}
@@ -108,7 +108,7 @@ addEventListener("keydown", (event) => {
   }[event.key] ?? (VIEWS[Number(event.key) - 1] && { view: VIEWS[Number(event.key) - 1][0] });
   if (!changes) return;
   event.preventDefault();
-  location.hash = hashOf(place, changes);
+  location.assign(hrefOf(place, changes));
 });
 
 // --- on it goes ---

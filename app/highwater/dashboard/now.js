@@ -8,7 +8,7 @@ import { clock, count, decimal, duration, GIB, gib, known, percent, words } from
 import { html, panel, swatch, table } from "./html.js";
 import { byFree, pressureOf, rankKey, rankName } from "./model.js";
 import { partsPanel, stampOf } from "./parts.js";
-import { hashOf } from "./place.js";
+import { hrefOf } from "./place.js";
 import { ranksPanel } from "./ranks.js";
 import { rankIn } from "./series.js";
 import { shownSeries, shownTime, state } from "./store.js";
@@ -61,7 +61,7 @@ function movedPanel(theme) {
   const waterText = waters.map(({ name, value }) => `, ${name} ${gib(value)}`).join("");
   const now = worst && chart.byRank ? `: ${rankName(worst, ranks)} ${gib(series.last && rankIn(series.last, rankKey(worst))?.[chart.byRank])}${waterText}` : "";
   const first = series.rows[0]?.at;
-  const choose = (event) => (location.hash = hashOf(place, { chart: event.target.value }));
+  const choose = (event) => location.assign(hrefOf(place, { chart: event.target.value }));
   return panel(
     "moved",
     "What moved",

@@ -7,7 +7,7 @@ import { COMPONENTS } from "./facts.js";
 import { changeText, clock, exact, GIB, gib, gibNumber, joined, known, percent } from "./format.js";
 import { bar, html, panel, swatch, table } from "./html.js";
 import { byFree, deviceName, pressureOf, rankKey, rankName } from "./model.js";
-import { hashOf } from "./place.js";
+import { hrefOf } from "./place.js";
 import { rankIn } from "./series.js";
 import { shownSeries, shownTime, state } from "./store.js";
 
@@ -136,7 +136,7 @@ export function partsView(theme) {
   }));
   const name = rankName(rank, report.ranks);
   const choices = byFree(report.ranks).map(
-    (one) => html`<a key=${rankKey(one)} href=${hashOf(state.place, { rank: rankKey(one) })} aria-current=${one === rank ? "true" : undefined}>${rankName(one, report.ranks)}</a>`,
+    (one) => html`<a key=${rankKey(one)} href=${hrefOf(state.place, { rank: rankKey(one) })} aria-current=${one === rank ? "true" : undefined}>${rankName(one, report.ranks)}</a>`,
   );
   const label = `${name}: ${gib(rank.used_bytes)} of ${gib(rank.total_bytes)} used, ${percent(rank.used_ratio)}. ${parts.map((part) => `${part.name} ${gib(part.bytes)}`).join(", ")}`;
   const cells = (part) => [

@@ -29,11 +29,11 @@ export function placeOf(hash) {
   return { ...place, t, span: SPANS[t] ?? to - from, from: isWindow ? from : null, to: isWindow ? to : null };
 }
 
-/** The address of a place that differs from another in what is given. */
-export function hashOf(place, changes = {}) {
+/** The address of a place that differs from another in what is given: relative, as of all that the page refers to. */
+export function hrefOf(place, changes = {}) {
   const next = { ...place, ...changes };
   const pairs = ["t", "rank", "chart"].filter((name) => next[name] !== FIRST[name]);
-  return `#${[next.view, ...pairs.map((name) => `${name}=${encodeURIComponent(next[name])}`)].join("&")}`;
+  return `dashboard#${[next.view, ...pairs.map((name) => `${name}=${encodeURIComponent(next[name])}`)].join("&")}`;
 }
 
 /** The address of a window of time.  Unix seconds */

@@ -7,7 +7,7 @@ import { clock, exact, gib, gibNumber, known, percent, words } from "./format.js
 import { html, panel, swatch, table } from "./html.js";
 import { byFree, deviceName, pressureOf, rankKey, rankName, skew } from "./model.js";
 import { chosenRank } from "./parts.js";
-import { hashOf } from "./place.js";
+import { hrefOf } from "./place.js";
 import { state } from "./store.js";
 
 const ALIKE = 0.01; // of the device
@@ -59,7 +59,7 @@ export function ranksPanel() {
     const names = group.map((one) => rankName(one, ranks)).join(", ");
     const current = group.includes(chosen) ? "true" : undefined;
     return html`<li key=${rankKey(rank)}>
-      <a href=${hashOf(place, { rank: rankKey(rank), view: "parts" })} aria-current=${current} aria-label="${names}: ${gib(rank.free_bytes)} free, ${percent(rank.used_ratio)} used" title="${names}: ${deviceName(rank)}">
+      <a href=${hrefOf(place, { rank: rankKey(rank), view: "parts" })} aria-current=${current} aria-label="${names}: ${gib(rank.free_bytes)} free, ${percent(rank.used_ratio)} used" title="${names}: ${deviceName(rank)}">
         <b>${short(group)}</b>
         <span class="meter" data-level=${isShort ? "bad" : undefined} aria-hidden="true"><i style=${{ width: used }}></i>${known(water) ? html`<u style=${{ left: `${(1 - water / rank.total_bytes) * 100}%` }}></u>` : null}</span>
         <span class="number">${gibNumber(rank.free_bytes)}</span>
@@ -88,7 +88,7 @@ export function ranksView() {
   const ranks = state.report?.ranks ?? [];
   const cell = (bytes) => html`<span title=${exact(bytes)}>${gibNumber(bytes)}</span>`;
   const rows = ranks.map((rank) => [
-    html`<a href=${hashOf(state.place, { view: "parts", rank: rankKey(rank) })}>${rankName(rank, ranks)}</a><small>${deviceName(rank)}</small>`,
+    html`<a href=${hrefOf(state.place, { view: "parts", rank: rankKey(rank) })}>${rankName(rank, ranks)}</a><small>${deviceName(rank)}</small>`,
     percent(rank.used_ratio),
     ...COLUMNS.map(([, read]) => cell(read(rank))),
   ]);

@@ -12,6 +12,7 @@ import { breakAt, readingOf, Series } from "./series.js";
 const EVENTS_KEPT = 300;
 const MAX_RANK_READINGS = 3000; // asked for at once: writing more would hold up the sidecar's streams
 const MAX_POINTS = 600;
+const FINE_SECONDS = 300;
 const ANEW_MS = 60_000;
 const NO_INCIDENTS = { incidents: [], problem: null };
 
@@ -142,6 +143,10 @@ async function askHistory(missedSince) {
   const answer = await history(since, (now - since) / points());
   if (answer) hour.merge(answer.readings);
   changed({ wasAnswered: true });
+  // The last minutes in all: what is between two readings of an hour's steps may be another engine.
+  const fine = answer && (await history(now - FINE_SECONDS, 0));
+  if (fine) hour.merge(fine.readings);
+  changed();
 }
 
 let asked = "";

@@ -76,7 +76,7 @@ export function header(changeTheme) {
   const { report, connection } = state;
   const engine = report?.engine;
   return html`<header class="top">
-    <a class="brand" href="#now" aria-label="Highwater, the first screen"><svg viewBox="0 0 32 32" aria-hidden="true"><rect class="brand-box" x="2" y="2" width="28" height="28" rx="7" /><path class="brand-water" d="M2 19c4-4 7-4 10 0s7 4 10 0 6-3 8-2v6a7 7 0 0 1-7 7H9a7 7 0 0 1-7-7z" /><path class="brand-line" d="M7 11h18" /></svg></a>
+    <a class="brand" href="dashboard#now" aria-label="Highwater, the first screen"><svg viewBox="0 0 32 32" aria-hidden="true"><rect class="brand-box" x="2" y="2" width="28" height="28" rx="7" /><path class="brand-water" d="M2 19c4-4 7-4 10 0s7 4 10 0 6-3 8-2v6a7 7 0 0 1-7 7H9a7 7 0 0 1-7-7z" /><path class="brand-line" d="M7 11h18" /></svg></a>
     <h1>Highwater</h1>
     <p class="engine" title=${engine?.url}>${engine ? html`<b>${engine.model ?? "model not known"}</b> vLLM ${engine.version ?? "–"}` : "…"}</p>
     <p class="fresh" data-state=${freshness()}>${connection.state === "lost" ? "no connection" : readText()}</p>
