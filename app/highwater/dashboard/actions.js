@@ -11,19 +11,14 @@ import { rankName } from "./model.js";
 import { changed, state } from "./store.js";
 
 const MIN_KEPT = 32 * 1024 * 1024;
-const UNAUTHORIZED = 401;
-const FORBIDDEN = 403;
+const [UNAUTHORIZED, FORBIDDEN] = [401, 403];
 
 let busy = false;
 
-export function isBusy() {
-  return busy;
-}
+export const isBusy = () => busy;
 
 /** Say what became of it, at the foot of the page. */
-export function say(title, level, lines = []) {
-  changed({ action: { title, level, lines } });
-}
+export const say = (title, level, lines = []) => changed({ action: { title, level, lines } });
 
 /** One control call; `done` gets its response. */
 export async function act(doing, call, done) {
@@ -55,9 +50,7 @@ export function reclaim(path, body) {
   return act(doing, () => post(path.replace(/^\//, ""), body), ({ results }) => tell(results, Boolean(body.dry_run)));
 }
 
-export function reset(path, mode) {
-  return act(words(path), () => post(`${path}?mode=${mode}`), (body) => tell([body], false));
-}
+export const reset = (path, mode) => act(words(path), () => post(`${path}?mode=${mode}`), (body) => tell([body], false));
 
 /** In mode now, ask first. */
 export function confirmed(what, mode, then) {
@@ -69,20 +62,16 @@ function tell(results, isDry) {
   const done = results.filter(({ outcome }) => outcome === "done");
   const freed = done.reduce((sum, { credited_bytes: bytes }) => sum + (bytes?.total ?? 0), 0);
   const isRefused = results.every(({ outcome }) => outcome === "refused");
-  const isFailed = results.some(({ outcome }) => outcome === "failed");
-  const what = freed > 0 ? `Gave back ${gib(freed)}` : done.length ? "Done: it gave no device memory back" : "Nothing was given back";
-  say(
-    isDry ? "What it would do" : isRefused ? "Refused" : what,
-    isRefused || isFailed ? "bad" : freed > 0 ? "good" : "quiet",
-    results.flatMap((result) => became(result, isDry)),
-  );
+  const isBad = isRefused || results.some(({ outcome }) => outcome === "failed");
+  const nothing = done.length ? "Done: it gave no device memory back" : "Nothing was given back";
+  const title = isDry ? "What it would do" : isRefused ? "Refused" : freed > 0 ? `Gave back ${gib(freed)}` : nothing;
+  say(title, isBad ? "bad" : freed > 0 ? "good" : "quiet", results.flatMap((result) => became(result, isDry)));
 }
 
 /** What is less in use, by component, in words. */
 export function partsText(components) {
-  return COMPONENTS.filter(({ field }) => known(components?.[field]) && gibNumber(components[field]) !== "0")
-    .map(({ field, name }) => `${name} ${gib(components[field])}`)
-    .join(", ");
+  const there = COMPONENTS.filter(({ field }) => known(components?.[field]) && gibNumber(components[field]) !== "0");
+  return there.map(({ field, name }) => `${name} ${gib(components[field])}`).join(", ");
 }
 
 /** The same by rank, where there are several. */
@@ -102,19 +91,15 @@ function became(result, isDry) {
     `${words(remedy)}: ${joined(", ", what, by === "gate" && "with new requests held", held && `requests waited ${duration(held)}`)}`,
     isDone && partsText(freed?.components) && `${gib(freed.total)} less in use now: ${partsText(freed.components)}`,
     isDone && ranksText(freed?.ranks),
-    kept > MIN_KEPT &&
-      `PyTorch's allocator keeps ${gib(kept)} of that; release gives it back to the device.`,
+    kept > MIN_KEPT && `PyTorch's allocator keeps ${gib(kept)} of that; release gives it back to the device.`,
     reason,
     isDone || isDry ? "" : `It can free ${result.frees}; not ${result.does_not_free}.`,
   ].filter(Boolean);
 }
 
-export function mark(name) {
-  return act(
-    "Marking",
-    () => post("memory/marks", { name }),
-    () => say(`Marked “${name}”.`, "good", [`/memory?since=${name} tells what changed since, by component.`]),
-  );
+function mark(name) {
+  const told = `/memory?since=${name} tells what changed since, by component.`;
+  return act("Marking", () => post("memory/marks", { name }), () => say(`Marked “${name}”.`, "good", [told]));
 }
 
 /** What the last call did, until it is put away. */
@@ -150,11 +135,7 @@ class Dialog extends Component {
   render({ name, title, children, submit, onSubmit }) {
     const close = () => changed({ dialog: null });
     return html`<dialog aria-labelledby="${name}-title" onClose=${close} ref=${(element) => (this.element = element)}>
-      <form onSubmit=${(event) => {
-        event.preventDefault();
-        this.element.close();
-        onSubmit(event.target.elements);
-      }}>
+      <form onSubmit=${(event) => (event.preventDefault(), this.element.close(), onSubmit(event.target.elements))}>
         <h2 id="${name}-title">${title}</h2>
         ${children}
         <div class="dialog-buttons">
@@ -170,11 +151,7 @@ class Dialog extends Component {
 export function dialog() {
   const { kind, problem, again, what, then } = state.dialog ?? {};
   if (kind === "token")
-    return html`<${Dialog} key="token" name="token" title="Admin token" submit="Use it" onSubmit=${({ token }) => {
-      useToken(token.value);
-      changed();
-      again();
-    }}>
+    return html`<${Dialog} key="token" name="token" title="Admin token" submit="Use it" onSubmit=${({ token }) => (useToken(token.value), changed(), again())}>
       <p>Marks, reclaims and resets need it. Where the sidecar runs, <code>highwater token</code> prints it. It stays in this page's memory until you close or reload it.</p>
       <label for="token-input">Token</label>
       <input id="token-input" name="token" type="password" autocomplete="off" spellcheck=${false} required />

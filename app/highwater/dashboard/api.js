@@ -81,13 +81,8 @@ export async function* serverEvents(path, signal, alive) {
     const messages = (rest + value).split("\n\n");
     rest = messages.pop() ?? "";
     for (const message of messages) {
-      const fields = Object.fromEntries(message.split("\n").map(field));
+      const fields = Object.fromEntries(message.split("\n").map((line) => line.match(/^([^:]*): ?(.*)$/)?.slice(1) ?? [line, ""]));
       if (fields.data !== undefined) yield { event: fields.event ?? "message", data: fields.data };
     }
   }
-}
-
-function field(line) {
-  const colon = line.indexOf(":");
-  return [line.slice(0, colon), line.slice(colon + 1).trimStart()];
 }

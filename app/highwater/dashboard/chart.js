@@ -16,9 +16,7 @@ const NEAR = 0.012; // flags that are nearer than this share of the width are on
 const FLAGGED = new Set(["reset", "refusal", "mark", "incident", "sidecar", "snapshot", "recovery"]);
 
 /** A colour as it is in the theme in force. */
-function colour(variable) {
-  return getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
-}
+const colour = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
 
 /**
  * Properties: `label`, `series` (a Series of readings), `time`, `lines` of `{name, variable, value(reading, index),
@@ -49,8 +47,7 @@ export class Chart extends Component {
   }
 
   remove() {
-    this.plot?.destroy();
-    this.plot = null;
+    this.plot = this.plot?.destroy() ?? null;
   }
 
   /** Times, then one row for each line; null is what is not known, and a gap. */
@@ -106,22 +103,17 @@ export class Chart extends Component {
 
   make(width, height, data) {
     const { lines, areas, tick = String } = this.props;
-    const axis = {
-      stroke: colour("--muted"),
-      font: "11px system-ui, sans-serif",
-      grid: { stroke: colour("--grid"), width: 1 },
-      ticks: { stroke: colour("--grid"), width: 1, size: 4 },
-    };
+    const isFine = () => this.props.time[1] - this.props.time[0] < 400;
+    const hour = (at) => (isFine() ? clock(at).slice(-8) : clock(at).slice(0, -3));
+    const grid = { stroke: colour("--grid"), width: 1 };
+    const axis = { stroke: colour("--muted"), font: "11px system-ui, sans-serif", grid, ticks: { ...grid, size: 4 } };
     const drawn = areas ? [...lines].reverse() : lines;
     const options = {
-      width,
-      height,
-      legend: { show: false },
-      padding: [8, RIGHT, 0, 0],
-      cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false }, y: false, sync: { key: "time", setSeries: false } },
+      ...{ width, height, legend: { show: false }, padding: [8, RIGHT, 0, 0] },
+      cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false }, y: false },
       scales: { x: { time: true, range: () => this.props.time }, y: { range: () => this.yRange } },
       axes: [
-        { ...axis, size: 24, space: 76, values: (_, times) => times.map((at) => this.clock(at)) },
+        { ...axis, size: 24, space: 76, values: (_, times) => times.map(hour) },
         { ...axis, size: LEFT, space: 30, values: (_, values) => values.map(tick) },
       ],
       // The grid over the areas: they are opaque, painted one over the other.
@@ -136,19 +128,9 @@ export class Chart extends Component {
           points: { show: (_, __, from, to) => to - from < 2, size: 4, stroke: colour(line.variable) },
         })),
       ],
-      hooks: {
-        draw: [() => this.drawWaters()],
-        setCursor: [() => this.read()],
-        setSelect: [() => this.zoom()],
-      },
+      hooks: { draw: [() => this.drawWaters()], setCursor: [() => this.read()], setSelect: [() => this.zoom()] },
     };
     this.plot = new uPlot(options, data, this.box);
-  }
-
-  clock(at) {
-    const [from, to] = this.props.time;
-    const text = clock(at);
-    return to - from < 400 ? text.slice(-8) : text.slice(0, -3);
   }
 
   drawWaters() {

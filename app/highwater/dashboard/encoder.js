@@ -4,8 +4,8 @@
 
 import { getAsOperator } from "./api.js";
 import { STATES } from "./facts.js";
-import { clock, count, duration, exact, gib, gibNumber, joined, known, UNKNOWN } from "./format.js";
-import { bar, html, panel, table } from "./html.js";
+import { clock, count, duration, gib, gibNumber, joined, known, UNKNOWN } from "./format.js";
+import { bar, html, panel, sized, table } from "./html.js";
 import { total } from "./model.js";
 import { Asked, state } from "./store.js";
 
@@ -79,15 +79,11 @@ function list() {
     const text = first ? `The cache was empty at ${clock(readAt)}.` : "The entries are not known: enter the admin token and ask again.";
     return html`<p class="empty">${text}</p>`;
   }
-  const rows = first.entries.map((entry) => [
-    html`<code title=${entry.mm_hash}>${short(String(entry.mm_hash))}</code>`,
-    html`<span title=${exact(entry.bytes)}>${gibNumber(entry.bytes)}</span>`,
-    Array.isArray(entry.shape) ? entry.shape.join(" × ") : UNKNOWN,
-    entry.dtype ?? UNKNOWN,
-    duration(entry.age_seconds),
-    duration(entry.idle_seconds),
-    entry.residency ?? UNKNOWN,
-    { true: "yes", false: "no" }[String(entry.referenced)] ?? UNKNOWN,
+  const rows = first.entries.map(({ mm_hash: hash, bytes, shape, dtype, age_seconds, idle_seconds, residency, referenced }) => [
+    html`<code title=${hash}>${short(String(hash))}</code>`,
+    sized(bytes),
+    ...[Array.isArray(shape) ? shape.join(" × ") : UNKNOWN, dtype ?? UNKNOWN, duration(age_seconds), duration(idle_seconds)],
+    ...[residency ?? UNKNOWN, { true: "yes", false: "no" }[String(referenced)] ?? UNKNOWN],
   ]);
   return table({
     caption: `Rank ${first.rank ?? UNKNOWN}: ${count(rows.length)} of ${count(first.entries_total)} entries, as of ${clock(readAt)}`,

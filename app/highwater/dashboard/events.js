@@ -13,22 +13,19 @@ const QUIET_SECONDS = 2; // states that follow one another closer than this are 
 const KEPT_AWAY = "highwater-put-away";
 const LEVELS = { incident: "bad", refusal: "warn", state: "quiet", mark: "mark", baseline: "warn", recovery: "warn", sidecar: "warn" };
 
-let away = new Set();
-try {
-  away = new Set(JSON.parse(localStorage.getItem(KEPT_AWAY) ?? "[]"));
-} catch {
-  // No storage in this browser: what is put away comes back with the page.
+/** The names that this browser keeps of what was put away, with one more; without storage they come back with the page. */
+function awayWith(...names) {
+  try {
+    const kept = [...JSON.parse(localStorage.getItem(KEPT_AWAY) ?? "[]"), ...names].slice(-100);
+    if (names.length) localStorage.setItem(KEPT_AWAY, JSON.stringify(kept));
+    return new Set(kept);
+  } catch {
+    return new Set([...away, ...names]);
+  }
 }
 
-function putAway(name) {
-  away.add(name);
-  try {
-    localStorage.setItem(KEPT_AWAY, JSON.stringify([...away].slice(-100)));
-  } catch {
-    // As above.
-  }
-  changed();
-}
+let away = new Set();
+away = awayWith();
 
 /** Who asked for it by a control call; empty where nobody did. */
 function by({ caller, rule, trigger }) {
@@ -90,7 +87,7 @@ function line(event, isFirst) {
     <time datetime=${new Date(event.at * 1000).toISOString()}>${clock(event.at)}</time>
     <span class="tag" data-level=${event.result ? outcomeLevel(event.result) : (LEVELS[event.kind] ?? "quiet")}>${event.kind}</span>
     <span class="what" title=${text}>${event.href ? html`<a href=${event.href}>${shown}</a>` : shown}${isFirst ? null : lessText(event)}</span>
-    ${isFirst && event.kind === "incident" ? html`<button type="button" class="quiet" aria-label="Put this incident away" onClick=${() => putAway(name)}>✕</button>` : null}
+    ${isFirst && event.kind === "incident" ? html`<button type="button" class="quiet" aria-label="Put this incident away" onClick=${() => changed((away = awayWith(name)) && {})}>✕</button>` : null}
   </li>`;
 }
 

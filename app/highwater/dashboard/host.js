@@ -4,8 +4,8 @@
  */
 
 import { count, duration, exact, gib, gibNumber, joined, known, UNKNOWN } from "./format.js";
-import { bar, html, panel, table } from "./html.js";
-import { total } from "./model.js";
+import { bar, html, panel, sized, table } from "./html.js";
+import { greatest, total } from "./model.js";
 import { Asked } from "./store.js";
 
 const asked = new Asked("memory/host", 10_000);
@@ -53,11 +53,6 @@ function groups(rows) {
   return [...found].map(([name, group]) => [group.length > 1 ? `${name} x ${group.length}` : group[0].name, group]);
 }
 
-function greatest(values) {
-  const there = values.filter(known);
-  return there.length ? Math.max(...there) : null;
-}
-
 function byName(parts) {
   return groups(parts)
     .map(([name, group]) => ({ ...group[0], name, bytes: total(group.map(({ bytes }) => bytes)) }))
@@ -79,10 +74,6 @@ function partsTable(parts) {
   if (parts.counted_twice_bytes) rows.push(["counted twice above", sized(-parts.counted_twice_bytes), ""]);
   const caption = `The engine's container: ${gib(parts.used_bytes)} as the kernel counts it`;
   return table({ caption, head: ["part", "GiB", ""], rows, numeric: [1] });
-}
-
-function sized(bytes) {
-  return html`<span title=${exact(bytes)}>${gibNumber(bytes)}</span>`;
 }
 
 /** Files and shared memory count in each process that maps them: of several the largest is shown, not the sum. */

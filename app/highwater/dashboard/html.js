@@ -2,6 +2,7 @@
  * Preact and htm, together: `html` makes elements of a template. Whatever stands in a `${}` is text, never markup.
  */
 
+import { exact, gibNumber } from "./format.js";
 import { Component, h, render } from "./vendor/preact-11.2.0/preact.mjs";
 import htm from "./vendor/htm-3.1.1/htm.module.js";
 
@@ -28,17 +29,14 @@ export function table({ caption, head, rows, numeric = [], wide = [], label = ca
 }
 
 /** A panel with a heading; `aside` stands beside it. */
-export function panel(name, title, aside, ...children) {
-  return html`<section class="panel ${name}" aria-labelledby="${name}-title">
-    <div class="panel-head"><h2 id="${name}-title">${title}</h2>${aside}</div>
-    ${children}
-  </section>`;
-}
+export const panel = (name, title, aside, ...children) => html`<section class="panel ${name}" aria-labelledby="${name}-title">
+    <div class="panel-head"><h2 id="${name}-title">${title}</h2>${aside}</div>${children}</section>`;
 
 /** A spot of a colour of the palette. */
-export function swatch(variable) {
-  return html`<i class="swatch" aria-hidden="true" style=${{ background: `var(${variable})` }}></i>`;
-}
+export const swatch = (variable) => html`<i class="swatch" aria-hidden="true" style=${{ background: `var(${variable})` }}></i>`;
+
+/** A number of GiB, exact in its tooltip. */
+export const sized = (bytes) => html`<span title=${exact(bytes)}>${gibNumber(bytes)}</span>`;
 
 /** A bar of parts `{key, name, bytes, colour}`, and lines `{bytes, title, kind}` across it, of a whole. */
 export function bar(parts, whole, lines, label) {

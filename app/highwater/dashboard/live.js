@@ -16,9 +16,7 @@ const LAST_RETRY_MS = 5_000;
 export async function follow(listener) {
   let wait = FIRST_RETRY_MS;
   for (;;) {
-    const reason = await once(listener, () => {
-      wait = FIRST_RETRY_MS;
-    });
+    const reason = await once(listener, () => (wait = FIRST_RETRY_MS));
     listener.lost(reason);
     await new Promise((resolve) => setTimeout(resolve, wait));
     wait = Math.min(wait * 2, LAST_RETRY_MS);
@@ -34,14 +32,10 @@ async function once(listener, reached) {
     watchdog = setTimeout(() => abort.abort(), SILENCE_MS);
   };
   alive();
-  let opened = false;
+  let open = () => (reached(), listener.open());
   try {
     for await (const { event, data } of serverEvents("memory/events", abort.signal, alive)) {
-      if (!opened) {
-        opened = true;
-        reached();
-        listener.open();
-      }
+      open = open?.();
       if (event === "report") listener.report(JSON.parse(data));
       else if (event === "event") listener.event(JSON.parse(data));
     }

@@ -18,17 +18,8 @@ import { startView } from "./start.js";
 import { age, begin, changed, onChange, shownTime, state, takeReport } from "./store.js";
 import { facts, freshness, header, shown, title, verdict } from "./verdict.js";
 
-const SHOW = {
-  now: nowView,
-  ranks: ranksView,
-  parts: partsView,
-  start: startView,
-  encoder: encoderView,
-  host: hostView,
-  policy: policyView,
-  events: eventsView,
-  plan: planView,
-};
+const BEHIND = [ranksView, partsView, startView, encoderView, hostView, policyView, eventsView, planView]; // as VIEWS
+const SHOW = { now: nowView, ...Object.fromEntries(VIEWS.map(([name], index) => [name, BEHIND[index]])) };
 const MAX_HISTORY_WAIT_MS = 3000;
 
 // --- colours ---
@@ -47,10 +38,7 @@ function nextTheme() {
   repaint();
 }
 
-function repaint() {
-  theme.apply();
-  changed();
-}
+const repaint = () => changed(theme.apply());
 
 // --- what is shown ---
 
@@ -103,8 +91,6 @@ addEventListener("keydown", (event) => {
     Escape: { view: "now", t: place.view === "now" ? "1h" : place.t },
     "+": moved(from + half, to),
     "-": moved(from - half * 2, to),
-    "<": moved(from - half, to - half),
-    ">": moved(from + half, to + half),
   }[event.key] ?? (VIEWS[Number(event.key) - 1] && { view: VIEWS[Number(event.key) - 1][0] });
   if (!changes) return;
   event.preventDefault();
@@ -121,5 +107,5 @@ setInterval(() => age() > 1.5 && changed(), 1000);
 setTimeout(() => changed({ wasAnswered: true }), MAX_HISTORY_WAIT_MS);
 begin();
 
-/** For tests, and for whoever looks at this page with a browser's tools. */
+// For tests, and for whoever looks at this page with a browser's tools.
 export const inspect = { state, takeReport };

@@ -5,9 +5,7 @@
 import { joined, known, UNKNOWN } from "./format.js";
 
 /** Data-parallel engines number their ranks from 0 each. */
-export function rankKey(rank) {
-  return `${rank.dp_rank ?? 0}:${rank.rank ?? 0}`;
-}
+export const rankKey = (rank) => `${rank.dp_rank ?? 0}:${rank.rank ?? 0}`;
 
 export function rankName(rank, ranks) {
   const engines = new Set(ranks.map((other) => other.dp_rank ?? 0)).size;
@@ -35,14 +33,10 @@ export function pressureOf(report, rank) {
   );
 }
 
-/** Between the most and the least; null where fewer than two are known. */
-export function skew(values) {
-  const there = values.filter(known);
-  return there.length > 1 ? Math.max(...there) - Math.min(...there) : null;
-}
+/** Between the most and the least. */
+export const skew = (values) => greatest(values) - values.filter(known).reduce((least, value) => Math.min(least, value), Infinity);
 
 /** The sum of those that are known; null where none is. */
-export function total(values) {
-  const there = values.filter(known);
-  return there.length ? there.reduce((sum, value) => sum + value, 0) : null;
-}
+export const total = (values) => values.filter(known).reduce((sum, value) => (sum ?? 0) + value, null);
+
+export const greatest = (values) => values.filter(known).reduce((most, value) => Math.max(most ?? value, value), null);

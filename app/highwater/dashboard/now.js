@@ -50,12 +50,10 @@ function movedPanel(theme) {
   const ranks = byFree(report?.ranks ?? []);
   const [worst] = ranks;
   const pressure = chart.hasWaters && worst ? pressureOf(report, worst) : null;
-  const waters = pressure
-    ? [
-        { value: pressure.high_free_bytes, variable: "--high", name: "acts at" },
-        { value: pressure.low_free_bytes, variable: "--low", name: "stops at" },
-      ].filter(({ value }) => known(value))
-    : [];
+  const waters = [
+    { value: pressure?.high_free_bytes, variable: "--high", name: "acts at" },
+    { value: pressure?.low_free_bytes, variable: "--low", name: "stops at" },
+  ].filter(({ value }) => known(value));
   const [from, to] = shownTime();
   const series = shownSeries();
   const waterText = waters.map(({ name, value }) => `, ${name} ${gib(value)}`).join("");
@@ -72,18 +70,9 @@ function movedPanel(theme) {
       ${first - from > (to - from) / 4 ? html`<span class="aside">known since ${clock(first).slice(0, -3)}</span>` : null}
       ${timeSwitch()}`,
     series.rows.length
-      ? html`<${Chart}
+      ? html`<${Chart} ...${chart} lines=${linesOf(chart, ranks)} series=${series} time=${[from, to]} waters=${waters} theme=${theme}
           label="${chart.name} in the last ${duration(to - from)}${now}"
-          series=${series}
-          time=${[from, to]}
-          lines=${linesOf(chart, ranks)}
-          waters=${waters}
-          isClose=${chart.isClose}
-          per=${chart.per}
-          tick=${chart.tick}
-          theme=${theme}
-          stamp=${stampOf(theme, [from, to], place.chart, worst ? rankKey(worst) : "")}
-        />`
+          stamp=${stampOf(theme, [from, to], place.chart, worst ? rankKey(worst) : "")} />`
       : html`<p class="empty">Nothing has been read yet.</p>`,
   );
 }

@@ -5,7 +5,7 @@
 import { Chart, timeSwitch } from "./chart.js";
 import { COMPONENTS } from "./facts.js";
 import { changeText, clock, exact, GIB, gib, gibNumber, joined, known, percent } from "./format.js";
-import { bar, html, panel, swatch, table } from "./html.js";
+import { bar, html, panel, sized, swatch, table } from "./html.js";
 import { byFree, deviceName, pressureOf, rankKey, rankName } from "./model.js";
 import { hrefOf } from "./place.js";
 import { rankIn } from "./series.js";
@@ -66,10 +66,8 @@ function spark(key, field) {
 function sparkPath(key, field, now) {
   const rows = state.hour.rows.filter(({ at }) => at > now - PAST_SECONDS);
   const every = Math.max(1, Math.floor(rows.length / SPARK.points));
-  const points = rows
-    .filter((_, index) => index % every === 0 || index === rows.length - 1)
-    .map((row) => [row.at, rankIn(row, key)?.[field]])
-    .filter(([, value]) => known(value));
+  const some = rows.filter((_, index) => index % every === 0 || index === rows.length - 1);
+  const points = some.map((row) => [row.at, rankIn(row, key)?.[field]]).filter(([, value]) => known(value));
   const values = points.map(([, value]) => value);
   const [least, most] = [Math.min(...values), Math.max(...values)];
   const room = Math.max(most - least, MOVED_BYTES);
@@ -82,9 +80,8 @@ function sparkPath(key, field, now) {
 function deviceBar(rank, pressure, parts) {
   const label = `${parts.map(({ name, bytes }) => `${name} ${gib(bytes)}`).join(", ")}, of ${gib(rank.total_bytes)}`;
   const water = (bytes, title, kind) => ({ bytes: rank.total_bytes - bytes, title: `${title} ${gib(bytes)} free`, kind });
-  const lines = !pressure || !known(rank.total_bytes)
-    ? []
-    : [water(pressure.high_free_bytes, "acts at", "high"), water(pressure.low_free_bytes, "stops at", "low")];
+  const waters = [[pressure?.high_free_bytes, "acts at", "high"], [pressure?.low_free_bytes, "stops at", "low"]];
+  const lines = waters.filter(([bytes]) => known(bytes) && known(rank.total_bytes)).map((one) => water(...one));
   return bar(parts.map(({ field, name, bytes, variable }) => ({ key: field, name, bytes, colour: variable })), rank.total_bytes, lines, label);
 }
 
@@ -128,25 +125,15 @@ export function partsView(theme) {
   const pressure = pressureOf(report, rank);
   const time = shownTime();
   const series = shownSeries();
-  const lines = COMPONENTS.map(({ name, variable, field }) => ({
-    name,
-    variable,
-    format: gib,
-    value: (reading) => rankIn(reading, key)?.[field],
-  }));
+  const value = (field) => (reading) => rankIn(reading, key)?.[field];
+  const lines = COMPONENTS.map(({ name, variable, field }) => ({ name, variable, format: gib, value: value(field) }));
   const name = rankName(rank, report.ranks);
   const choices = byFree(report.ranks).map(
     (one) => html`<a key=${rankKey(one)} href=${hrefOf(state.place, { rank: rankKey(one) })} aria-current=${one === rank ? "true" : undefined}>${rankName(one, report.ranks)}</a>`,
   );
   const label = `${name}: ${gib(rank.used_bytes)} of ${gib(rank.total_bytes)} used, ${percent(rank.used_ratio)}. ${parts.map((part) => `${part.name} ${gib(part.bytes)}`).join(", ")}`;
-  const cells = (part) => [
-    html`${swatch(part.variable)}${part.name}`,
-    html`<span title=${exact(part.bytes)}>${gibNumber(part.bytes)}</span>`,
-    gibNumber(part.was),
-    changeText(part.change),
-    givesText(part.field, pressure),
-    part.meaning,
-  ];
+  const cells = ({ name, variable, field, bytes, was, change, meaning }) =>
+    [html`${swatch(variable)}${name}`, sized(bytes), gibNumber(was), changeText(change), givesText(field, pressure), meaning];
   return html`${panel(
     "parts-time",
     `Where the memory is: ${name}`,
@@ -163,7 +150,7 @@ export function partsView(theme) {
       head: ["part", "now", "then", "change", "given back by", "what it is"],
       rows: [
         ...parts.map(cells),
-        ["free", html`<span title=${exact(rank.free_bytes)}>${gibNumber(rank.free_bytes)}</span>`, "", "", pressure ? `acts at ${gibNumber(pressure.high_free_bytes)}, stops at ${gibNumber(pressure.low_free_bytes)}` : "", `of ${gib(rank.total_bytes)}`],
+        ["free", sized(rank.free_bytes), "", "", pressure ? `acts at ${gibNumber(pressure.high_free_bytes)}, stops at ${gibNumber(pressure.low_free_bytes)}` : "", `of ${gib(rank.total_bytes)}`],
       ],
       numeric: [1, 2, 3],
       wide: [5],
@@ -176,13 +163,9 @@ export function partsView(theme) {
 function readingsTable(series, [from, to], key) {
   const there = series.rows.filter(({ at }) => at >= from && at <= to);
   const every = Math.ceil(there.length / TABLE_ROWS);
-  const rows = there
-    .filter((_, index) => (there.length - 1 - index) % every === 0)
-    .reverse()
-    .map((row) => {
-      const rank = rankIn(row, key);
-      return [clock(row.at), ...COMPONENTS.map(({ field }) => gibNumber(rank?.[field])), gibNumber(rank?.used_bytes)];
-    });
+  const fields = [...COMPONENTS.map(({ field }) => field), "used_bytes"];
+  const some = there.filter((_, index) => (there.length - 1 - index) % every === 0).reverse();
+  const rows = some.map((row) => [clock(row.at), ...fields.map((field) => gibNumber(rankIn(row, key)?.[field]))]);
   const head = ["at", ...COMPONENTS.map(({ name }) => name), "used"];
   return html`<details class="alt"><summary>As a table</summary>${table({ caption: "The chart, in GiB, newest first", head, rows, numeric: head.map((_, index) => index) })}</details>`;
 }

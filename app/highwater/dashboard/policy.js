@@ -72,9 +72,7 @@ function rulesTable(rules) {
     return [
       rule.name,
       words(rule.signal),
-      signalValue(rule.signal, rule.value),
-      signalValue(rule.signal, rule.high_water),
-      signalValue(rule.signal, rule.low_water),
+      ...[rule.value, rule.high_water, rule.low_water].map((value) => signalValue(rule.signal, value)),
       html`${WORDS[rule.phase] ?? words(rule.phase)}${since}${rests}${rule.reason ? html`<br />${rule.reason}` : null}`,
       html`<ul>${rule.remedies.map((remedy) => html`<li key=${remedy.name}>${remedyText(remedy, rule.ranks)}</li>`)}</ul>`,
     ];
@@ -89,12 +87,8 @@ function remedyText(remedy, ranks) {
   const freed = remedy.last_freed_bytes === null ? "" : `, gave back ${gib(remedy.last_freed_bytes)}`;
   const why = remedy.last_reason ? ` (${remedy.last_reason})` : "";
   const last = remedy.last_run_at === null ? "not run yet" : `${remedy.last_outcome ?? "run"} ${clock(remedy.last_run_at)}${freed}${why}`;
-  return joined(
-    "; ",
-    `${words(remedy.name)}: ${last}`,
-    known(could) && `could give ${gib(could)}`,
-    remedy.unavailable && `not by itself here: ${remedy.unavailable}`,
-  );
+  const not = remedy.unavailable && `not by itself here: ${remedy.unavailable}`;
+  return joined("; ", `${words(remedy.name)}: ${last}`, known(could) && `could give ${gib(could)}`, not);
 }
 
 function ranksTable(rules) {

@@ -3,8 +3,8 @@
  */
 
 import { COMPONENTS } from "./facts.js";
-import { clock, exact, gib, gibNumber, known, percent, words } from "./format.js";
-import { html, panel, swatch, table } from "./html.js";
+import { clock, gib, gibNumber, known, percent, words } from "./format.js";
+import { html, panel, sized, swatch, table } from "./html.js";
 import { byFree, deviceName, pressureOf, rankKey, rankName, skew } from "./model.js";
 import { chosenRank } from "./parts.js";
 import { hrefOf } from "./place.js";
@@ -26,9 +26,8 @@ const COLUMNS = [
 function alike(ranks) {
   const groups = [];
   for (const rank of byFree(ranks)) {
-    const group = groups[groups.length - 1];
-    const isNear = groups.length > 1 && rank.free_bytes - group[0].free_bytes <= ALIKE * rank.total_bytes;
-    if (isNear || (groups.length >= MAX_ROWS)) group.push(rank);
+    const isNear = groups.length > 1 && rank.free_bytes - groups.at(-1)[0].free_bytes <= ALIKE * rank.total_bytes;
+    if (isNear || groups.length >= MAX_ROWS) groups.at(-1).push(rank);
     else groups.push([rank]);
   }
   return groups;
@@ -38,8 +37,7 @@ function alike(ranks) {
 function spans(numbers) {
   const runs = [];
   for (const number of [...numbers].sort((one, other) => one - other)) {
-    const run = runs[runs.length - 1];
-    if (run && number === run[1] + 1) run[1] = number;
+    if (number === runs.at(-1)?.[1] + 1) runs.at(-1)[1] = number;
     else runs.push([number, number]);
   }
   return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(" ");
@@ -86,13 +84,12 @@ function missing(report) {
 
 export function ranksView() {
   const ranks = state.report?.ranks ?? [];
-  const cell = (bytes) => html`<span title=${exact(bytes)}>${gibNumber(bytes)}</span>`;
   const rows = ranks.map((rank) => [
     html`<a href=${hrefOf(state.place, { view: "parts", rank: rankKey(rank) })}>${rankName(rank, ranks)}</a><small>${deviceName(rank)}</small>`,
     percent(rank.used_ratio),
-    ...COLUMNS.map(([, read]) => cell(read(rank))),
+    ...COLUMNS.map(([, read]) => sized(read(rank))),
   ]);
-  if (ranks.length > 1) rows.push([html`skew<small>most less least</small>`, "", ...COLUMNS.map(([, read]) => cell(skew(ranks.map(read))))]);
+  if (ranks.length > 1) rows.push([html`skew<small>most less least</small>`, "", ...COLUMNS.map(([, read]) => sized(skew(ranks.map(read))))]);
   const head = ["rank", "used %", ...COLUMNS.map(([name, , variable]) => (variable ? html`${swatch(variable)}${name}` : name))];
   return panel(
     "ranks-table",

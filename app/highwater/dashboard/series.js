@@ -9,23 +9,15 @@ const MIN_GAP_SECONDS = 20;
 /** A report in the shape of a reading of the history. */
 export function readingOf(report) {
   const { requests_running, requests_waiting, kv_cache_usage_ratio, work } = report.engine;
+  const ranks = report.ranks.map(({ dp_rank, rank, pid, used_bytes, free_bytes, components, host_memory }) => ({
+    ...{ dp_rank, rank, pid, used_bytes, free_bytes, ...components },
+    host_rss_bytes: host_memory.rss_bytes,
+  }));
   return {
-    at: report.taken_at,
-    requests_running,
-    requests_waiting,
-    kv_cache_usage_ratio,
+    ...{ at: report.taken_at, requests_running, requests_waiting, kv_cache_usage_ratio, ranks },
     requests_ended: work?.requests ?? null,
     proxy_requests_ended: report.proxy?.requests_ended ?? null,
     host_kept_bytes: report.host?.kept_bytes ?? null,
-    ranks: report.ranks.map((rank) => ({
-      dp_rank: rank.dp_rank,
-      rank: rank.rank,
-      pid: rank.pid,
-      used_bytes: rank.used_bytes,
-      free_bytes: rank.free_bytes,
-      ...rank.components,
-      host_rss_bytes: rank.host_memory.rss_bytes,
-    })),
   };
 }
 
@@ -40,9 +32,7 @@ export function breakAt(moments, readings) {
 }
 
 /** The figures of a rank in a reading; undefined where it has none. */
-export function rankIn(reading, key) {
-  return reading.ranks.find((rank) => rankKey(rank) === key);
-}
+export const rankIn = (reading, key) => reading.ranks.find((rank) => rankKey(rank) === key);
 
 export class Series {
   constructor(seconds, step) {
@@ -54,7 +44,7 @@ export class Series {
   }
 
   get last() {
-    return this.rows[this.rows.length - 1] ?? null;
+    return this.rows.at(-1) ?? null;
   }
 
   /** Keep one reading, if it is newer than all; of each step the one with the most in use stays, so that no peak is lost. */
@@ -63,8 +53,8 @@ export class Series {
     if (reading.at === null || (last && reading.at <= last.at)) return;
     if (last && (this.isInterrupted || isOfOthers(last, reading))) reading.begins = true;
     this.isInterrupted = false;
-    const before = rows[rows.length - 2];
-    if (before && !last.begins && this.#part(before) === this.#part(last))
+    const before = rows.at(-2);
+    if (before && !last.begins && Math.floor(before.at / this.step) === Math.floor(last.at / this.step))
       rows.splice(peak(last) > peak(before) ? -2 : -1, 1);
     rows.push(reading);
     while (rows[0].at < reading.at - this.seconds * 1.05) rows.shift();
@@ -90,13 +80,8 @@ export class Series {
 
   /** The reading nearest to so many seconds ago, of the engine that runs now. */
   ago(seconds) {
-    let found = this.last;
-    for (let index = this.rows.length - 1; index >= 0; index--) {
-      if (this.rows[index].at < this.last.at - seconds) break;
-      found = this.rows[index];
-      if (found.begins) break;
-    }
-    return found;
+    const begin = Math.max(0, this.rows.findLastIndex(({ begins }) => begins));
+    return this.rows.find(({ at }, index) => index >= begin && at >= this.last.at - seconds);
   }
 
   /** By how much a count rose a second since the reading before; null where that is not known. */
@@ -106,15 +91,9 @@ export class Series {
     const rise = row[name] - before[name]; // a count that begins anew falls
     return row[name] === null || before[name] === null || !(rise >= 0) ? null : rise / (row.at - before.at);
   }
-
-  #part({ at }) {
-    return Math.floor(at / this.step);
-  }
 }
 
-function peak({ ranks }) {
-  return ranks.reduce((most, { used_bytes: used }) => Math.max(most, used ?? 0), 0);
-}
+const peak = ({ ranks }) => ranks.reduce((most, { used_bytes: used }) => Math.max(most, used ?? 0), 0);
 
 /** Whether a rank is another process than before: the memory of one does not become the other's. */
 function isOfOthers(before, reading) {

@@ -3,25 +3,16 @@
  * nowhere, the KV cache in requests, and a paragraph to paste.
  */
 
-import { count, exact, gib, gibNumber, known, UNKNOWN } from "./format.js";
-import { bar, html, panel, table } from "./html.js";
+import { count, gib, gibNumber, known, UNKNOWN } from "./format.js";
+import { bar, html, panel, sized, table } from "./html.js";
 import { Asked, state } from "./store.js";
 
 const asked = new Asked("memory/budget", 60_000);
 /** By the key of a part; the components' colours mean the same. */
 const COLOURS = {
-  weights: "--c-weights",
-  process: "--c-non-torch",
-  persistent: "--c-other-tensors",
-  consumed: "--c-other-tensors",
-  activation: "--c-torch-cached",
-  non_torch: "--c-non-torch",
-  graphs: "--line-3",
-  profiled: "--c-torch-cached",
-  mm_ipc: "--line-4",
-  rescaled: "--line-4",
-  kv_cache: "--c-kv-cache",
-  unexplained: "--line-5",
+  ...{ weights: "--c-weights", kv_cache: "--c-kv-cache", process: "--c-non-torch", non_torch: "--c-non-torch" },
+  ...{ persistent: "--c-other-tensors", consumed: "--c-other-tensors", activation: "--c-torch-cached" },
+  ...{ profiled: "--c-torch-cached", graphs: "--line-3", mm_ipc: "--line-4", rescaled: "--line-4", unexplained: "--line-5" },
 };
 
 export function startView() {
@@ -66,7 +57,7 @@ function parts(rank) {
     ["left outside the budget", rank.left_bytes, "", ""],
   ]
     .filter(([, bytes]) => known(bytes))
-    .map(([title, bytes, ...rest]) => [title, html`<span title=${exact(bytes)}>${gibNumber(bytes)}</span>`, ...rest]);
+    .map(([title, bytes, ...rest]) => [title, sized(bytes), ...rest]);
   const caption = `Rank ${rank.rank ?? UNKNOWN}: the budget of its start, in GiB`;
   return table({ caption, head: ["part", "GiB", "grade", "what it is"], rows, numeric: [1], wide: [3] });
 }

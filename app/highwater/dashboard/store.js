@@ -32,8 +32,7 @@ export const state = {
   dialog: null,
 };
 
-let listener = () => {};
-let requested = false;
+let [listener, requested] = [() => {}, false];
 
 /** Call this once for any number of changes, in time for the next frame. */
 export const onChange = (listen) => (listener = listen);
@@ -42,10 +41,7 @@ export function changed(changes = {}) {
   Object.assign(state, changes);
   if (requested) return;
   requested = true;
-  const show = () => {
-    requested = false;
-    listener();
-  };
+  const show = () => listener((requested = false));
   // A frame where the page is seen; a hidden page is written too, but not in a hurry.
   if (document.hidden) setTimeout(show, 1000);
   else requestAnimationFrame(show);
@@ -73,8 +69,7 @@ export function takeReport(report) {
   const was = state.report;
   state.report = report;
   state.receivedAt = Date.now();
-  for (const series of [state.hour, state.wide?.isLive ? state.wide : null]) {
-    if (series === null) continue;
+  for (const series of [state.hour, ...(state.wide?.isLive ? [state.wide] : [])]) {
     if (report.stale) series.isInterrupted = true;
     else if (report.taken_at !== null) series.add(readingOf(report));
   }
@@ -105,11 +100,6 @@ function keepEvents(events) {
   changed();
 }
 
-function takeEvent(event) {
-  keepEvents([event]);
-  if (event.kind === "incident") askIncidents();
-}
-
 /** Readings since a moment, in steps of so many seconds at least; null where the sidecar does not say. */
 async function history(since, step) {
   try {
@@ -124,12 +114,8 @@ async function history(since, step) {
 
 /** When the engine ended or hung, by the sidecar's events. */
 function outages(events) {
-  return events
-    .filter(({ kind, summary }) => {
-      const traits = kind === "state" ? STATES[summary.match(/^engine \w+ -> (\w+)/)?.[1]] : undefined;
-      return traits?.is_absent || traits?.is_hung;
-    })
-    .map(({ at }) => at);
+  const into = ({ kind, summary }) => kind === "state" && STATES[summary.match(/^engine \w+ -> (\w+)/)?.[1]];
+  return events.filter((event) => into(event)?.is_absent || into(event)?.is_hung).map(({ at }) => at);
 }
 
 const points = () => Math.min(MAX_POINTS, MAX_RANK_READINGS / Math.max(state.report?.ranks.length ?? 1, 1));
@@ -212,7 +198,7 @@ export function begin() {
   askIncidents();
   follow({
     report: takeReport,
-    event: takeEvent,
+    event: (event) => keepEvents([event], event.kind === "incident" && askIncidents()),
     open: () => {
       if (state.connection.state === "lost") state.said = "connected again";
       changed({ connection: { state: "live", reason: "", since: 0 } });

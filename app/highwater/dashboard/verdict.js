@@ -24,9 +24,7 @@ export function shown() {
   return { ...report.verdict, state: words(report.verdict.state), level: LEVELS[report.verdict.exit_status] ?? "quiet" };
 }
 
-export function title() {
-  return joined(" · ", shown().state, "Highwater", state.report?.engine.model);
-}
+export const title = () => joined(" · ", shown().state, "Highwater", state.report?.engine.model);
 
 export function verdict() {
   const { state: word, level, sentence, grew, next, do: deed } = shown();
@@ -58,8 +56,8 @@ export function facts() {
   if (!worst) return null;
   const pressure = pressureOf(report, worst);
   const { engine, host } = report;
-  const cgroup = worst.host_memory;
-  const [used, limit] = host ? [host.kept_bytes, host.limit_bytes] : [cgroup.cgroup_used_bytes, cgroup.cgroup_limit_bytes];
+  const { cgroup_used_bytes, cgroup_limit_bytes } = worst.host_memory;
+  const [used, limit] = host ? [host.kept_bytes, host.limit_bytes] : [cgroup_used_bytes, cgroup_limit_bytes];
   const rows = [
     pressure && ["acts at", gibNumber(pressure.high_free_bytes), `stops ${gibNumber(pressure.low_free_bytes)}`],
     ["requests", count(engine.requests_running), `${count(engine.requests_waiting)} waiting`],
@@ -93,7 +91,7 @@ export function freshness() {
   return old ? "stale" : "live";
 }
 
-function readText() {
-  const seconds = age();
-  return !Number.isFinite(seconds) ? "nothing read yet" : seconds < 2 ? "read just now" : `read ${duration(Math.round(seconds))} ago`;
+function readText(seconds = age()) {
+  if (!Number.isFinite(seconds)) return "nothing read yet";
+  return seconds < 2 ? "read just now" : `read ${duration(Math.round(seconds))} ago`;
 }
