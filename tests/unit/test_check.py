@@ -298,7 +298,7 @@ def files() -> dict[str, set[str]]:
     ("changed_file", "due"),
     [
         ("app/highwater/policy/core.py", {"beside", "relief", "policy", "shown", "coverage"}),
-        ("app/highwater/dashboard/plots.js", {"shown", "coverage"}),
+        ("app/highwater/dashboard/parts.js", {"shown", "coverage"}),
         ("app/highwater/measure/report.py", {"shown", "beside", "coverage"}),
         ("tests/engine/storm.py", {"relief", "worker"}),
         ("tests/engine/test_journey.py", {"recorder"}),

@@ -3,6 +3,7 @@
  */
 
 import { dialog, result } from "./actions.js";
+import { startView } from "./budget.js";
 import { encoderView } from "./encoder.js";
 import { eventsView } from "./events.js";
 import { clock } from "./format.js";
@@ -14,13 +15,11 @@ import { planView } from "./plan.js";
 import { hrefOf, VIEWS, windowText } from "./place.js";
 import { policyView } from "./policy.js";
 import { ranksView } from "./ranks.js";
-import { startView } from "./start.js";
 import { age, begin, changed, onChange, shownTime, state, takeReport } from "./store.js";
 import { facts, freshness, header, shown, title, verdict } from "./verdict.js";
 
 const BEHIND = [ranksView, partsView, startView, encoderView, hostView, policyView, eventsView, planView]; // as VIEWS
 const SHOW = { now: nowView, ...Object.fromEntries(VIEWS.map(([name], index) => [name, BEHIND[index]])) };
-const MAX_HISTORY_WAIT_MS = 3000;
 
 // --- colours ---
 
@@ -104,7 +103,6 @@ onChange(show);
 show();
 // "read 4 s ago" goes on by itself.
 setInterval(() => age() > 1.5 && changed(), 1000);
-setTimeout(() => changed({ wasAnswered: true }), MAX_HISTORY_WAIT_MS);
 begin();
 
 // For tests, and for whoever looks at this page with a browser's tools.

@@ -12,7 +12,7 @@ import { rankIn } from "./series.js";
 import { shownSeries, shownTime, state } from "./store.js";
 
 const PAST_SECONDS = 900;
-const FIXED = new Set(["weights_bytes", "kv_cache_bytes"]);
+const FIXED = new Set(COMPONENTS.slice(0, 2).map(({ field }) => field)); // the stack begins with what stays
 const MOVED_BYTES = 16 * 1024 * 1024;
 const SPARK = { width: 72, height: 18, points: 48 };
 const TABLE_ROWS = 60;

@@ -104,8 +104,8 @@ function keepEvents(events) {
 async function history(since, step) {
   try {
     const answer = await get(`memory/history?since=${since.toFixed(3)}&step=${step.toFixed(3)}`);
-    const begins = [...outages(answer.events), state.report?.sidecar_started_at ?? 0].sort((a, b) => a - b);
-    breakAt(begins, answer.readings);
+    const begins = [...outages(answer.events), state.report?.sidecar_started_at ?? 0].filter((at) => at > since);
+    breakAt(begins.sort((one, other) => one - other), answer.readings);
     return answer;
   } catch {
     return null; // the stream goes on, and the charts with it
