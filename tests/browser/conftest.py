@@ -21,7 +21,7 @@ from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import Running, sidecar_before
 
 HERE = Path(__file__).parent
-PATIENCE_MS = 60_000
+PATIENCE_MS = 240_000
 ELSEWHERE = "dashboard.test"  # a name that leads here
 ARGUMENTS = ["--no-sandbox", f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"]
 # What a browser writes to its console about answers that tests want: a refusal, a sidecar that is not there.

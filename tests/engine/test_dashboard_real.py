@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.components import STACKED
 from highwater.demo.traffic import send_images
 from tests.browser.conftest import PATIENCE_MS, chromium
 from tests.patience import patience
@@ -27,19 +27,21 @@ pytestmark = pytest.mark.long("shown")
 
 TOKEN = "correct-horse-battery"
 IMAGES = 12
-FIELDS = ("used_bytes", "total_bytes", *COMPONENT_NAMES)
+GIB = 1024**3
+# As the table of the ranks has them, after the share that is used.
+FIELDS = ("used_bytes", *(one.name for one in STACKED), "free_bytes", "total_bytes")
 
 
 async def on_page(page: Page) -> dict[str, str | None]:
-    script = """() => Object.fromEntries([...document.querySelectorAll('[data-cell^="0:0 "][data-bytes]')].map(
-      (cell) => [cell.dataset.cell.slice(4), cell.dataset.bytes]))"""
-    return dict(await page.evaluate(script))
+    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="rank 0"))
+    titles = await row.get_by_role("cell").locator("span").evaluate_all("all => all.map((one) => one.title)")
+    return dict(zip(FIELDS, titles, strict=False))
 
 
 def in_memory(report: dict[str, Any]) -> dict[str, str]:
     (rank,) = report["ranks"]
     told = {field: rank.get(field, rank["components"].get(field)) for field in FIELDS}
-    return {field: "unknown" if value is None else str(value) for field, value in told.items()}
+    return {field: "not known" if value is None else f"{value:,} bytes" for field, value in told.items()}
 
 
 async def settled(page: Page, sidecar: DemoSidecar) -> dict[str, str]:
@@ -47,15 +49,15 @@ async def settled(page: Page, sidecar: DemoSidecar) -> dict[str, str]:
     async with patience(300):
         while True:
             told = in_memory(sidecar.call("GET", "/memory"))
-            cells = await on_page(page)
-            if {field: cells.get(field) for field in FIELDS} == told:
+            if await on_page(page) == told:
                 return told
             await asyncio.sleep(0.1)
 
 
 RATES = """async () => {
-  const { inspect } = await import("./dashboard/main.js");
-  return inspect.plots.lines["request-rate"].chart?.view.data.slice(1).map((rates) => Math.max(0, ...rates)) ?? [];
+  const { hour } = (await import("./dashboard/main.js")).inspect.state;
+  const rates = (name) => hour.rows.map((_, index) => hour.rate(name, index) ?? 0);
+  return ["requests_ended", "proxy_requests_ended"].map((name) => Math.max(0, ...rates(name)));
 }"""
 
 
@@ -69,11 +71,11 @@ async def test_the_page_shows_the_engine_and_resets_it(engine: DemoEngine, tmp_p
         async with chromium() as browser:
             page = await browser.new_page()
             page.set_default_timeout(PATIENCE_MS)
-            await page.goto(f"{sidecar.url}/dashboard")
+            await page.goto(f"{sidecar.url}/dashboard#ranks")
             await page.wait_for_selector("body[data-ready]")
             told = await settled(page, sidecar)
-            assert int(told["encoder_cache_bytes"]) > 0
-            assert told["torch_cached_bytes"] == "unknown"  # as PyTorch has it on CPU
+            assert told["encoder_cache_bytes"] not in ("0 bytes", "not known")
+            assert told["torch_cached_bytes"] == "not known"  # as PyTorch has it on CPU
 
             through = await send_images(sidecar.url, engine.served_model, images=range(7100, 7100 + IMAGES))
             assert through.errors == ()
@@ -87,16 +89,19 @@ async def test_the_page_shows_the_engine_and_resets_it(engine: DemoEngine, tmp_p
             ended = time.time()
             wait_for(sidecar, lambda report: report["ranks"][0]["taken_at"] > ended)
             told = await settled(page, sidecar)
-            await page.click("#reset_encoder_cache")
-            await page.fill("#token-input", TOKEN)
-            await page.press("#token-input", "Enter")
-            await page.wait_for_selector(".result[aria-busy=false] .one-result")
-            assert "Gave back" in await page.inner_text(".result"), await page.inner_text(".result")
-            await page.locator('[data-rank="0:0"]').scroll_into_view_if_needed()  # what is not seen is not drawn
-            note = page.locator('[data-rank="0:0"] .note[data-kind=reset]')
-            await note.wait_for(state="attached")
+            await page.keyboard.press("6")
+            await page.get_by_role("button", name="reset encoder cache").click()
+            await page.get_by_label("Token", exact=True).fill(TOKEN)
+            await page.get_by_label("Token", exact=True).press("Enter")
+            became = page.get_by_role("status", name="What it did")
+            await became.filter(has_text="Gave back").wait_for()
             (event,) = [e for e in sidecar.call("GET", "/memory/events")["events"] if e["kind"] == "reset"]
-            assert event["result"]["freed_components"]["encoder_cache_bytes"] == int(told["encoder_cache_bytes"])
-            assert (await note.inner_text()).startswith("encoder cache ")
-            await page.wait_for_selector(f'#resets .freed[data-bytes="{event["result"]["credited_bytes"]}"]')
-            assert (await settled(page, sidecar))["encoder_cache_bytes"] == "0"
+            assert (
+                f"{event['result']['freed_components']['encoder_cache_bytes']:,} bytes" == told["encoder_cache_bytes"]
+            )
+            await page.keyboard.press("7")
+            acts = page.get_by_role("list", name="Events, newest first")
+            given = f"{event['result']['credited_bytes'] / GIB:.3f} GiB"
+            await acts.get_by_text(f"gave back {given}: reset encoder cache").wait_for()
+            await page.keyboard.press("1")
+            assert (await settled(page, sidecar))["encoder_cache_bytes"] == "0 bytes"
