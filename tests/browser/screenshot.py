@@ -33,9 +33,9 @@ SCREEN = {"width": 1366, "height": 768}
 PHONE = {"width": 390, "height": 844}
 SETTINGS: dict[str, Any] = {"poll_seconds": 20.0, "history_seconds": 86_400, "policy": PolicySettings()}
 _CELL, _VISIBLE = 20, 40  # pixels, levels of 255
-# What the picture shows, and the names of what it draws.
+# What the picture shows, and the names of what it draws; not how long ago it was read.
 _WORDS = """() => {
-  const texts = ["header", "main"].map((part) => document.querySelector(part).innerText);
+  const texts = [".engine", "main"].map((part) => document.querySelector(part).innerText);
   return [...texts, ...[...document.querySelectorAll(".plot, .flag")].map((one) => one.textContent)];
 }"""
 VIEWS = ("ranks", "parts", "start", "encoder", "host", "policy", "events", "plan")
