@@ -23,40 +23,37 @@ from PIL.PngImagePlugin import PngInfo
 from playwright.async_api import Browser, Page
 
 from highwater.act.rules import PolicySettings
-from tests.browser.conftest import Beside, beside, chromium
+from tests.browser.conftest import Beside, beside, chromium, noon
 from tests.browser.sample import Story, an_hour, many_ranks
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import sidecar_before
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "dashboard.png"
-DESKTOP = {"width": 1440, "height": 1000}
-SHOWN = {"width": 1440, "height": 1180}
+SCREEN = {"width": 1366, "height": 768}
 PHONE = {"width": 390, "height": 844}
 SETTINGS: dict[str, Any] = {"poll_seconds": 20.0, "history_seconds": 86_400, "policy": PolicySettings()}
 _CELL, _VISIBLE = 20, 40  # pixels, levels of 255
-# What the picture shows; the labels of flags, whose places depend on fonts, apart.
+# What the picture shows, and the names of what it draws; not how long ago it was read.
 _WORDS = """() => {
-  const parts = ["header", "#notices", ".tile", "#over-time-title", "#legend", "#rank-charts figcaption"];
-  const texts = parts.flatMap((one) => [...document.querySelectorAll(one)].map((part) => part.innerText));
-  return [...texts, ...[...document.querySelectorAll("#rank-charts .note-flag")].map((flag) => flag.textContent)];
+  const texts = [".engine", "main"].map((part) => document.querySelector(part).innerText);
+  return [...texts, ...[...document.querySelectorAll(".plot, .flag")].map((one) => one.textContent)];
 }"""
+VIEWS = ("ranks", "parts", "start", "encoder", "host", "policy", "events", "plan")
 
 
-async def opened(browser: Browser, port: int, **options: Any) -> Page:
-    options = {"viewport": DESKTOP, "color_scheme": "light", "locale": "en-GB", "timezone_id": "UTC", **options}
+async def opened(browser: Browser, port: int, view: str = "", **options: Any) -> Page:
+    """The page with all its readings."""
+    options = {"viewport": SCREEN, "color_scheme": "light", "locale": "en-GB", "timezone_id": noon(), **options}
     page = await (await browser.new_context(**options)).new_page()
-    await page.goto(f"http://127.0.0.1:{port}/dashboard")
+    await page.goto(f"http://127.0.0.1:{port}/dashboard#{view}")
     await page.wait_for_selector("body[data-ready]")
-    await page.wait_for_timeout(2500)  # the fine readings
+    await page.wait_for_timeout(2500)  # the readings
     return page
 
 
 async def picture(browser: Browser, port: int, path: Path, **options: Any) -> None:
-    """One picture of the whole page as it is now."""
+    """One picture of the page as it is now."""
     page = await opened(browser, port, **options)
-    width = page.viewport_size["width"]
-    await page.set_viewport_size({"width": width, "height": 3600 if width > 500 else 9000})
-    await page.wait_for_timeout(1500)  # charts draw themselves when they are seen
     await page.screenshot(path=str(path), full_page=True)
     await page.context.close()
 
@@ -72,7 +69,7 @@ async def shown_picture(browser: Browser, path: Path) -> None:
     """The one that the documentation shows, with the words on it."""
     async with beside(simulated, **SETTINGS) as running:
         await tell(running)
-        page = await opened(browser, running.port, viewport=SHOWN)
+        page = await opened(browser, running.port, viewport=SCREEN)
         words, shot = await page.evaluate(_WORDS), await page.screenshot()
         await page.context.close()
     kept = PngInfo()
@@ -119,6 +116,8 @@ async def main(folder: Path | None) -> None:
         async with beside(engine={"tensor_parallel": 8}, **SETTINGS) as eight:
             an_hour(eight.history, eight.fake, eight.clock, many_ranks(eight.fake))
             await picture(browser, eight.port, folder / "eight.png", color_scheme="dark")
+            for view in VIEWS:
+                await picture(browser, eight.port, folder / f"{view}.png", view=view)
 
 
 if __name__ == "__main__":

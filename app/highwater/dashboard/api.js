@@ -17,31 +17,15 @@ export class Refusal extends Error {
   }
 }
 
-export function useToken(value) {
-  token = value;
-}
+export const useToken = (value) => (token = value);
+export const hasToken = () => token !== null;
 
-export function hasToken() {
-  return token !== null;
-}
-
-export function address(path) {
-  return new URL(path, BASE).href;
-}
-
-export function get(path) {
-  return call("GET", path);
-}
-
+export const get = (path) => call("GET", path);
 /** A read that returns more with the token. */
-export function getAsOperator(path) {
-  return call("GET", path, undefined, true);
-}
-
-/** A control call: with the token, if there is one. */
-export function post(path, body) {
-  return call("POST", path, body, true);
-}
+export const getAsOperator = (path) => call("GET", path, undefined, true);
+/** Control calls: with the token, if there is one. */
+export const post = (path, body) => call("POST", path, body, true);
+export const put = (path, body) => call("PUT", path, body, true);
 
 async function call(method, path, body, asOperator = false) {
   const headers = { Accept: "application/json" };
@@ -49,7 +33,7 @@ async function call(method, path, body, asOperator = false) {
   if (asOperator) Object.assign(headers, authorization());
   let response;
   try {
-    response = await fetch(address(path), {
+    response = await fetch(new URL(path, BASE), {
       method,
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
@@ -63,14 +47,9 @@ async function call(method, path, body, asOperator = false) {
   return answered(response);
 }
 
-/** The token's header, where there is a token. */
+/** The token's header, where there is a token: it holds bytes, and other characters travel as UTF-8. */
 function authorization() {
-  return token === null ? {} : { Authorization: `Bearer ${header(token)}` };
-}
-
-/** A header holds bytes: a token of other characters travels as UTF-8. */
-function header(value) {
-  return String.fromCharCode(...new TextEncoder().encode(value));
+  return token === null ? {} : { Authorization: `Bearer ${String.fromCharCode(...new TextEncoder().encode(token))}` };
 }
 
 async function answered(response) {
@@ -84,7 +63,7 @@ async function answered(response) {
  * EventSource: that one hides keep-alives, statuses and reasons.
  */
 export async function* serverEvents(path, signal, alive) {
-  const response = await fetch(address(path), {
+  const response = await fetch(new URL(path, BASE), {
     // There is always a place for whoever has the token.
     headers: { Accept: "text/event-stream", ...authorization() },
     cache: "no-store",
@@ -102,13 +81,8 @@ export async function* serverEvents(path, signal, alive) {
     const messages = (rest + value).split("\n\n");
     rest = messages.pop() ?? "";
     for (const message of messages) {
-      const fields = Object.fromEntries(message.split("\n").map(field));
+      const fields = Object.fromEntries(message.split("\n").map((line) => line.match(/^([^:]*): ?(.*)$/)?.slice(1) ?? [line, ""]));
       if (fields.data !== undefined) yield { event: fields.event ?? "message", data: fields.data };
     }
   }
-}
-
-function field(line) {
-  const colon = line.indexOf(":");
-  return [line.slice(0, colon), line.slice(colon + 1).trimStart()];
 }

@@ -1,107 +1,132 @@
 /**
- * What happened: the last resets with what each gave back, everything else, and the incidents.
+ * What happened: acts with what they gave back, what they cost and why; states, marks, incidents. Newest first.
  */
 
-import { el, fill, scroll, scrollTable, showPanel } from "./dom.js";
-import { clock, count, duration, exact, gib, gibNumber, joined, known, outcomeLevel, words } from "./format.js";
-import { COMPONENTS } from "./facts.js";
-import { rankName } from "./plots.js";
+import { partsText, ranksText } from "./actions.js";
+import { clock, count, duration, gib, joined, outcomeLevel, words } from "./format.js";
+import { html, panel } from "./html.js";
+import { changed, state } from "./store.js";
 
-const RESETS_SHOWN = 12;
-const EVENTS_SHOWN = 40;
-const INCIDENTS_SHOWN = 8;
-const KIND_LEVEL = {
-  incident: "bad",
-  refusal: "warn",
-  state: "quiet",
-  mark: "mark",
-  baseline: "warn",
-  recovery: "warn",
-  sidecar: "warn",
-};
+const SHOWN_FIRST = 3;
+const MAX_WORDS = 14; // of an event on the first screen; the whole text is its title
+const QUIET_SECONDS = 2; // states that follow one another closer than this are not told on the first screen
+const KEPT_AWAY = "highwater-put-away";
+const LEVELS = { incident: "bad", refusal: "warn", state: "quiet", mark: "mark", baseline: "warn", recovery: "warn", sidecar: "warn" };
 
-/** What is less in use after a remedy, by component, in words. */
-export function freedParts(components) {
-  const parts = COMPONENTS.filter(({ field }) => known(components?.[field]) && gibNumber(components[field]) !== "0");
-  return parts.map(({ field, name }) => `${name} ${gib(components[field])}`).join(", ");
+/** The names that this browser keeps of what was put away, with one more; without storage they come back with the page. */
+function awayWith(...names) {
+  try {
+    const kept = [...JSON.parse(localStorage.getItem(KEPT_AWAY) ?? "[]"), ...names].slice(-100);
+    if (names.length) localStorage.setItem(KEPT_AWAY, JSON.stringify(kept));
+    return new Set(kept);
+  } catch {
+    return new Set([...away, ...names]);
+  }
 }
 
-/** The same by rank. */
-export function freedRanks(ranks) {
-  if (!ranks || ranks.length < 2) return "";
-  return ranks.map((rank) => `${rankName(rank, ranks)}: ${gib(rank.used_bytes)}`).join(", ");
-}
+let away = new Set();
+away = awayWith();
 
 /** Who asked for it by a control call; empty where nobody did. */
-function by(caller) {
-  if (!caller) return "";
+function by({ caller, rule, trigger }) {
+  if (rule) return `by the policy, rule ${rule}`;
+  if (!caller) return trigger ? `by ${words(trigger)}` : "";
   return `${caller.address || "unknown address"}, ${caller.by === "token" ? "with the token" : "from this machine"}`;
 }
 
-/** Takes events, newest first. */
-export function writeResets(box, events) {
-  const resets = events.filter((event) => event.result !== null && event.result !== undefined).slice(0, RESETS_SHOWN);
-  showPanel(box, resets.length > 0);
-  const rows = resets.map(({ at, trigger, rule, result, caller }) => [
-    clock(at),
-    words(result.remedy),
-    el("span", { class: "tag", "data-level": outcomeLevel(result) }, result.outcome),
-    el(
-      "span",
-      { class: "freed", "data-bytes": result.credited_bytes ?? "unknown", title: exact(result.credited_bytes) },
-      gibNumber(result.credited_bytes),
+/** An act in a line: what it gave back, by what, at which cost, and why. */
+function actText(event) {
+  const { result } = event;
+  if (!result) return joined(" ", event.summary, by(event) && `(${by(event)})`);
+  const gave = result.outcome === "done" ? (result.credited_bytes > 0 ? `gave back ${gib(result.credited_bytes)}` : "gave nothing back") : result.outcome;
+  return joined(
+    ", ",
+    `${gave}: ${words(result.remedy)}`,
+    result.seconds ? duration(result.seconds) : "",
+    result.held_seconds ? `requests waited ${duration(result.held_seconds)}` : "",
+    by(event),
+    result.reason,
+  );
+}
+
+/** What was less in use after an act, with all that changed meanwhile. */
+function lessText({ result }) {
+  const less = result && joined(" · ", partsText(result.freed_components), ranksText(result.ranks));
+  return less ? html`<small>less in use now: ${less}</small>` : null;
+}
+
+/** Events and incidents, newest first; an incident's own event has no page, and is not told twice. */
+function all() {
+  const incidents = state.incidents.incidents.map((incident) => ({
+    id: incident.id,
+    at: incident.last_at ?? incident.at,
+    kind: "incident",
+    href: `memory/incidents/${encodeURIComponent(incident.id)}`,
+    summary: joined(
+      "",
+      words(incident.kind ?? "incident"),
+      incident.count > 1 ? `, ${count(incident.count)} times` : "",
+      incident.ended_at ? `, over at ${clock(incident.ended_at)}` : "",
+      `: ${incident.summary || incident.problem || ""}`,
     ),
-    joined(" · ", freedParts(result.freed_components), freedRanks(result.ranks)) ||
-      (result.outcome === "done" ? "nothing" : ""),
-    rule ? `policy, ${rule}` : joined(", ", words(trigger ?? ""), by(caller)),
-    joined(
-      "; ",
-      result.seconds && duration(result.seconds),
-      result.held_seconds && `held requests for ${duration(result.held_seconds)}`,
-      result.reason,
-    ),
-  ]);
-  const head = ["at", "remedy", "outcome", "given back, GiB", "less in use now", "by", "took, and why"];
-  const caption = "What each gave back, all ranks together, and what was less in use after it, with all that changed meanwhile";
-  fill(box, scrollTable({ caption, head, rows, numeric: [3], wide: [4, 6] }, "Last resets as a table"));
+  }));
+  const events = state.events.filter(({ kind }) => kind !== "incident" || !incidents.length);
+  return [...events, ...incidents].sort((one, other) => other.at - one.at);
 }
 
-function eventLevel({ kind, result }) {
-  return result ? outcomeLevel(result) : (KIND_LEVEL[kind] ?? "quiet");
+function cut(text) {
+  const words_ = text.split(" ");
+  return words_.length > MAX_WORDS ? `${words_.slice(0, MAX_WORDS).join(" ")} …` : text;
 }
 
-/** Takes events, newest first. */
-export function writeEvents(box, events) {
-  showPanel(box, events.length > 0);
-  const items = events
-    .slice(0, EVENTS_SHOWN)
-    .map((event) =>
-      el(
-        "li",
-        { "data-kind": event.kind },
-        el("time", { datetime: new Date(event.at * 1000).toISOString() }, clock(event.at)),
-        " ",
-        el("span", { class: "tag", "data-level": eventLevel(event) }, event.kind),
-        " ",
-        event.summary,
-        event.caller ? el("span", { class: "caller" }, ` (${by(event.caller)})`) : null,
-      ),
-    );
-  fill(box, scroll("Events, newest first", el("ol", { class: "timeline tall" }, ...items)));
+function line(event, isFirst) {
+  const name = `${event.kind} ${event.id} ${event.at}`;
+  const text = actText(event);
+  const shown = isFirst ? cut(text) : text;
+  return html`<li key=${name} data-kind=${event.kind}>
+    <time datetime=${new Date(event.at * 1000).toISOString()}>${clock(event.at)}</time>
+    <span class="tag" data-level=${event.result ? outcomeLevel(event.result) : (LEVELS[event.kind] ?? "quiet")}>${event.kind}</span>
+    <span class="what" title=${text}>${event.href ? html`<a href=${event.href}>${shown}</a>` : shown}${isFirst ? null : lessText(event)}</span>
+    ${isFirst && event.kind === "incident" ? html`<button type="button" class="quiet" aria-label="Put this incident away" onClick=${() => changed((away = awayWith(name)) && {})}>✕</button>` : null}
+  </li>`;
 }
 
-/** Takes the response of GET /memory/incidents; null before the first. */
-export function writeIncidents(box, listed) {
-  if (!listed) return;
-  const problem = listed.problem ? [el("p", { class: "problem" }, listed.problem)] : [];
-  showPanel(box, problem.length > 0 || listed.incidents.length > 0);
-  const items = listed.incidents.slice(0, INCIDENTS_SHOWN).map((incident) => {
-    const often = incident.count > 1 ? `, ${count(incident.count)} times` : "";
-    const ended = incident.ended_at ? `, over at ${clock(incident.ended_at)}` : "";
-    const href = `memory/incidents/${encodeURIComponent(incident.id)}`;
-    const link = el("a", { href }, words(incident.kind ?? "incident"));
-    const text = `${often}${ended}: ${incident.summary || incident.problem || ""}`;
-    return el("li", {}, el("time", {}, clock(incident.at)), " ", link, text);
+export function eventsPanel() {
+  const events = all();
+  const told = events.filter((event, index) => {
+    const newer = events[index - 1];
+    const isPassing = event.kind === "state" && newer?.kind === "state" && newer.at - event.at < QUIET_SECONDS;
+    return !isPassing && event.kind !== "policy" && !away.has(`${event.kind} ${event.id} ${event.at}`);
   });
-  fill(box, el("ol", { class: "timeline" }, ...items), ...problem);
+  return panel(
+    "events",
+    "What happened",
+    html`<a class="aside" href="dashboard#events">all</a>`,
+    html`<ol class="timeline">${told.slice(0, SHOWN_FIRST).map((event) => line(event, true))}</ol>`,
+  );
+}
+
+const OF_KIND = {
+  all: () => true,
+  acts: ({ result, kind }) => Boolean(result) || kind === "policy",
+  marks: ({ kind }) => kind === "mark",
+  states: ({ kind }) => ["state", "sidecar", "recovery", "baseline"].includes(kind),
+  incidents: ({ kind }) => kind === "incident",
+};
+let kindShown = "all";
+
+export function eventsView() {
+  const events = all();
+  const told = events.filter(OF_KIND[kindShown]);
+  const choices = Object.keys(OF_KIND).map(
+    (kind) => html`<button type="button" key=${kind} aria-pressed=${String(kind === kindShown)} onClick=${() => ((kindShown = kind), changed())}>${kind}</button>`,
+  );
+  return panel(
+    "events-all",
+    "What happened",
+    html`<div class="switch" role="group" aria-label="Kind">${choices}</div>`,
+    told.length ? null : html`<p class="empty">None since ${clock(events[events.length - 1]?.at)}.</p>`,
+    state.incidents.problem ? html`<p class="problem">${state.incidents.problem}</p>` : null,
+    html`<ol class="timeline" aria-label="Events, newest first">${told.map((event) => line(event, false))}</ol>`,
+  );
 }

@@ -10,21 +10,14 @@ const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 5_000;
 
 /**
- * @typedef {object} Listener
- * @property {(report: any) => void} report
- * @property {(event: any) => void} event
- * @property {() => void} open a connection is there, again or for the first time
- * @property {(reason: string, retryAt: number) => void} lost retryAt as of Date.now()
+ * Follow for as long as the page is there; the listener's `report` and `event` are handed what came, `open` is called when
+ * a connection is there, again or for the first time, and `lost` with the reason when it ended.
  */
-
-/** Follow for as long as the page is there. */
 export async function follow(listener) {
   let wait = FIRST_RETRY_MS;
   for (;;) {
-    const reason = await once(listener, () => {
-      wait = FIRST_RETRY_MS;
-    });
-    listener.lost(reason, Date.now() + wait);
+    const reason = await once(listener, () => (wait = FIRST_RETRY_MS));
+    listener.lost(reason);
     await new Promise((resolve) => setTimeout(resolve, wait));
     wait = Math.min(wait * 2, LAST_RETRY_MS);
   }
@@ -39,14 +32,10 @@ async function once(listener, reached) {
     watchdog = setTimeout(() => abort.abort(), SILENCE_MS);
   };
   alive();
-  let opened = false;
+  let open = () => (reached(), listener.open());
   try {
     for await (const { event, data } of serverEvents("memory/events", abort.signal, alive)) {
-      if (!opened) {
-        opened = true;
-        reached();
-        listener.open();
-      }
+      open = open?.();
       if (event === "report") listener.report(JSON.parse(data));
       else if (event === "event") listener.event(JSON.parse(data));
     }

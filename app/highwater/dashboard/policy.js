@@ -1,143 +1,141 @@
 /**
- * The policy: how memory stands, its rules, how each rank stands to them, and what was done last.
+ * The policy: its rules, how each rank stands to them, and changing it. And what gives memory back by hand.
  */
 
-import { get } from "./api.js";
-import { el, fill, KeptTable } from "./dom.js";
+import { act, confirmed, isBusy, reclaim, reset, say } from "./actions.js";
+import { put } from "./api.js";
 import { GAIN_FIELDS } from "./facts.js";
 import { actionsText, clock, gib, gibNumber, joined, known, signalValue, words } from "./format.js";
-import { rankName, total } from "./plots.js";
-import { LEVELS } from "./pressure.js";
+import { html, panel, table } from "./html.js";
+import { rankName, total } from "./model.js";
+import { Asked, changed, state } from "./store.js";
 
-const DECISIONS_SHOWN = 6;
+const asked = new Asked("policy", 60_000);
+const LEVELS = { calm: "good", short: "warn", urgent: "bad" };
+const WORDS = { calm: "fine", urgent: "very short", held: "cannot act", resting: "waiting" };
+const RESETS = [
+  ["reset_encoder_cache", "encoder outputs on the device; with release after it, the device sees the bytes too"],
+  ["reset_mm_cache", "processed images in host memory; no device memory at all"],
+  ["reset_prefix_cache", "KV blocks of cached prefixes, for new requests; no device memory at all"],
+];
+const SIZES = ["free", "acts at", "stops at", "missing", ...Object.keys(GAIN_FIELDS).map((name) => `${words(name)} can give`)];
 
-const RULES = {
-  caption: "Rules",
-  head: ["rule", "signal", "now", "high water", "low water", "state", "remedies"],
-  numeric: [2, 3, 4],
-  wide: [5, 6],
-};
-const GAINS = Object.keys(GAIN_FIELDS).map((name) => `${words(name)} can give`);
-const SIZES = ["free", "high water", "low water", "missing", ...GAINS];
-const RANKS = {
-  caption: "Each rank, in GiB",
-  head: ["rank", "rule", ...SIZES, "note"],
-  numeric: SIZES.map((_, index) => index + 2),
-  wide: [SIZES.length + 2],
-};
+let mode = "safe";
+let edited = null; // the text of the rules, while somebody changes them
 
-export class PolicyPanel {
-  constructor(box) {
-    this.head = el("div", {});
-    this.none = el("p", { class: "empty", hidden: true }, "No rules: nothing is done by itself.");
-    const [rules, ranks] = [el("div", { class: "lines" }), el("div", {})];
-    this.rules = new KeptTable(rules, RULES);
-    this.ranks = new KeptTable(ranks, RANKS);
-    this.decisions = el("div", {});
-    this.tables = el("div", {}, this.none, rules, ranks);
-    box.append(this.head, this.tables, el("h3", {}, "Last decisions"), this.decisions);
-    this.shape = "";
-    this.source = null;
-    this.decided = "";
-  }
-
-  /** Where the policy comes from is not in the report. */
-  async ask() {
-    try {
-      this.source = await get("policy");
-      this.shape = "";
-    } catch {
-      // The rules themselves are in every report; where they come from can wait.
-    }
-  }
-
-  /** Takes a report, and events, newest first. */
-  update({ policy, sidecar_started_at: startedAt }, events) {
-    const decisions = events
-      .filter((event) => event.kind === "policy" || event.trigger === "policy")
-      .slice(0, DECISIONS_SHOWN);
-    const decided = decisions.map((event) => `${event.id} ${event.at}`).join();
-    if (decided !== this.decided || !decisions.length) {
-      this.decided = decided;
-      fill(this.decisions, decisionList(decisions, events.at(-1)));
-    }
-    const shape = JSON.stringify([policy, this.source?.kept_in, startedAt]);
-    if (shape === this.shape) return;
-    this.shape = shape;
-    if (!policy) {
-      fill(this.head, el("p", { class: "empty" }, "Not known."));
-      this.tables.hidden = true;
-      return;
-    }
-    fill(this.head, this.#sentence(policy, startedAt));
-    this.tables.hidden = false;
-    this.none.hidden = policy.rules.length > 0;
-    this.rules.box.hidden = !policy.rules.length;
-    this.rules.show(policy.rules.map(ruleRow));
-    const ranks = policy.rules.flatMap((rule) => rule.ranks.map((one) => rankRow(rule, one)));
-    this.ranks.box.hidden = !ranks.length;
-    this.ranks.show(ranks);
-  }
-
-  #sentence(policy, startedAt) {
-    const { level, summary, mode } = policy;
-    const acts = mode === "observe" ? "Mode observe: it only watches." : "Mode act: it may act by itself.";
-    const source = this.source
-      ? ` From ${words(this.source.source)}${this.source.kept_in ? `, kept in ${this.source.kept_in}` : ""}.`
-      : "";
-    return el(
-      "p",
-      {},
-      el("span", { class: "pill", "data-level": LEVELS[level] ?? "quiet" }, words(level)),
-      ` ${summary}. ${acts} ${actionsText(policy, startedAt)}.${source}`,
-    );
-  }
+export function policyView() {
+  const { report } = state;
+  const policy = report?.policy;
+  const source = asked.now(`${policy?.mode} ${policy?.rules.map(({ name }) => name).join(" ")}`);
+  return html`${byHand()}
+  ${
+    policy
+      ? panel(
+          "policy",
+          "Policy",
+          html`<span class="tag" data-level=${LEVELS[policy.level] ?? "quiet"}>${WORDS[policy.level] ?? words(policy.level)}</span>`,
+          html`<p>${joined(" ", `${policy.summary}.`, policy.mode === "observe" ? "It only watches." : "It may act by itself.", `${actionsText(policy, report.sidecar_started_at)}.`, source && `From ${words(source.source)}${source.kept_in ? `, kept in ${source.kept_in}` : ""}.`)}</p>`,
+          policy.rules.length ? rulesTable(policy.rules) : html`<p class="empty">No rules: nothing is done by itself.</p>`,
+          ranksTable(policy.rules),
+          editor(policy, source),
+        )
+      : panel("policy", "Policy", null, html`<p class="empty">${asked.problem || "Not known."}</p>`)
+  }`;
 }
 
-/** The oldest event that is known, of whatever kind, says how far back that is. */
-function decisionList(decisions, oldest) {
-  if (!decisions.length) return el("p", { class: "empty" }, `None since ${clock(oldest?.at)}.`);
-  return el(
-    "ol",
-    { class: "timeline" },
-    ...decisions.map((event) => el("li", {}, el("time", {}, clock(event.at)), " ", event.summary)),
+function byHand() {
+  const give = (dry_run) => () => confirmed("Reclaim", dry_run ? "safe" : mode, () => reclaim("memory/reclaim", { mode, dry_run }));
+  const run = (path) => () => confirmed(words(path), mode, () => reset(path, mode));
+  return panel(
+    "by-hand",
+    "Give it back by hand",
+    null,
+    html`<p class="row">
+      <button type="button" class="primary" disabled=${isBusy()} onClick=${give(false)}>Reclaim memory</button>
+      <button type="button" disabled=${isBusy()} onClick=${give(true)}>What would it do?</button>
+      <label for="mode">Mode</label>
+      <select id="mode" value=${mode} onChange=${(event) => ((mode = event.target.value), changed())}>
+        <option value="safe">safe: harms no request</option>
+        <option value="now">now: as vLLM does it</option>
+      </select>
+    </p>`,
+    html`<ul class="resets">${RESETS.map(
+      ([path, frees]) => html`<li key=${path}><button type="button" disabled=${isBusy()} aria-describedby="${path}-frees" onClick=${run(path)}>${words(path)}</button> <span id="${path}-frees">frees ${frees}</span></li>`,
+    )}</ul>`,
   );
 }
 
-function ruleRow(rule) {
-  const since = rule.since ? ` since ${clock(rule.since)}` : "";
-  const rests = rule.rest_until ? `, cooldown until ${clock(rule.rest_until)}` : "";
-  return [
-    rule.name,
-    words(rule.signal),
-    signalValue(rule.signal, rule.value),
-    signalValue(rule.signal, rule.high_water),
-    signalValue(rule.signal, rule.low_water),
-    `${words(rule.phase)}${since}${rests}${rule.reason ? `\n${rule.reason}` : ""}`,
-    rule.remedies.map((remedy) => remedyLine(remedy, rule.ranks)).join("\n"),
-  ];
+function rulesTable(rules) {
+  const rows = rules.map((rule) => {
+    const since = rule.since ? ` since ${clock(rule.since)}` : "";
+    const rests = rule.rest_until ? `, waits until ${clock(rule.rest_until)}` : "";
+    return [
+      rule.name,
+      words(rule.signal),
+      ...[rule.value, rule.high_water, rule.low_water].map((value) => signalValue(rule.signal, value)),
+      html`${WORDS[rule.phase] ?? words(rule.phase)}${since}${rests}${rule.reason ? html`<br />${rule.reason}` : null}`,
+      html`<ul>${rule.remedies.map((remedy) => html`<li key=${remedy.name}>${remedyText(remedy, rule.ranks)}</li>`)}</ul>`,
+    ];
+  });
+  return table({ caption: "Rules", head: ["rule", "signal", "now", "acts at", "stops at", "state", "remedies"], rows, numeric: [2, 3, 4], wide: [5, 6] });
 }
 
 /** What a remedy could give, and how it went last. */
-function remedyLine(remedy, ranks) {
+function remedyText(remedy, ranks) {
   const gain = GAIN_FIELDS[remedy.name];
   const could = gain ? total(ranks.map((one) => one[gain])) : null;
-  const freed = remedy.last_freed_bytes === null ? "" : `, gave back ${gib(remedy.last_freed_bytes)}${remedy.last_freed_ranks.length > 1 ? `, ${remedy.last_freed_ranks.length} ranks together` : ""}`;
+  const freed = remedy.last_freed_bytes === null ? "" : `, gave back ${gib(remedy.last_freed_bytes)}`;
   const why = remedy.last_reason ? ` (${remedy.last_reason})` : "";
-  const last =
-    remedy.last_run_at === null
-      ? "not run yet"
-      : `${remedy.last_outcome ?? "run"} ${clock(remedy.last_run_at)}${freed}${why}`;
-  return joined(
-    "; ",
-    `${words(remedy.name)}: ${last}`,
-    known(could) && `could give ${gib(could)}${ranks.length > 1 ? `, ${ranks.length} ranks together` : ""}`,
-    remedy.unavailable && `not by itself here: ${remedy.unavailable}`,
-  );
+  const last = remedy.last_run_at === null ? "not run yet" : `${remedy.last_outcome ?? "run"} ${clock(remedy.last_run_at)}${freed}${why}`;
+  const not = remedy.unavailable && `not by itself here: ${remedy.unavailable}`;
+  return joined("; ", `${words(remedy.name)}: ${last}`, known(could) && `could give ${gib(could)}`, not);
 }
 
-function rankRow(rule, one) {
-  const waters = [one.free_bytes, one.high_free_bytes, one.low_free_bytes, one.short_bytes];
-  const gains = Object.values(GAIN_FIELDS).map((field) => one[field]);
-  return [rankName(one, rule.ranks), rule.name, ...[...waters, ...gains].map(gibNumber), one.note ?? ""];
+function ranksTable(rules) {
+  const rows = rules.flatMap((rule) =>
+    rule.ranks.map((one) => [
+      rankName(one, rule.ranks),
+      rule.name,
+      ...[one.free_bytes, one.high_free_bytes, one.low_free_bytes, one.short_bytes].map(gibNumber),
+      ...Object.values(GAIN_FIELDS).map((field) => gibNumber(one[field])),
+      one.note ?? "",
+    ]),
+  );
+  if (!rows.length) return null;
+  return table({ caption: "Each rank, in GiB", head: ["rank", "rule", ...SIZES, "note"], rows, numeric: SIZES.map((_, index) => index + 2), wide: [SIZES.length + 2] });
+}
+
+/** Sends a change of the policy; the sidecar validates it whole. */
+function change(body) {
+  return act("Changing the policy", () => put("policy", body), (answer) => {
+    Object.assign(asked, { value: answer });
+    edited = null;
+    say("The policy is changed", "good", [`mode ${answer.mode}, ${answer.rules.length} rules${answer.kept_in ? `, kept in ${answer.kept_in}` : ", until the next restart"}`]);
+  });
+}
+
+function editor(policy, source) {
+  const other = policy.mode === "act" ? "observe" : "act";
+  const send = (event) => {
+    event.preventDefault();
+    try {
+      change({ rules: JSON.parse(edited) });
+    } catch {
+      say("That is no JSON", "bad", ["Rules are a list of objects, as GET /policy has them."]);
+    }
+  };
+  return html`<div class="row">
+      <button type="button" disabled=${isBusy()} onClick=${() => change({ mode: other })}>${other === "observe" ? "Observe only" : "Let it act"}</button>
+      ${edited === null && source ? html`<button type="button" onClick=${() => ((edited = JSON.stringify(source.rules, null, 2)), changed())}>Change the rules</button>` : null}
+    </div>
+    ${
+      edited === null
+        ? null
+        : html`<form onSubmit=${send}>
+            <label for="rules">Rules, as JSON</label>
+            <textarea id="rules" rows="14" spellcheck=${false} value=${edited} onInput=${(event) => (edited = event.target.value)}></textarea>
+            <p class="row"><button type="submit" class="primary" disabled=${isBusy()}>Save the rules</button>
+              <button type="button" onClick=${() => ((edited = null), changed())}>Cancel</button></p>
+          </form>`
+    }`;
 }

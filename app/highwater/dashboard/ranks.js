@@ -1,111 +1,104 @@
 /**
- * Every rank's figures as they are now, and the legend of the components.
+ * The ranks: those with the least free memory first, equal ones in one row; and every figure of each as a table.
  */
 
-import { el, setText, swatch } from "./dom.js";
-import { exact, gib, gibNumber, known, percent } from "./format.js";
 import { COMPONENTS } from "./facts.js";
-import { deviceName, rankName, reservedNotAllocated, skew } from "./plots.js";
-import { rankKey } from "./readings.js";
+import { clock, gib, gibNumber, known, percent, words } from "./format.js";
+import { html, panel, sized, swatch, table } from "./html.js";
+import { byFree, deviceName, pressureOf, rankKey, rankName, skew } from "./model.js";
+import { chosenRank } from "./parts.js";
+import { hrefOf } from "./place.js";
+import { state } from "./store.js";
 
-const WHOLE = "whole device";
-
+const ALIKE = 0.01; // of the device
+const MAX_ROWS = 7;
 const COLUMNS = [
-  { name: "used", field: "used_bytes", read: (rank) => rank.used_bytes },
-  ...COMPONENTS.map(({ name, field, variable }) => ({ name, field, variable, read: (rank) => rank.components[field] })),
-  { name: "free", field: "free_bytes", read: (rank) => rank.free_bytes },
-  { name: "total", field: "total_bytes", read: (rank) => rank.total_bytes },
-  { name: "releasable", field: "releasable_bytes", read: (rank) => rank.releasable_bytes },
-  { name: "reserved − allocated", field: "reserved_not_allocated", read: reservedNotAllocated },
-  { name: "peak allocated", field: "peak_allocated_bytes", read: (rank) => rank.torch.peak_allocated_bytes },
-  { name: "host RSS", field: "rss_bytes", read: (rank) => rank.host_memory.rss_bytes },
+  ["used", (rank) => rank.used_bytes],
+  ...COMPONENTS.map(({ name, field, variable }) => [name, (rank) => rank.components[field], variable]),
+  ["free", (rank) => rank.free_bytes],
+  ["total", (rank) => rank.total_bytes],
+  ["releasable", (rank) => rank.releasable_bytes],
+  ["peak allocated", (rank) => rank.torch.peak_allocated_bytes],
+  ["host RSS", (rank) => rank.host_memory.rss_bytes],
 ];
 
-/** The components, and the lines across the stacks.   rules of the policy */
-export function writeLegend(list, rules) {
-  const waters = rules
-    .map(({ ranks }) => ranks.filter((one) => known(one.high_free_bytes)))
-    .filter((ranks) => ranks.length)
-    .flatMap((ranks) => [
-      ["--high", `high water${free(ranks.map((one) => one.high_free_bytes))}`],
-      ["--low", `low water${free(ranks.map((one) => one.low_free_bytes))}`],
-    ]);
-  const shape = JSON.stringify(waters);
-  if (shape === list.dataset.shape) return;
-  list.dataset.shape = shape;
-  list.replaceChildren(
-    ...COMPONENTS.map(({ name, variable, meaning }) => el("li", { title: meaning }, swatch(variable), name)),
-    ...[...waters, ["--muted", WHOLE]].map(([variable, text]) => {
-      const dash = el("i", { class: text === WHOLE ? "dash solid" : "dash", "aria-hidden": "true" });
-      dash.style.setProperty("border-color", `var(${variable})`);
-      return el("li", {}, dash, text);
-    }),
+/** Groups of ranks that have about as much free, the worst off by itself. */
+function alike(ranks) {
+  const groups = [];
+  for (const rank of byFree(ranks)) {
+    const isNear = groups.length > 1 && rank.free_bytes - groups.at(-1)[0].free_bytes <= ALIKE * rank.total_bytes;
+    if (isNear || groups.length >= MAX_ROWS) groups.at(-1).push(rank);
+    else groups.push([rank]);
+  }
+  return groups;
+}
+
+/** The numbers of a group, those that follow one another as a span. */
+function spans(numbers) {
+  const runs = [];
+  for (const number of [...numbers].sort((one, other) => one - other)) {
+    if (number === runs.at(-1)?.[1] + 1) runs.at(-1)[1] = number;
+    else runs.push([number, number]);
+  }
+  return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(" ");
+}
+
+export function ranksPanel() {
+  const { report, place } = state;
+  const ranks = report?.ranks ?? [];
+  const chosen = chosenRank();
+  const several = new Set(ranks.map((rank) => rank.dp_rank ?? 0)).size > 1;
+  const short = (group) => (several ? group.map((rank) => `${rank.dp_rank ?? 0}.${rank.rank ?? "–"}`).join(" ") : spans(group.map(({ rank }) => rank ?? 0)));
+  const rows = alike(ranks).map((group) => {
+    const [rank] = group;
+    const water = pressureOf(report, rank)?.high_free_bytes;
+    const isShort = known(water) && rank.free_bytes < water;
+    const used = known(rank.used_ratio) ? `${rank.used_ratio * 100}%` : "0";
+    const names = group.map((one) => rankName(one, ranks)).join(", ");
+    const current = group.includes(chosen) ? "true" : undefined;
+    return html`<li key=${rankKey(rank)}>
+      <a href=${hrefOf(place, { rank: rankKey(rank), view: "parts" })} aria-current=${current} aria-label="${names}: ${gib(rank.free_bytes)} free, ${percent(rank.used_ratio)} used" title="${names}: ${deviceName(rank)}">
+        <b>${short(group)}</b>
+        <span class="meter" data-level=${isShort ? "bad" : undefined} aria-hidden="true"><i style=${{ width: used }}></i>${known(water) ? html`<u style=${{ left: `${(1 - water / rank.total_bytes) * 100}%` }}></u>` : null}</span>
+        <span class="number">${gibNumber(rank.free_bytes)}</span>
+        <small>${group.length > 1 ? `×${group.length}` : ""}</small>
+      </a>
+    </li>`;
+  });
+  return panel("ranks", "Free by rank, least first", null, missing(report), html`<ol class="rank-list">${rows}</ol>`);
+}
+
+/** Ranks that are not heard of. */
+function missing(report) {
+  if (!report?.ranks_missing.length) return null;
+  // As `are_workers_hidden` in readings/report.py has it: nothing could show a worker, so none is known to be missing.
+  if (!report.ranks.length && !report.progress && !report.engine.capabilities.collective_rpc)
+    return html`<p class="problem">The workers cannot be read: there is no worker extension and there are no recorders.</p>`;
+  return html`<ul class="missing" aria-label="Ranks that are missing">
+    ${report.ranks_missing.map(
+      (rank) =>
+        html`<li>dp ${rank.dp_rank} pp ${rank.pp_rank} tp ${rank.tp_rank}: ${words(rank.status)}${rank.host ? ` on ${rank.host}` : ""}${rank.last_seen_at ? `, last seen ${clock(rank.last_seen_at)} with ${gib(rank.used_bytes)}` : ""}</li>`,
+    )}
+  </ul>`;
+}
+
+export function ranksView() {
+  const ranks = state.report?.ranks ?? [];
+  const rows = ranks.map((rank) => [
+    html`<a href=${hrefOf(state.place, { view: "parts", rank: rankKey(rank) })}>${rankName(rank, ranks)}</a><small>${deviceName(rank)}</small>`,
+    percent(rank.used_ratio),
+    ...COLUMNS.map(([, read]) => sized(read(rank))),
+  ]);
+  if (ranks.length > 1) rows.push([html`skew<small>most less least</small>`, "", ...COLUMNS.map(([, read]) => sized(skew(ranks.map(read))))]);
+  const head = ["rank", "used %", ...COLUMNS.map(([name, , variable]) => (variable ? html`${swatch(variable)}${name}` : name))];
+  return panel(
+    "ranks-table",
+    "Every rank",
+    null,
+    missing(state.report),
+    ranks.length
+      ? table({ caption: "Now, by rank, in GiB. – is not known.", label: "Memory by rank and component", head, rows, numeric: head.map((_, index) => index) })
+      : html`<p class="empty">No rank has been read yet.</p>`,
+    state.report ? html`<p class="note-line">Growth since the engine was ready, all ranks: ${gib(state.report.growth.since_ready_bytes)}.</p>` : null,
   );
-}
-
-/** Of water lines that are the same on all ranks, the bytes; else each rank's chart has its own. */
-function free(sizes) {
-  const shown = new Set(sizes.map(gib));
-  return shown.size === 1 ? `: ${[...shown][0]} free` : ", each rank its own";
-}
-
-/** The table of ranks; cells are kept, so that a selection in it outlives a reading. */
-export class RankTable {
-  constructor(table) {
-    this.table = table;
-    this.shape = "";
-    this.cells = new Map();
-  }
-
-  update(report) {
-    const shape = JSON.stringify(report.ranks.map((rank) => [rankKey(rank), deviceName(rank)]));
-    if (shape !== this.shape) this.#build(report, shape);
-    this.table.hidden = !report.ranks.length;
-    for (const rank of report.ranks) {
-      for (const column of COLUMNS) this.#write(`${rankKey(rank)} ${column.field}`, column.read(rank));
-      const ratio = this.cells.get(`${rankKey(rank)} used_ratio`);
-      if (ratio) setText(ratio, percent(rank.used_ratio));
-    }
-    if (report.ranks.length > 1) {
-      for (const column of COLUMNS) this.#write(`skew ${column.field}`, skew(report.ranks.map(column.read)));
-    }
-  }
-
-  #write(name, bytes) {
-    const cell = this.cells.get(name);
-    if (!cell) return;
-    setText(cell, gibNumber(bytes));
-    cell.dataset.bytes = bytes === null || bytes === undefined ? "unknown" : String(bytes);
-    cell.title = exact(bytes);
-  }
-
-  #build(report, shape) {
-    this.shape = shape;
-    this.cells.clear();
-    const head = el(
-      "tr",
-      {},
-      el("th", { scope: "col" }, "rank"),
-      el("th", { scope: "col", class: "number" }, "used %"),
-      ...COLUMNS.map(({ name, variable }) =>
-        el("th", { scope: "col", class: "number" }, variable ? swatch(variable) : null, name),
-      ),
-    );
-    const rows = report.ranks.map((rank) => this.#row(rankKey(rank), rankName(rank, report.ranks), deviceName(rank)));
-    if (report.ranks.length > 1) rows.push(this.#row("skew", "skew", "most less least"));
-    const caption = this.table.querySelector("caption");
-    this.table.replaceChildren(caption, el("thead", {}, head), el("tbody", {}, ...rows));
-  }
-
-  #row(key, name, detail) {
-    const cell = (field) => {
-      const made = el("td", { class: "number", "data-cell": `${key} ${field}` });
-      this.cells.set(`${key} ${field}`, made);
-      return made;
-    };
-    const ratio = cell("used_ratio");
-    const header = el("th", { scope: "row" }, name, el("small", {}, detail));
-    const others = COLUMNS.map((column) => cell(column.field));
-    return el("tr", { class: key === "skew" ? "skew" : null }, header, ratio, ...others);
-  }
 }

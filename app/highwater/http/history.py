@@ -14,16 +14,17 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from pydantic import Field, TypeAdapter
 from starlette.types import Receive, Scope, Send
 
+from highwater.diagnose.verdict import JudgedReport
 from highwater.http.access import peer_of
 from highwater.http.services import Parts, Services, StrictModel
-from highwater.model.report import Event, Report
+from highwater.model.report import Event
 from highwater.model.schema import SCHEMA
 from highwater.process.errors import NotAvailable, UnknownName
 from highwater.watch.history import Mark, Update
 
 PING_SECONDS = 15.0
 MIN_STEP_SECONDS = 0.001
-_REPORT = TypeAdapter(Report)
+_REPORT = TypeAdapter(JudgedReport)
 _EVENT = TypeAdapter(Event)
 _EVENTS = TypeAdapter(list[Event])
 
@@ -130,4 +131,4 @@ async def _live(services: Services, queue: asyncio.Queue[Update]) -> AsyncIterat
 
 
 def _report_message(services: Services) -> bytes:
-    return format_sse_event(event="report", data_str=_REPORT.dump_json(services.report()).decode())
+    return format_sse_event(event="report", data_str=_REPORT.dump_json(JudgedReport.of(services.report())).decode())

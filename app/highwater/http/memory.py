@@ -21,6 +21,7 @@ from pydantic_core import to_json
 from highwater.diagnose.case import of_report
 from highwater.diagnose.finding import in_words
 from highwater.diagnose.rules.book import known_causes
+from highwater.diagnose.verdict import JudgedReport
 from highwater.growth.floors import Floor
 from highwater.growth.words import growth_table, leaks
 from highwater.host.report import HostReport
@@ -39,7 +40,7 @@ from highwater.process.exit_codes import ATTENTION, OK
 from highwater.watch.encoder_cache import EntriesReading, RankEntries
 from highwater.watch.history import MARKS_KEPT
 
-_REPORT: Final = TypeAdapter(Report)
+_REPORT: Final = TypeAdapter(JudgedReport)
 _DELTAS: Final = TypeAdapter(tuple[RankDelta, ...])
 _HOST: Final = TypeAdapter(HostReport)
 
@@ -50,10 +51,10 @@ class MemoryQuery(FormatQuery):
     since: str | None = Field(None, max_length=128, description="a mark: adds what changed since")
 
 
-@router.get("/memory", response_model=Report, responses=OR_TEXT)
+@router.get("/memory", response_model=JudgedReport, responses=OR_TEXT)
 async def memory(request: Request, parts: Parts, query: Annotated[MemoryQuery, Query()]) -> Response:
     """Return the memory as of the last poll; as a table with ``Accept: text/plain`` or ``?format=text``."""
-    report = parts.report()
+    report = JudgedReport.of(parts.report())
     if wants_text(request, query.format):
         return PlainTextResponse(report_text(report))
     if query.since is None:

@@ -53,7 +53,13 @@ _RUNBOOK_HEADERS: Final = _HEADERS | {
     "Content-Security-Policy": f"{markdown.CONTENT_SECURITY_POLICY}; frame-ancestors 'none'"
 }
 # Not the machine's or Python's own table: browsers run a module only if it is served as one. Nothing else is served.
-TYPES: Final = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
+TYPES: Final = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 _FILES: Final = StaticFiles(directory=DASHBOARD)
 _FILE_TYPES: Final = {
     path.relative_to(DASHBOARD).as_posix(): TYPES.get(path.suffix) for path in sorted(DASHBOARD.rglob("*"))

@@ -1,0 +1,42 @@
+/**
+ * What a report says of its ranks, looked up: names, the worst off, and the figures of the rule that watches them.
+ */
+
+import { joined, known, UNKNOWN } from "./format.js";
+
+/** Data-parallel engines number their ranks from 0 each. */
+export const rankKey = (rank) => `${rank.dp_rank ?? 0}:${rank.rank ?? 0}`;
+
+export function rankName(rank, ranks) {
+  const engines = new Set(ranks.map((other) => other.dp_rank ?? 0)).size;
+  return engines > 1 ? `dp ${rank.dp_rank ?? 0} rank ${rank.rank ?? UNKNOWN}` : `rank ${rank.rank ?? UNKNOWN}`;
+}
+
+export function deviceName({ device, host }) {
+  const place =
+    device.type === null ? "device –" : device.index === null ? device.type : `${device.type}:${device.index}`;
+  return joined(" · ", place, device.name, host);
+}
+
+/** The ranks, those with the least free memory first; those of which it is not known stand last. */
+export function byFree(ranks) {
+  const free = (rank) => rank.free_bytes ?? Infinity;
+  return [...ranks].sort((one, other) => free(one) - free(other) || (one.rank ?? 0) - (other.rank ?? 0));
+}
+
+/** The rank as the first rule sees it that has waters for it; null where none has. */
+export function pressureOf(report, rank) {
+  return (
+    (report.policy?.rules ?? [])
+      .flatMap((rule) => rule.ranks)
+      .find((one) => rankKey(one) === rankKey(rank) && known(one.high_free_bytes)) ?? null
+  );
+}
+
+/** Between the most and the least. */
+export const skew = (values) => greatest(values) - values.filter(known).reduce((least, value) => Math.min(least, value), Infinity);
+
+/** The sum of those that are known; null where none is. */
+export const total = (values) => values.filter(known).reduce((sum, value) => (sum ?? 0) + value, null);
+
+export const greatest = (values) => values.filter(known).reduce((most, value) => Math.max(most ?? value, value), null);

@@ -1,0 +1,42 @@
+/**
+ * Where somebody is on the page: the view, the time shown, the rank and the chart. All of it stands in the address, so
+ * that a tab can be sent to a colleague: `#parts&t=6h&rank=0:3`, `#now&t=1795910000-1795913600`.
+ */
+
+export const SPANS = { "15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400 };
+/** The views by their keys, 1 to 8; `now` is the first screen. */
+export const VIEWS = [
+  ["ranks", "Ranks"],
+  ["parts", "Parts"],
+  ["start", "KV and start"],
+  ["encoder", "Encoder"],
+  ["host", "Host"],
+  ["policy", "Policy"],
+  ["events", "Events"],
+  ["plan", "Plan"],
+];
+const FIRST = { view: "now", t: "1h", rank: "", chart: "free" };
+const MIN_SECONDS = 10;
+
+/** The place that an address names; what it does not know is as on the first screen. */
+export function placeOf(hash) {
+  const [view, ...pairs] = hash.replace(/^#/, "").split("&");
+  const given = Object.fromEntries(pairs.map((pair) => pair.split("=").map(decodeURIComponent)));
+  const place = { ...FIRST, ...given, view: VIEWS.some(([name]) => name === view) ? view : "now" };
+  const [, from, to] = place.t.match(/^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/)?.map(Number) ?? [];
+  const isWindow = to - from >= MIN_SECONDS;
+  const t = isWindow || place.t in SPANS ? place.t : FIRST.t;
+  return { ...place, t, span: SPANS[t] ?? to - from, from: isWindow ? from : null, to: isWindow ? to : null };
+}
+
+/** The address of a place that differs from another in what is given: relative, as of all that the page refers to. */
+export function hrefOf(place, changes = {}) {
+  const next = { ...place, ...changes };
+  const pairs = ["t", "rank", "chart"].filter((name) => next[name] !== FIRST[name]);
+  return `dashboard#${[next.view, ...pairs.map((name) => `${name}=${encodeURIComponent(next[name])}`)].join("&")}`;
+}
+
+/** The address of a window of time.  Unix seconds */
+export function windowText(from, to) {
+  return `${Math.round(from)}-${Math.round(Math.max(to, from + MIN_SECONDS))}`;
+}
