@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 from highwater.model.components import BY_NAME
 from highwater.model.engine import EngineState
-from highwater.model.outlook import pressure_of
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
 from highwater.model.units import size_text, span_text
@@ -127,13 +126,13 @@ def _of_memory(report: Report, state: VerdictState) -> str:
     worst = _worst(report)
     if worst is None:
         return "Nothing has been read yet."
-    name = f"Rank {worst.rank}" if len(report.ranks) > 1 else "The device"
+    name = worst.name.capitalize() if len(report.ranks) > 1 else "The device"
     was = "had" if report.stale else "has"
     free = f"{name} {was} {size_text(worst.free_bytes)} free of {size_text(worst.total_bytes)}"
     growth = report.growth
     if growth.refill_seconds is not None:
         return f"{free}; it fills each {span_text(growth.refill_seconds)} and is given back each time."
-    pressure = pressure_of(report, worst)
+    pressure = report.pressure_of(worst)
     if state in ("short", "very_short") and pressure is not None and pressure.short_bytes:
         return f"{free}, {size_text(pressure.short_bytes)} too little."
     if growth.seconds_to_full is not None and not report.stale:
@@ -152,7 +151,7 @@ def _next(report: Report) -> str | None:
     if report.engine.hint:
         return report.engine.hint
     policy, worst = report.policy, _worst(report)
-    pressure = None if worst is None else pressure_of(report, worst)
+    pressure = None if worst is None else report.pressure_of(worst)
     if policy is None or report.stale:
         return None
     dormant = next((rule.reason for rule in policy.rules if rule.is_dormant), None)
