@@ -38,7 +38,7 @@ from gated_proxy.heads import Header, RequestHead
 
 Mode = Literal["off", "observe", "on"]
 State = Literal["waiting", "inside", "passed", "refused"]
-TOO_LARGE, TIMEOUT, FULL = "door_too_large", "door_timeout", "door_full"
+REASONS = TOO_LARGE, TIMEOUT, FULL = "door_too_large", "door_timeout", "door_full"
 
 MIB = 1024 * 1024
 ALONE_FACTOR = 2
@@ -116,11 +116,12 @@ _FIGURES = (
 
 
 def cost_of(media: Media, limits: DoorLimits) -> Cost:
-    """Return what an item takes; one of unknown size counts as the engine's largest."""
+    """Return what an item takes; one of unknown size counts as the engine's largest, and always fits."""
     rule = limits.token_rule
     if not media.pixels:
         side = math.isqrt(limits.unknown_bytes // BYTES_PER_PIXEL)
-        return Cost(limits.unknown_bytes, limits.item_tokens or rule.tokens(side, side), 1)
+        decoded_bytes = min(limits.unknown_bytes, limits.decoded_bytes or limits.unknown_bytes)
+        return Cost(decoded_bytes, limits.item_tokens or rule.tokens(side, side), 1)
     tokens = rule.tokens(media.width, media.height) * media.frames
     if limits.item_tokens is not None:
         tokens = min(tokens, limits.item_tokens)
@@ -149,8 +150,8 @@ class RequestItems:
     """One request's images and videos, without content: who sent what, and what became of it.
 
     ``client`` is a hash of the API key, None without one; ``largest`` are the first few by pixels. ``inside`` lasts to
-    the first byte of the response, or to its end where that says nothing about the encoder. Times are Unix seconds;
-    ``ended_at`` and ``status`` are None while the request runs.
+    the first byte of the response, or to its end where that says nothing about the encoder: then it has ``passed``.
+    Times are Unix seconds; ``ended_at`` and ``status`` are None while the request runs.
     """
 
     request_id: str
@@ -249,7 +250,9 @@ class Visit:
         self._door.leave(self)
 
     def end(self, status: int) -> None:
+        state = self.state  # one that ends inside has not been answered: its images may be why
         self.leave()
+        self.state = state
         self._door.end(self, status)
 
     def record(self, ended_at: float | None = None, status: int | None = None) -> RequestItems:
@@ -310,6 +313,13 @@ class Door:
     @property
     def is_held(self) -> bool:
         return self._clock() < self._held_until
+
+    @property
+    def counted(self) -> tuple[object, ...]:
+        """Values that change whenever anything does that is counted."""
+        counts = self.counts
+        sums = counts.requests, counts.waited, counts.refused.total(), counts.items.total(), counts.faults
+        return self.mode, self.limits, self.inside, self.waiting, *sums
 
     def requests(self) -> Iterator[RequestItems]:
         """Yield the running requests with items, the newest first, then the last that ended."""

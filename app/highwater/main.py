@@ -39,6 +39,7 @@ from highwater.settings.settings import Settings
 from highwater.wiring.control_plane import wire_access, wire_control_plane
 from highwater.wiring.core import Clocks, Core, wire_engine, wire_recorders
 from highwater.wiring.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane
+from highwater.wiring.door import wire_door
 from highwater.wiring.sidecar import Loops, Sidecar
 from highwater.wiring.start_line import WaitingLog
 from highwater.wiring.watches import wire_growth, wire_host, wire_incidents
@@ -84,9 +85,16 @@ class _Parts:
             host_kept_bytes=lambda: self.host.kept_bytes(),  # noqa: PLW0108 - it is made later, of the poller
         )
         self.host = wire_host(settings, core.poller, clocks, errors)
+        self.door = wire_door(settings, self.data.door, core, self.host, clocks)
         self.growth = wire_growth(settings, core, self.host, clocks, errors)
         self.incidents, self.watcher, self.oom_kills = wire_incidents(
-            settings, core, clocks, errors, host=self.host, verdicts=self.growth.verdicts
+            settings,
+            core,
+            clocks,
+            errors,
+            host=self.host,
+            verdicts=self.growth.verdicts,
+            requests=self.data.door.requests,
         )
         watches = [self.watcher.run, self.host.run, self.growth.run, TlsWatch(self.tls, engine_tls).run]
         if core.shared.has_witness:
@@ -126,6 +134,7 @@ class _Parts:
             poller.current,
             governor.status,
             held=lambda: data.gate.held,
+            door=None if self.door is None else data.door,
             connections=data.proxy.connections,
             dropped_lines=data.dropped_lines,
             incidents=lambda: self.incidents.counts,
@@ -148,6 +157,7 @@ class _Parts:
             recorders=core.recorders,
             snapshots=Snapshots(core.engine, poller, core.history, self.settings.recorder_dir, clock=clocks.wall),
             report=self._report,
+            requests=data.door.requests,
             host=self.host,
             alive=self.loops.alive,
             stopping=self.stopping.is_set,
@@ -161,9 +171,14 @@ class _Parts:
         host = None if self.host.now is None else self.host.now.summary
         proxied, under_way = self.core.history.proxied(), self.counters.traffic.under_way
         proxy = None if proxied is None else ProxyLoad(requests_ended=proxied, requests_under_way=under_way)
-        policy = self.core.governor.status()
         return replace(
-            now, sidecar_started_at=self.core.history.began_at, policy=policy, host=host, growth=growth, proxy=proxy
+            now,
+            sidecar_started_at=self.core.history.began_at,
+            policy=self.core.governor.status(),
+            host=host,
+            growth=growth,
+            proxy=proxy,
+            door=None if self.door is None else self.door.state(),
         )
 
     @asynccontextmanager

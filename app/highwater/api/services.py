@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -12,6 +12,7 @@ from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 from pydantic import BaseModel, ConfigDict
 
+from gated_proxy.door import RequestItems
 from highwater.api.access import Access
 from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
@@ -56,6 +57,7 @@ class Services:
     snapshots: Snapshots
     host: HostWatch
     report: Callable[[], Report]
+    requests: Callable[[], Iterator[RequestItems]]
     alive: Callable[[], bool]
     stopping: Callable[[], bool]
     server_info: Callable[[str], Awaitable[EngineResponse]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from highwater.readings.door import DoorState
 from highwater.readings.engine import EngineStatus, MissingRank, Progress, StartFailure
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus
@@ -54,6 +55,7 @@ class Report:
     policy: PolicyStatus | None = None
     host: HostSummary | None = None  # `None` where no process of the engine is seen, nor one that has just ended
     proxy: ProxyLoad | None = None  # `None` where no traffic passes the sidecar
+    door: DoorState | None = None  # likewise
 
     @property
     def are_workers_hidden(self) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from gated_proxy.door import RequestItems
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
@@ -97,6 +98,7 @@ def wire_incidents(
     *,
     host: HostWatch,
     verdicts: Callable[[], tuple[SeriesGrowth, ...]],
+    requests: Callable[[], Iterator[RequestItems]],
 ) -> tuple[Incidents, IncidentWatcher, OomKillWatch]:
     store = settings.incidents
     incidents = Incidents(
@@ -119,6 +121,7 @@ def wire_incidents(
         verdicts=verdicts,
         stopped_processes=host.stopped_processes,
         oom_kills=oom_kills,
+        requests=requests,
         read_host=host.facts,
         is_start_under_way=lambda: core.poller.is_start_under_way,
         log_says_start_failed=core.poller.log_says_start_failed,
