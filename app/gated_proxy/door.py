@@ -12,7 +12,8 @@ has come; so a body goes on as it comes, and stops before the piece with which a
 
 Waiting requests go on in the order in which they came, those first that have a part inside already. One client's
 requests take at most half of the room while others want some, and a client is a key. Where nobody inside can make
-progress, the first of those waiting may: without this two halves of bodies would wait for each other.
+progress, the first of those waiting may, whatever encoder tokens and items it takes: without this two halves of bodies
+would wait for each other. Decoded bytes are the limit of each request, too.
 
 What cannot be read goes in, and is counted: the door never fails a request for a fault of its own.
 """
@@ -41,8 +42,6 @@ State = Literal["waiting", "inside", "passed", "refused"]
 REASONS = TOO_LARGE, TIMEOUT, FULL = "door_too_large", "door_timeout", "door_full"
 
 MIB = 1024 * 1024
-ALONE_FACTOR = 2
-"""A request alone may take so many times ``decoded_bytes``: the budget is a quarter of what is free, as a rule."""
 MAX_WAITING_BYTES = 128 * MIB
 """The pieces of bodies that wait; what follows a piece stays with its client."""
 REQUESTS_KEPT = 256
@@ -58,7 +57,7 @@ log = logging.getLogger("highwater.door")
 
 @dataclass(frozen=True, slots=True)
 class TokenRule:
-    """How an encoder makes tokens of pixels: a token for each square of so many pixels, within bounds.
+    """The tokens that an encoder makes of pixels: one for each square of so many, within bounds.
 
     Above ``max_pixels`` the engine scales an image down, below ``min_pixels`` up. None: not known.
     """
@@ -78,7 +77,7 @@ class TokenRule:
 
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
-    """What may be in flight at once, and for how long a request may wait. None: no limit."""
+    """The most that may be in flight at once, and the longest that a request may wait. None: no limit."""
 
     decoded_bytes: int | None = None
     encoder_tokens: int | None = None
@@ -209,7 +208,7 @@ class Visit:
 
     @property
     def moves(self) -> bool:
-        """Whether it has items inside, and its body goes on."""
+        """True if it has items inside, and its body goes on."""
         return self.inside.items > 0 and not self.waits
 
     def take(self, piece: bytes) -> bool:
@@ -423,13 +422,12 @@ class Door:
 
     def _too_large(self, visit: Visit) -> Failure | None:
         limit, takes = self.limits.decoded_bytes, (visit.inside + visit.wants).decoded_bytes
-        if limit is None or takes <= ALONE_FACTOR * limit:
+        if limit is None or takes <= limit:
             return None
-        message = (
-            f"the images and videos of this request take {takes} bytes once decoded; one request may take at most "
-            f"{ALONE_FACTOR * limit}, {ALONE_FACTOR} times door.decoded_bytes ({limit})"
+        words = (
+            f"the images and videos of this request take {takes} bytes once decoded; at most {limit} can be in flight"
         )
-        return Failure(413, TOO_LARGE, message)
+        return Failure(413, TOO_LARGE, f"{words} (door.decoded_bytes)")
 
     def _short_of(self, visit: Visit) -> tuple[str, str, int, int] | None:
         """Return the first figure that would be exceeded: its setting, its unit, what is taken, the limit."""

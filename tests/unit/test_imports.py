@@ -22,6 +22,7 @@ PASSED_ON = {
 CALCULATES: dict[str, set[str] | None] = {
     **dict.fromkeys(("__future__", "collections", "collections.abc", "dataclasses", "enum", "types", "typing")),
     **dict.fromkeys(("bisect", "functools", "itertools", "math", "operator", "re", "shlex", "statistics")),
+    **dict.fromkeys(("binascii", "struct")),
     "json": {"JSONDecoder", "dumps", "loads"},
     "pydantic": None,
     **dict.fromkeys(f"rich.{part}" for part in ("padding", "rule", "segment", "table", "text")),

@@ -156,8 +156,8 @@ class DoorSettings(BaseModel, frozen=True, extra="forbid"):
     decoded_bytes: int | None = Field(
         None,
         ge=1,
-        description="images and videos in flight, in bytes once decoded; a request alone may take twice as much, above "
-        "that it is answered with 413; unset: a quarter of the host memory that the engine's container can still take",
+        description="images and videos in flight, in bytes once decoded; a request that takes more is answered with "
+        "413; unset: a quarter of the host memory that the engine's container can still take",
     )
     encoder_tokens: int | None = Field(
         None,

@@ -144,16 +144,23 @@ def test_two_halves_of_bodies_do_not_wait_for_each_other():
     assert second.opened == 1
 
 
-def test_a_request_alone_may_grow_beyond_what_several_may_take():
+def test_a_request_alone_may_take_more_tokens_and_items_than_several():
+    desk = Desk(DoorLimits(items=2, encoder_tokens=100))
+    alone = desk.client()
+    assert [alone.brings(1, 1), alone.brings(1, 1)] == [True, True]
+    assert not desk.client().brings(1)
+
+
+def test_a_request_that_can_never_fit_is_refused_with_figure_limit_and_setting():
     desk = Desk()
     alone = desk.client()
-    assert [alone.brings(7), alone.brings(7)] == [True, True]
+    assert alone.brings(7)
     with pytest.raises(DoorRefusal) as refusal:
         alone.brings(7)
     failure = refusal.value.failure
     assert (failure.status, failure.reason) == (413, "door_too_large")
-    for figure in ("22020096", "16777216", "door.decoded_bytes (8388608)"):
-        assert figure in failure.message
+    for words in ("14680064 bytes once decoded", "at most 8388608", "(door.decoded_bytes)"):
+        assert words in failure.message
     assert desk.door.counts.refused == {"door_too_large": 1}
 
 
@@ -271,7 +278,7 @@ def test_a_hold_may_end_early():
     desk = Desk()
     desk.door.hold(60.0, "relief runs")
     one, two = desk.client(), desk.client()
-    assert [one.brings(1), two.brings(9)] == [False, False]
+    assert [one.brings(1), two.brings(8)] == [False, False]
     desk.timers.run(5)
     desk.door.open()
     desk.timers.run()
