@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from gated_proxy.door_media import BYTES_PER_PIXEL, Media
-from gated_proxy.door_scanner import Scanner
+from gated_proxy.door_scanner import Scanner, may_have_media
 from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure
 from gated_proxy.gate import Timer
 from gated_proxy.heads import Header, RequestHead
@@ -342,9 +342,12 @@ class Door:
 
     # --- for requests ---
 
-    def visit(self, caller: Caller, head: RequestHead, path_class: str) -> Visit | None:
-        """Return the visit of a request with a body; None where the door is off."""
-        return None if self.mode == "off" else Visit(self, caller, head, path_class)
+    def visit(self, caller: Caller, head: RequestHead, path_class: str, piece: bytes) -> Visit | None:
+        """Return the visit of a request whose body begins so; None where the door is off, or that is a whole text."""
+        is_whole = len(piece) == head.declared_bytes
+        if self.mode == "off" or (is_whole and not may_have_media(piece, path_class)):
+            return None
+        return Visit(self, caller, head, path_class)
 
     def ask(self, visit: Visit, found: list[Media]) -> bool:
         """Admit a visit's further items: True, or False where it waits for that. Raises DoorRefusal."""

@@ -39,6 +39,9 @@ _HIDDEN = (b"\\u006", b"\\u007")  # letters that no encoder escapes: they hide a
 _ESCAPED_KEY = re.compile(
     rb'(?P<url>(?:u|\\u0075)(?:r|\\u0072)(?:l|\\u006[cC])")|(?:d|\\u0064)(?:a|\\u0061)(?:t|\\u0074)(?:a|\\u0061)"'
 )
+# Where a body has none of these (for its path class, or for all others) vLLM finds no image and no video in it.
+_ANY_MARK = (b'_url"',)
+_MARKS = {"messages": (b'source"',), "other_v2": (*_ANY_MARK, _BARE_URL)}
 _BETWEEN = re.compile(rb"[\s:]*")
 _ESCAPE = re.compile(rb"\\(?:u00([0-9a-fA-F]{2})|u[0-9a-fA-F]{4}|(.))", re.DOTALL)
 _LONGEST_ESCAPE = 6
@@ -46,6 +49,15 @@ _WHITESPACE = b" \t\r\n\f"
 _SCHEMES = (b"http:", b"https:", b"file:")
 _LONGEST_SCHEME = 6
 _WIDEST_CHARACTER = 4
+
+
+def may_have_media(body: bytes, path_class: str) -> bool:
+    """Return whether a whole body is worth a scan: mostly it is not, and this is all that it costs."""
+    for mark in _MARKS.get(path_class, _ANY_MARK):
+        if body.rfind(mark) >= 0:
+            return True
+    is_hidden = body.rfind(b"\\u00") >= 0 and any(hidden in body for hidden in _HIDDEN)
+    return is_hidden or b"\0" in body[:_WIDEST_CHARACTER]
 
 
 class _State(Enum):

@@ -88,8 +88,6 @@ class EngineExchange(RequestRecord):
         self._proxy.exchanges.add(self)
         self._proxy.observer.request_started()
         if self._is_gated:
-            if self.head.has_body:
-                self._visit = self._proxy.door.visit(self, self.head, self._path_class)
             gate = self._proxy.gate
             if self._has_request:
                 self._admission = gate.try_enter()
@@ -163,6 +161,8 @@ class EngineExchange(RequestRecord):
     # --- called by the client's side ---
 
     def body(self, piece: bytes) -> None:
+        if not self.request_bytes and self._is_gated and not self.head.websocket:
+            self._visit = self._proxy.door.visit(self, self.head, self._path_class, piece)
         self.request_bytes += len(piece)
         if self._visit is None or self._passes_door(self._visit, piece):
             self._pass_on(piece)

@@ -60,6 +60,7 @@ async def test_an_image_without_room_waits_and_is_served_when_there_is_some(star
         body = chat(png())
         await second.request("POST", PATH, body=body)
         await until(lambda: front.door.waiting == 1)
+        await until(lambda: any(call.body for call in upstream.calls))
         assert sum(bool(call.body) for call in upstream.calls) == 1
         answered.set()
         assert (await first.answer()).status == 200

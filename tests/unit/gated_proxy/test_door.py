@@ -54,7 +54,7 @@ class Client:
     def __init__(self, at: Desk, key: str | None) -> None:
         lines = f"authorization: Bearer {key}\r\n" if key else ""
         head = parse_head(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode())
-        self.visit = at.door.visit(self, head, "chat_completions")
+        self.visit = at.door.visit(self, head, "chat_completions", b"{")
         self.opened = 0
         self.failure = None
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gated_proxy.door_media import BY_URL, UNKNOWN, Media, measure
-from gated_proxy.door_scanner import MAX_VALUE_BYTES, Scanner
+from gated_proxy.door_scanner import MAX_VALUE_BYTES, Scanner, may_have_media
 
 FORMATS = {"png": "png", "jpeg": "jpeg", "webp": "webp", "gif": "gif", "bmp": "bmp", "ppm": "ppm", "avif": "heif"}
 
@@ -133,6 +133,25 @@ def test_an_animated_webp_counts_with_the_canvases_of_its_decoder():
 def test_every_spelling_of_an_image_is_found_wherever_it_is_cut(body):
     assert sizes(scan(body)) == [(640, 480)]
     assert sizes(scan(body, *range(1, len(body)))) == [(640, 480)]
+
+
+@pytest.mark.parametrize(
+    ("body", "path_class", "expected"),
+    [
+        (chat(part(url(PNG))), "chat_completions", True),
+        (chat({"type": "input_image", "image_url": url(PNG)}), "responses", True),
+        (chat({"type": "image", "source": {"type": "base64", "data": PNG_BASE64}}), "messages", True),
+        (json.dumps({"images": [url(PNG)]}).encode(), "other_v2", True),
+        (chat(part(url(PNG))), "other_v2", True),
+        (chat(part(url(PNG))).replace(b'"image_url"', b'"image_\\u0075rl"'), "chat_completions", True),
+        (chat(part(url(PNG))).decode().encode("utf-16"), "chat_completions", True),
+        (chat({"type": "text", "text": 'a "url" and\n some \u00e9 data'}), "chat_completions", False),
+        (chat({"type": "text", "text": "image_url"}), "messages", False),
+        (b"", "chat_completions", False),
+    ],
+)
+def test_a_body_without_any_mark_is_not_scanned(body, path_class, expected):
+    assert may_have_media(body, path_class) is expected
 
 
 def test_data_urls_without_a_key_are_cohere_s():
