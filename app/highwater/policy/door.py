@@ -9,8 +9,9 @@ from highwater.accounting.engine_budget import EncoderLimits
 from highwater.units import MIB
 
 # Of what the container can still take. A pixel that is four bytes once decoded takes up to 17 while vLLM prepares it
-# (0.32.0, Qwen3-VL's processor: the decoded image, its array, its copy for the resizing).
-FREE_SHARE = 4
+# (0.32.0, Qwen3-VL's processor: the decoded image, its array, its copy for the resizing), and vLLM's own caches of
+# prepared images grow meanwhile: with a quarter a flood filled a container of 5 GiB.
+FREE_SHARE = 8
 # What is encoded, and what is prepared meanwhile.
 ENCODER_CACHES = 2
 

@@ -157,7 +157,7 @@ class DoorSettings(BaseModel, frozen=True, extra="forbid"):
         None,
         ge=1,
         description="images and videos in flight, in bytes once decoded; a request that takes more is answered with "
-        "413; unset: a quarter of the host memory that the engine's container can still take",
+        "413; unset: an eighth of the host memory that the engine's container can still take",
     )
     encoder_tokens: int | None = Field(
         None,

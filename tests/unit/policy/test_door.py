@@ -34,7 +34,7 @@ def test_without_facts_nothing_is_derived():
 
 def test_the_limits_are_those_of_container_and_encoder():
     limits = limits_of(DoorLimits(items=7), DoorFacts(free_bytes=1000 * MIB + 5, encoder=ENCODER))
-    assert (limits.decoded_bytes, limits.encoder_tokens, limits.items) == (250 * MIB, 32_768, 7)
+    assert (limits.decoded_bytes, limits.encoder_tokens, limits.items) == (125 * MIB, 32_768, 7)
     assert limits.item_tokens == 16_384
 
 

@@ -48,7 +48,7 @@ def test_a_container_with_a_limit_closes_the_door_to_what_it_cannot_take(caplog)
     with caplog.at_level(logging.INFO, "highwater"):
         situation.watch.look(LIMITED)
         situation.watch.look(LIMITED)
-    assert (situation.door.mode, situation.door.limits.decoded_bytes) == ("on", 100 * MIB)
+    assert (situation.door.mode, situation.door.limits.decoded_bytes) == ("on", 50 * MIB)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == "images and videos at the door: on, because the engine's container has a memory limit (door.mode)"
 
@@ -57,7 +57,7 @@ def test_what_is_in_flight_does_not_shrink_the_room():
     situation = Situation()
     situation.door.inside = Cost(decoded_bytes=80 * MIB)
     situation.watch.look(LIMITED)
-    assert situation.door.limits.decoded_bytes == 120 * MIB
+    assert situation.door.limits.decoded_bytes == 60 * MIB
 
 
 def test_without_a_limit_the_machine_has_the_room():
@@ -65,7 +65,7 @@ def test_without_a_limit_the_machine_has_the_room():
     machine = MachineMemory(total_bytes=8000 * MIB, available_bytes=4000 * MIB)
     situation = Situation()
     situation.watch.look(HostReading(taken_at=1.0, processes=(process,), machine=machine))
-    assert (situation.door.mode, situation.door.limits.decoded_bytes) == ("observe", 1000 * MIB)
+    assert (situation.door.mode, situation.door.limits.decoded_bytes) == ("observe", 500 * MIB)
 
 
 def test_an_engine_that_does_not_profile_its_encoder_closes_the_door():
