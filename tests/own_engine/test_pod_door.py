@@ -124,7 +124,7 @@ def served(environment: EngineEnvironment, folder: Path, **settings: str) -> Ite
 
 async def test_without_the_door_the_kernel_ends_the_engine(engine_environment, tmp_path):
     with served(engine_environment, tmp_path, HIGHWATER_DOOR__MODE="off") as running:
-        done = await running.flood(clients=CLIENTS, seconds=FLOOD_SECONDS)
+        await running.flood(clients=CLIENTS, seconds=FLOOD_SECONDS)
         wait_for_start(lambda: not running.is_alive)
         assert running.container.ended().reason == "OOMKilled"
 
