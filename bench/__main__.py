@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import click
 
-from bench import idle, recorder_cost, relief, scrape, throughput, watching, worker_cost
+from bench import door, idle, recorder_cost, relief, scrape, throughput, watching, worker_cost
 from bench.dataplane import measure as data_plane
 from bench.dataplane.report import Report
 from bench.figure import Figure
@@ -31,6 +31,7 @@ Measure: TypeAlias = Callable[..., Result]
 # one that puts a dict of ours in its place.
 BENCHES: Mapping[str, Measure] = {
     DATA_PLANE: data_plane.measure,
+    "door": door.measure,
     "scrape": scrape.measure,
     "idle": idle.measure,
     "watching": watching.measure,

@@ -21,11 +21,14 @@ uvicorn's HTTP and the ASGI application behind it, request by request on the sam
     last piece waits in SENDING. It counts at the gate from that piece to the end of its response, or to the head of a
     response that declares its length.
 
+    The door looks at each piece of a body before that: one with which an image becomes known that has no room waits
+    there, with all that follows, in any state before RESPONDING. No room in time: 503; room never: 413.
+
     SENDING ──101──► TUNNEL: bytes both ways until one side ends, or both are silent too long (WebSocket)
 
 If the client leaves, the engine's connection is cut at once; if the engine leaves before the head of its response, the
 client gets an error; if it leaves within its response, the client's connection ends without the response's end.
 
-It imports nothing of ours, and knows nothing of memory or policy. The gate admits a request before it goes on, and the
-observer counts it.
+It imports nothing of ours, and knows nothing of memory or policy. The gate and the door admit a request before it goes
+on, and the observer counts it.
 """

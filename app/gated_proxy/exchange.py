@@ -7,6 +7,7 @@ import math
 import time
 from enum import Enum
 
+from gated_proxy.door import DoorRefusal, Visit
 from gated_proxy.engine import EngineConnection
 from gated_proxy.failures import (
     CLIENT_LEFT,
@@ -29,6 +30,13 @@ from gated_proxy.proxy import Client, Proxy
 from gated_proxy.routes import SAFE_METHODS, method_class
 from gated_proxy.transports import WaitingPieces
 
+# With these the first byte of a response means that the engine has encoded the images: it is of the first token.
+_BEGINS_WITH_A_TOKEN = frozenset({"chat_completions", "messages"})
+# Of a body that waits at the door; above it the client is not read.
+_MAX_BYTES_AT_DOOR = 64 * 1024
+# A body that stands still for so long lends its room at the door to others.
+_STALL_SECONDS = 2.0
+
 
 class State(Enum):
     HELD = "held"
@@ -47,6 +55,9 @@ class EngineExchange(RequestRecord):
     body (`/ping`, `/v1/responses/{id}/cancel`) may run at the head and starts nothing in the model; a request whose
     response begins early is counted from there on. So a body goes on as it comes, and only its last piece waits while
     the gate is closed; a head that comes while it is closed waits with all that follows.
+
+    Before that the door looks at each piece, and may have one wait, and what follows it, until the images that became
+    known with it have room.
     """
 
     def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
@@ -64,10 +75,10 @@ class EngineExchange(RequestRecord):
         self._body_ticks = 0  # ticks in which more of the body was waited for
         self._task: asyncio.Task[None] | None = None
         self._pieces: WaitingPieces | None = None  # for the engine, once some had to wait
+        self._visit: Visit | None = None  # at the door
         self._held_since: float | None = None  # while it waits at the gate
         self._engine_is_full = False
         self._client_is_full = False
-        self._has_repeated = False
         self._quiet = 0  # ticks since the last byte in either direction
         self._patience = math.inf  # ticks that it may be quiet
 
@@ -139,7 +150,7 @@ class EngineExchange(RequestRecord):
         else:
             self._proxy.requests_on_new += 1
         self._quiet = 0
-        self._patience = self._proxy.first_byte_ticks if self._has_request else self._proxy.idle_ticks
+        self._patience = self._patience_for_more()
         engine.begin(self)
         engine.write_side.write(self._proxy.head_for_engine(self.head, self._client.forwarding))
         if self._pieces is not None and not self.head.websocket:
@@ -150,10 +161,63 @@ class EngineExchange(RequestRecord):
     # --- called by the client's side ---
 
     def body(self, piece: bytes) -> None:
+        if not self.request_bytes and self._is_gated and not self.head.websocket:
+            self._visit = self._proxy.door.visit(self, self.head, self._path_class, piece)
         self.request_bytes += len(piece)
+        if self._visit is None or self._passes_door(self._visit, piece):
+            self._pass_on(piece)
+
+    def _passes_door(self, visit: Visit, piece: bytes) -> bool:
+        if not visit.pieces:
+            try:
+                if visit.take(piece):
+                    return True
+            except DoorRefusal as refusal:
+                self.fail(refusal.failure)
+                return False
+            if self._state is State.SENDING:
+                self._patience = math.inf  # room is waited for, up to door.wait_seconds
+        visit.pieces.append(piece)
+        if sum(map(len, visit.pieces)) > _MAX_BYTES_AT_DOOR:
+            self._client.read_side.hold("door")
+        return False
+
+    @property
+    def _is_at_door(self) -> bool:
+        return self._visit is not None and len(self._visit.pieces) > 0
+
+    def door_opens(self) -> None:
+        """Go on with the body, up to its next piece that has to wait."""
+        visit = self._visit
+        if visit is None or self._state is State.OVER:
+            return
+        pieces, visit.pieces = visit.pieces, []
+        for at, piece in enumerate(pieces, 1):
+            if at > 1 and not self._passes_door(visit, piece):
+                if visit.pieces:
+                    visit.pieces += pieces[at:]
+                return
+            self._pass_on(piece, is_followed=at < len(pieces))
+        self._client.read_side.let_go("door")
+        trailers, visit.trailers = visit.trailers, None
+        if trailers is not None:
+            self.body_ends(trailers)
+        elif self._state is State.SENDING:
+            self._quiet = 0
+            self._patience = self._patience_for_more()
+
+    def door_refuses(self, failure: Failure) -> None:
+        self.fail(failure)
+
+    def _patience_for_more(self) -> float:
+        if self._is_at_door:
+            return math.inf
+        return self._proxy.first_byte_ticks if self._has_request else self._proxy.idle_ticks
+
+    def _pass_on(self, piece: bytes, *, is_followed: bool = False) -> None:
         if self.head.chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        elif self.request_bytes == self.head.declared_bytes:
+        elif self.request_bytes == self.head.declared_bytes and not is_followed:
             self._send_last(piece)
             return
         self._send(piece)
@@ -204,6 +268,9 @@ class EngineExchange(RequestRecord):
         return self._pieces
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
+        if self._visit is not None and self._visit.pieces:
+            self._has_request, self._visit.trailers = True, trailers
+            return
         if self.head.chunked:
             kept = (b"%b: %b\r\n" % header for header in trailers if header[0].lower() not in NEVER_A_TRAILER)
             self._send_last(b"0\r\n%b\r\n" % b"".join(kept))
@@ -240,6 +307,9 @@ class EngineExchange(RequestRecord):
             self._admission = self._proxy.gate.admit()
         self._response = head
         self.status = head.status
+        if self._visit is not None and self._visit.pieces:  # the engine responds to what it has, and reads on or not
+            self._visit.leave()
+            self.door_opens()
         # Without a 100 the client may leave the body out: then its next request would look like the body.
         lacks_100 = self.head.expects_continue and not self._has_request
         self._closes = self._closes or head.until_close or lacks_100
@@ -265,12 +335,17 @@ class EngineExchange(RequestRecord):
             self.note_first_byte()
         engine, self._engine = self._engine, None
         if engine is not None:
-            if reusable and self._has_request and self._last is None:
+            if reusable and self._has_request and self._last is None and not self._is_at_door:
                 engine.release()
             else:
                 engine.cut()
         self._end()
         self._client.response_done(close=self._closes)
+
+    def note_first_byte(self) -> None:
+        super().note_first_byte()
+        if self._visit is not None and self._path_class in _BEGINS_WITH_A_TOKEN:
+            self._visit.leave()
 
     def tunnel_opens(self, head: ResponseHead) -> None:
         self._state = State.TUNNEL
@@ -299,7 +374,6 @@ class EngineExchange(RequestRecord):
             self._end()
             self._client.cut(reset=False)
         elif failure is DISCONNECTED and engine is not None and engine.served and self._may_repeat(unsent):
-            self._has_repeated = True
             self._proxy.pool.retries += 1
             self._state = State.CONNECTING
             self._waiting.put_back((unsent or [])[1:])  # the head is written anew
@@ -308,13 +382,13 @@ class EngineExchange(RequestRecord):
             self.fail(failure)
 
     def _may_repeat(self, unsent: list[bytes] | None) -> bool:
-        """Return whether it may be sent once more after the engine closed an idle connection.
+        """Return whether it may be sent once more, on a new connection, after the engine closed an idle one.
 
         It may if no byte was sent, and `unsent` has them. Else the engine may have acted on some, and only a request
         that changes nothing is sent again.
         """
         changes_nothing = self.head.method in SAFE_METHODS and not self.head.has_body
-        return not self._has_repeated and (unsent is not None or changes_nothing)
+        return unsent is not None or changes_nothing
 
     def client_full(self) -> None:
         self._client_is_full = True
@@ -388,6 +462,11 @@ class EngineExchange(RequestRecord):
             self._task.cancel()
         self._task = None
         self._leave_gate()
+        if self._visit is not None:
+            self._visit.end(self.status or CLIENT_LEFT.status)
+            self.held_seconds += self._visit.waited_seconds
+            self._visit.pieces.clear()
+            self._client.read_side.let_go("door")
         if self._engine_is_full:
             self._client.read_side.let_go("engine")
         if self._pieces is not None:
@@ -419,9 +498,11 @@ class EngineExchange(RequestRecord):
                 self.engine_failed(RESPONSE_STALLED)
             else:
                 self.fail(self._stalled())
-        elif self._engine is not None and not (self._has_request or self._engine_is_full):
+        elif self._engine is not None and not (self._has_request or self._engine_is_full or self._is_at_door):
             self._body_ticks += 1  # no piece renews this time
             limits = self._proxy.limits
+            if self._visit is not None and self._quiet * limits.tick_seconds > _STALL_SECONDS:
+                self._visit.stall()
             allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
             if self._body_ticks * limits.tick_seconds > allowed:
                 self.fail(body_too_slow(limits.body_bytes_per_second))

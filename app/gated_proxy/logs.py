@@ -90,7 +90,7 @@ class EndedRequest(NamedTuple):
     response_bytes: int
     duration_seconds: float
     time_to_first_byte_seconds: float | None
-    held_seconds: float  # the time that it waited at the gate
+    held_seconds: float  # the time that it waited at the gate and at the door
     engine_connection_reused: bool | None
 
 

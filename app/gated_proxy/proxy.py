@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from gated_proxy.door import Door
 from gated_proxy.engine import ConnectionPool, port_of
 from gated_proxy.failures import (
     ENGINE_FAULTS,
@@ -173,6 +174,7 @@ class Proxy:
         observer: ProxyTraffic,
         limits: ProxyLimits | None = None,
         gate: Gate | None = None,
+        door: Door | None = None,
         tls: ssl.SSLContext | None = None,
         access_log: AccessLog | None = None,
         forwarded: Mode = "pass",
@@ -196,6 +198,7 @@ class Proxy:
         self.tunnels = self.requests_on_new = self.requests_on_reused = 0
         self._log = LimitedLog(log)
         self.gate = gate or Gate()
+        self.door = door or Door()
         self._withhold = withhold
         self.limits = limits or ProxyLimits()
         self.body_too_large = body_too_large(self.limits.max_body_bytes)

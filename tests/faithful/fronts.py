@@ -279,6 +279,7 @@ class Fronts:
             "HIGHWATER_POLL_SECONDS": "3600",
             "HIGHWATER_SHUTDOWN_SECONDS": "1",
             "HIGHWATER_TRUST_LOOPBACK": "true",  # these tests are of framing, not of who may
+            "HIGHWATER_DOOR__MODE": "on",  # it looks at every body, and changes none
             **profile.sidecar,
         }
         if os.environ.get(COMPILED):

@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 
 from gated_proxy.client import protocol
+from gated_proxy.door import Door
 from gated_proxy.failures import Failure
 from gated_proxy.gate import Gate
 from gated_proxy.heads import Mode
@@ -200,6 +201,10 @@ class Front:
     def gate(self) -> Gate:
         return self.proxy.gate
 
+    @property
+    def door(self) -> Door:
+        return self.proxy.door
+
     async def connect(self) -> Wire:
         wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port, limit=2**24))
         self.wires.append(wire)
@@ -246,6 +251,7 @@ async def _running_proxy(
     url: str,
     *,
     gate: Gate | None = None,
+    door: Door | None = None,
     access_log: AccessLog | None = None,
     forwarded: Mode = "pass",
     root_path: str | None = None,
@@ -257,6 +263,7 @@ async def _running_proxy(
         observer=observed,
         limits=ProxyLimits(**{**PATIENT, **limits}),
         gate=gate,
+        door=door,
         access_log=access_log,
         forwarded=forwarded,
         root_path=root_path,

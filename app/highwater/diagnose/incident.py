@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, TypeAlias
 
+from gated_proxy.door import RequestItems
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import LogMessage
@@ -105,6 +106,7 @@ class Evidence:
         host: Host memory as read after it happened; ``None`` where it is not watched.
         oom_kills: Processes that the kernel killed for memory shortly before; ``None`` where no counter was read since.
         ended_by_signal: The signal that ended a process of the engine, where the log says so.
+        requests: With images or videos, that ran or had just ended; those with the most decoded bytes first.
     """
 
     kind: IncidentKind
@@ -127,6 +129,7 @@ class Evidence:
     oom_kills: OomKills | None = None
     ended_by_signal: int | None = None
     hang: HangBefore | None = None
+    requests: tuple[RequestItems, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +186,7 @@ class Incident(Headline):
     events: tuple[Event, ...] = ()
     policy: PolicyStatus | None = None
     decisions: tuple[Event, ...] = ()
+    requests: tuple[RequestItems, ...] = ()
     notes: tuple[str, ...] = ()
     written_by: str = ""
 

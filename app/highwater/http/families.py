@@ -16,6 +16,10 @@ from typing import Any, Final, TypeAlias, get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from gated_proxy.door import REASONS as DOOR_REASONS
+from gated_proxy.door import Door
+from gated_proxy.door import Mode as DoorMode
+from gated_proxy.door_media import Form
 from gated_proxy.traffic import Connections, Histogram, ProxyTraffic
 from highwater.act.rules import SIGNALS
 from highwater.host.parts import parts_of
@@ -228,6 +232,24 @@ def connection_families(connections: Connections) -> Iterator[Metric]:
     yield counted("proxy_engine_requests_total", "connection", requests)
     yield from known("proxy_retries_total", connections.retries)
     yield from known("proxy_tunnels", connections.tunnels)
+
+
+def door_families(door: Door) -> Iterator[Metric]:
+    inside, limits, counts = door.inside, door.limits, door.counts
+    yield family("door_mode", ("mode",), (((mode,), mode == door.mode) for mode in get_args(DoorMode)))
+    yield from known("door_requests_waiting", door.waiting)
+    yield from known("door_decoded_bytes", inside.decoded_bytes)
+    yield from known("door_decoded_limit_bytes", limits.decoded_bytes)
+    yield from known("door_encoder_tokens", inside.encoder_tokens)
+    yield from known("door_encoder_limit_tokens", limits.encoder_tokens)
+    yield from known("door_items", inside.items)
+    yield from known("door_requests_total", counts.requests)
+    yield from known("door_waits_total", counts.waited)
+    yield from known("door_wait_seconds_total", counts.waited_seconds)
+    yield from known("door_faults_total", counts.faults)
+    yield counted("door_items_seen_total", "form", {form: counts.items[form] for form in get_args(Form)})
+    # From 0 on, as of those that the gate sheds.
+    yield counted("door_refused_total", "reason", {reason: counts.refused[reason] for reason in DOOR_REASONS})
 
 
 # --- host memory ---

@@ -10,7 +10,8 @@ import hashlib
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -18,6 +19,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, TypeAdapter
 from pydantic_core import to_json
 
+from gated_proxy.door import RequestItems
 from highwater.diagnose.case import of_report
 from highwater.diagnose.finding import in_words
 from highwater.diagnose.rules.book import known_causes
@@ -156,6 +158,37 @@ async def host(request: Request, parts: Parts, query: Annotated[FormatQuery, Que
         return PlainTextResponse(await asyncio.to_thread(host_text, report), headers=headers)
     content = await asyncio.to_thread(_HOST.dump_json, report)
     return Response(content, media_type="application/json", headers=headers)
+
+
+# --- requests with images ---
+
+
+class RequestsQuery(StrictModel):
+    limit: int = Field(100, ge=0, le=10_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsAnswer:
+    """The running requests with images or videos, the newest first, then those that ended last."""
+
+    schema: int = SCHEMA
+    requests: tuple[RequestItems, ...]
+
+
+_REQUESTS: Final = TypeAdapter(RequestsAnswer)
+
+
+@router.get("/memory/requests", response_model=RequestsAnswer)
+async def requests(request: Request, parts: Parts, query: Annotated[RequestsQuery, Query()]) -> Response:
+    """Return which requests brought images and videos, of what size, and by whom: without any content.
+
+    `client` is a hash of the API key, the first digits of its SHA-256; without the admin token a short name that does
+    not identify it. `cost` is what all items take, `largest` the first few of them.
+    """
+    found = tuple(islice(parts.requests(), query.limit))
+    if parts.control.caller(request) is None:
+        found = tuple(replace(one, client=None if one.client is None else _alias(one.client)) for one in found)
+    return Response(_REQUESTS.dump_json(RequestsAnswer(requests=found)), media_type="application/json")
 
 
 # --- the encoder cache's entries ---

@@ -17,6 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from gated_proxy.door import Door
 from gated_proxy.traffic import Connections, ProxyTraffic
 from highwater import __version__
 from highwater.diagnose.incident import IncidentKind
@@ -26,6 +27,7 @@ from highwater.http.families import (
     HELP,
     connection_families,
     counted,
+    door_families,
     growth_families,
     host_families,
     known,
@@ -144,6 +146,7 @@ class Exporter:
         policy: Callable[[], PolicyStatus],
         *,
         held: Callable[[], int] = lambda: 0,
+        door: Door | None = None,
         connections: Callable[[], Connections] = Connections,
         dropped_lines: Callable[[], int] = lambda: 0,
         incidents: Callable[[], Mapping[IncidentKind, int]] = dict,
@@ -177,6 +180,7 @@ class Exporter:
             _Part(host, host_families),
             _value("engine_oom_kills_total", oom_kills),
             _value("proxy_requests_held", held),
+            *(() if door is None else (_Part(lambda: door.counted, lambda _: door_families(door)),)),
             _Part(connections, connection_families),
             _value("access_log_lines_dropped_total", dropped_lines),
             _Part(lambda: dict(incidents()), lambda kinds: [counted("incidents_total", "kind", kinds)]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -12,6 +12,7 @@ from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 from pydantic import BaseModel, ConfigDict
 
+from gated_proxy.door import RequestItems
 from highwater.act.governor import Governor, PolicyStore
 from highwater.act.relief import Relief
 from highwater.diagnose.incidents.incidents import Incidents
@@ -54,6 +55,7 @@ class Services:
     snapshots: Snapshots
     host: HostWatch
     report: Callable[[], Report]
+    requests: Callable[[], Iterator[RequestItems]]
     alive: Callable[[], bool]
     stopping: Callable[[], bool]
     server_info: Callable[[str], Awaitable[EngineResponse]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from highwater.model.door import DoorState
 from highwater.model.engine import EngineStatus, MissingRank, Progress, StartFailure
 from highwater.model.growth import Growth
 from highwater.model.policy import PolicyStatus, RankPressure
@@ -83,6 +84,7 @@ class Report:
     policy: PolicyStatus | None = None
     host: HostSummary | None = None  # `None` where no process of the engine is seen, nor one that has just ended
     proxy: ProxyLoad | None = None  # `None` where no traffic passes the sidecar
+    door: DoorState | None = None  # likewise
 
     @property
     def are_workers_hidden(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 
 from gated_proxy.allowlist import NO_ROOT_PATH, AllowList
 from gated_proxy.client import protocol
+from gated_proxy.door import Door
 from gated_proxy.gate import Gate
 from gated_proxy.logs import AccessLog
 from gated_proxy.proxy import Proxy, ProxyLimits
@@ -29,6 +30,7 @@ log = logging.getLogger("highwater")
 @dataclass(frozen=True, slots=True)
 class DataPlane:
     gate: Gate
+    door: Door
     proxy: Proxy
 
     def requests_under_way(self) -> int:
@@ -65,8 +67,9 @@ def wire_data_plane(
     withhold: Callable[[bytes], bytes],
     internal_errors: InternalErrors,
 ) -> DataPlane:
-    """Wire the gate and the proxy; ``withhold`` takes the admin token out of what goes to the engine."""
+    """Wire the gate, the door and the proxy; ``withhold`` takes the admin token out of what goes to the engine."""
     gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held, clock=clocks.monotonic)
+    door = Door(mode=settings.door.mode or "observe", clock=clocks.monotonic, wall=clocks.wall)
     given = settings.proxy
     has_control_port = settings.control_port is not None
     shared = {field.name for field in fields(ProxyLimits)} & type(given).model_fields.keys()
@@ -79,6 +82,7 @@ def wire_data_plane(
             max_control_connections=control_connections(),
         ),
         gate=gate,
+        door=door,
         tls=tls,
         access_log=None if settings.access_log is None else AccessLog(settings.access_log),
         forwarded=settings.proxy.forwarded,
@@ -86,7 +90,7 @@ def wire_data_plane(
         withhold=withhold,
         internal_error=internal_errors.counter("proxy"),
     )
-    return DataPlane(gate, proxy)
+    return DataPlane(gate, door, proxy)
 
 
 def make_front(settings: Settings, paths: SidecarPaths) -> Front:

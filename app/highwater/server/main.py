@@ -13,14 +13,15 @@ second. Both ports share one ``Proxy``, with a limit of clients each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import httpx
 from fastapi import FastAPI
 
+from gated_proxy.door import RequestItems
 from highwater.http.engine_page import EnginePage
 from highwater.http.metrics import Counters, Exporter
 from highwater.http.services import Services
@@ -30,6 +31,7 @@ from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.tls import TlsWatch, engine_context, listening_context
 from highwater.server.control_plane import wire_access, wire_control_plane
 from highwater.server.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane
+from highwater.server.door import DoorWatch
 from highwater.server.parts import Parts
 from highwater.server.settings.settings import Settings
 from highwater.server.sidecar import Loops, Sidecar, WaitingLog
@@ -63,7 +65,8 @@ class _App(Parts):
         )
         self.stopping = asyncio.Event()
         listeners = (self.quiescer.notice, self.governor.notice, self.growth.notice, self.watcher.notice)
-        for listener in (*listeners, WaitingLog(clocks).notice):
+        at_door = () if self.door is None else (self.door.notice,)
+        for listener in (*listeners, *at_door, WaitingLog(clocks).notice):
             self.reports.subscribe(listener)
         self.loops = Loops(
             partial(self.poller.run, self.governor.poll_interval),
@@ -74,6 +77,22 @@ class _App(Parts):
             TlsWatch(self.listening_tls, tls).run,
             *([self.shared.run] if self.shared.has_witness else []),
         )
+
+    @cached_property
+    def door(self) -> DoorWatch | None:
+        if not self.settings.has_data_plane:
+            return None
+        return DoorWatch(
+            self.data.door,
+            self.settings.door,
+            budget_of=self.budgets.budget_of,
+            host=lambda: None if self.host.now is None else self.host.now.reading,
+            level=lambda: self.governor.status().level,
+            clock=self.clocks.monotonic,
+        )
+
+    def requests_with_images(self) -> Iterator[RequestItems]:
+        return self.data.door.requests()
 
     def requests_under_way(self) -> int:
         return self.data.requests_under_way()
@@ -108,6 +127,7 @@ class _App(Parts):
             self.reports.current,
             self.governor.status,
             held=lambda: self.data.gate.held,
+            door=None if self.door is None else self.data.door,
             connections=self.data.proxy.connections,
             dropped_lines=self.data.dropped_lines,
             incidents=lambda: self.incidents.counts,
@@ -131,6 +151,7 @@ class _App(Parts):
             recorders=self.recorders,
             snapshots=Snapshots(self.engine, self.poller, self.history, folder, clocks=self.clocks),
             report=self._report,
+            requests=self.requests_with_images,
             host=self.host,
             alive=self.loops.alive,
             stopping=self.stopping.is_set,
@@ -148,6 +169,7 @@ class _App(Parts):
             host=None if host is None else host.summary,
             growth=replace(now.growth, series=self.growth.verdicts()),
             proxy=None if ended is None else ProxyLoad(requests_ended=ended, requests_under_way=under_way),
+            door=None if self.door is None else self.door.state(),
         )
 
     @asynccontextmanager

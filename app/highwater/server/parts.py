@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
 import httpx
 
+from gated_proxy.door import RequestItems
 from gated_proxy.gate import Gate
 from highwater.act.governor import ActionObserver, Governor, PolicyStore
 from highwater.act.quiescer import Quiescer
@@ -90,6 +92,9 @@ class Parts:
         self.tls, self.transport = tls, transport
         self.state = StateFile(settings.state_file)
         self.lives = Lives(self.state, started_at=local_start())
+
+    def requests_with_images(self) -> Iterator[RequestItems]:
+        return iter(())
 
     def requests_under_way(self) -> int:
         return 0
@@ -325,6 +330,7 @@ class Parts:
             verdicts=self.growth.verdicts,
             stopped_processes=self.host.stopped_processes,
             oom_kills=self.oom_kills,
+            requests=self.requests_with_images,
             read_host=self.host.facts,
             is_start_under_way=lambda: self.poller.starts.is_under_way,
             log_says_start_failed=self.poller.starts.log_says_failed,

@@ -47,7 +47,7 @@ SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
         "recorder_seconds",
         "incidents.",
     ),
-    "Policy and relief": ("policy.", "state_file", "gate.", "trim."),
+    "Policy and relief": ("policy.", "state_file", "gate.", "door.", "trim."),
     "Requests": ("proxy.",),
     "Logs": ("log_level", "log_format", "access_log"),
 }

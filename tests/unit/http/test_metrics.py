@@ -16,6 +16,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from gated_proxy.door import Cost, Door, DoorLimits
 from gated_proxy.traffic import Connections
 from highwater import __version__
 from highwater.host.past import Outlook
@@ -162,6 +163,11 @@ HOST = HostNow(
     ),
     Outlook(seconds_to_limit=5400.0),
 )
+DOOR = Door(mode="on", limits=DoorLimits(decoded_bytes=2**30, encoder_tokens=32_768, items=1024))
+DOOR.inside = Cost(decoded_bytes=268_435_456, encoder_tokens=4096, items=4)
+DOOR.counts.requests, DOOR.counts.waited, DOOR.counts.waited_seconds = 900, 20, 31.5
+DOOR.counts.refused.update({"door_timeout": 3, "door_too_large": 1})
+DOOR.counts.items.update({"jpeg": 800, "png": 150, "url": 2})
 # Path class, status code, result, duration, time to the first byte.
 ENDED = (
     ("chat_completions", 200, "complete", 8.0, 0.2),
@@ -179,6 +185,7 @@ def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
         lambda: report,
         lambda: POLICY,
         held=lambda: 3,
+        door=DOOR,
         connections=lambda: CONNECTIONS,
         dropped_lines=lambda: 2,
         incidents=lambda: {"died": 2, "hung": 0},
@@ -249,7 +256,7 @@ def test_the_page_is_the_golden_one():
 
 def test_every_promised_family_is_there_and_no_other():
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 111
+    assert len(PROMISED) == 124
 
 
 def test_promtool_has_nothing_to_say():

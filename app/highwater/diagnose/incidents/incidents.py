@@ -390,6 +390,7 @@ class Incidents:
             ranks=evidence.ranks,
             growth=evidence.growth,
             events=_last(evidence.events, MAX_EVENTS),
+            requests=evidence.requests,
             policy=evidence.policy,
             decisions=_last(decisions, MAX_DECISIONS),
             notes=tuple(filter(None, dict.fromkeys(notes))),

@@ -53,6 +53,7 @@ _CUTS: Final[tuple[tuple[str, Callable[[Incident], Incident]], ...]] = (
         "the series and the entries of the encoder caches are",
         lambda one: replace(one, ranks=tuple(replace(rank, series=(), entries=()) for rank in one.ranks)),
     ),
+    ("the requests with images are", lambda one: replace(one, requests=())),
     ("the policy and the events are", lambda one: replace(one, policy=None, decisions=(), events=())),
     ("all but the first ranks are", lambda one: replace(one, ranks=one.ranks[:MAX_RANKS_LEFT])),
 )

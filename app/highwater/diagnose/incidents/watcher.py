@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from gated_proxy.door import RequestItems
 from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.incidents.diagnosis import OomKillWatch
 from highwater.diagnose.incidents.incidents import Incidents
@@ -42,6 +43,8 @@ from highwater.watch.starts import PREFIX
 
 SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
+# Requests with images that ended so shortly before may have left their memory behind.
+RECENT_SECONDS, MAX_REQUESTS = 60.0, 20
 BACKLOG = 16
 FINISH_SECONDS = 3.0
 # How long to wait for the log to explain a start that the files show as failed.
@@ -92,6 +95,7 @@ class IncidentWatcher:
         verdicts: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
         stopped_processes: Callable[[], Sequence[ProcessMemory]] = tuple,
         oom_kills: OomKillWatch | None = None,
+        requests: Callable[[], Iterable[RequestItems]] = tuple,
         read_host: Callable[[], Awaitable[HostFacts]] | None = None,
         is_start_under_way: Callable[[], bool] = lambda: False,
         log_says_start_failed: Callable[[bool], bool] = lambda _: True,
@@ -105,6 +109,7 @@ class IncidentWatcher:
         self._policy = policy
         self._verdicts = verdicts
         self._stopped_processes = stopped_processes
+        self._requests = requests
         self._oom_kills = oom_kills or OomKillWatch()
         self._read_host = read_host
         self._is_start_under_way = is_start_under_way
@@ -295,7 +300,12 @@ class IncidentWatcher:
             reason=reason,
             still_seconds=stuck.since_seconds or 0.0 if stuck is not None and stuck.verdict == "stuck" else 0.0,
             stopped=tuple(self._stopped_processes()),
+            requests=self._largest_requests(at),
         )
+
+    def _largest_requests(self, at: float) -> tuple[RequestItems, ...]:
+        recent = (one for one in self._requests() if one.ended_at is None or one.ended_at > at - RECENT_SECONDS)
+        return tuple(sorted(recent, key=lambda one: one.cost.decoded_bytes, reverse=True)[:MAX_REQUESTS])
 
     async def _with_host(self, evidence: Evidence) -> Evidence:
         host = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from gated_proxy.door import RequestItems
 from highwater.diagnose.case import known_points, latest
 from highwater.diagnose.finding import Finding, advices, all_advice, without_effect
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
@@ -21,6 +22,7 @@ from highwater.model.units import MIB, mib, size_text, span_text
 from highwater.process.untrusted import plain
 
 WIDTH = 100
+MAX_SHOWN = 3  # images of a request
 WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "note": "good to know"}
 
 
@@ -93,6 +95,7 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
             ),
         ),
         *section("The ranks", _ranks(incident.ranks, charts=charts)),
+        *section("Requests with images or videos, the largest first", [_requests(incident.requests)]),
         *section("What happened before", [_events(incident.events)]),
         *section("The policy", [policy, _events(incident.decisions)]),
         *section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
@@ -127,6 +130,15 @@ def _events(events: Sequence[Event]) -> str:
         f"{moment(event.at).rpartition(' ')[2]}  {plain(event.kind, 20):9} {plain(event.summary)}"
         + (f" (asked for by {plain(event.caller.address, 60)})" if event.caller is not None else "")
         for event in events
+    )
+
+
+def _requests(requests: Sequence[RequestItems]) -> str:
+    return _lines(
+        f"{plain(one.request_id, 40)}  {plain(one.client or 'no key', 12):12}  {plain(one.state, 8):8}"
+        f"  {one.cost.items} of {size_text(one.cost.decoded_bytes)}, {one.cost.encoder_tokens} tokens: "
+        + ", ".join(f"{plain(each.form, 8)} {each.width} x {each.height}" for each in one.largest[:MAX_SHOWN])
+        for one in requests
     )
 
 

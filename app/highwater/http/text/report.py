@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from highwater.growth.words import growth_line
 from highwater.model.components import COMPONENTS
+from highwater.model.door import DoorState
 from highwater.model.engine import EngineStatus
 from highwater.model.policy import RuleStatus
 from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase
@@ -101,8 +102,24 @@ def engine_facts(report: Report) -> dict[str, str]:
         "requests": requests_text(report.engine),
         "progress": "" if report.progress is None else report.progress.summary,
         "host": "" if report.host is None else _host(report.host),
+        "images": "" if report.door is None else _door(report.door),
     }
     return {name: fact for name, fact in facts.items() if fact}
+
+
+def _door(door: DoorState) -> str:
+    """Return nothing where no request has had an image yet."""
+    if not door.requests_total:
+        return ""
+    of = "" if door.decoded_bytes.limit is None else f" of {size_text(door.decoded_bytes.limit)}"
+    parts = [f"{door.items.taken} in flight, {size_text(door.decoded_bytes.taken)}{of} once decoded"]
+    if door.requests_waiting:
+        parts.append(f"{door.requests_waiting} requests wait for room")
+    if door.held_for is not None:
+        parts.append(f"nobody is let in: {door.held_for}")
+    if door.refused_total:
+        parts.append(f"{door.refused_total} refused{'' if door.mode == 'on' else ' if the door were on'}")
+    return f"door {door.mode}: {'; '.join(parts)}"
 
 
 def _host(host: HostSummary) -> str:

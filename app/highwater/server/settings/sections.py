@@ -9,6 +9,8 @@ from typing import Annotated, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from gated_proxy.allowlist import SETTING, extra_path_flaw
+from gated_proxy.door import DoorLimits
+from gated_proxy.door import Mode as DoorMode
 from gated_proxy.heads import Mode as ForwardedMode
 from gated_proxy.proxy import ProxyLimits
 from highwater.act.rules import Finite
@@ -17,7 +19,7 @@ from highwater.process.flaws import masked
 from highwater.process.resources import room_at_most
 from highwater.process.tls import TlsFiles, check_certificate, check_pair
 
-_LIMITS = ProxyLimits()
+_LIMITS, _DOOR = ProxyLimits(), DoorLimits()
 
 
 # Each path is absolute: the sidecar's working directory means nothing to others.
@@ -49,8 +51,8 @@ class ProxySettings(BaseModel, frozen=True, extra="forbid"):
     enabled: bool | None = Field(
         None,
         description="pass requests on to the engine; false: watch and act, and serve the control plane alone; unset: "
-        "true, unless recorder_dir is set and all of engine_url, engine_root_path, engine_tls, control_port, gate and "
-        "proxy are unset",
+        "true, unless recorder_dir is set and all of engine_url, engine_root_path, engine_tls, control_port, gate, "
+        "door and proxy are unset",
     )
     extra_paths: tuple[str, ...] = Field(
         default=(),
@@ -137,6 +139,43 @@ class GateSettings(BaseModel, frozen=True, extra="forbid"):
         if self.hold_seconds < self.drain_seconds:
             raise ValueError("hold_seconds must be at least drain_seconds: held requests wait until the reset is over")
         return self
+
+
+class DoorSettings(BaseModel, frozen=True, extra="forbid"):
+    """Admitting the images and videos of requests by what they will cost the engine."""
+
+    mode: DoorMode | None = Field(
+        None,
+        description="on: requests whose images have no room wait, or are refused; observe: they are only counted; off: "
+        "bodies are not looked at; unset: on where the engine's container has a memory limit or the engine does not "
+        "profile its encoder, else observe",
+    )
+    wait_seconds: Finite = Field(
+        _DOOR.wait_seconds, ge=0, le=600, description="a request whose images wait longer for room is answered with 503"
+    )
+    decoded_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="images and videos in flight, in bytes once decoded; a request that takes more is answered with "
+        "413; unset: an eighth of the host memory that the engine's container can still take",
+    )
+    encoder_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="images and videos in flight, in encoder tokens; unset: twice what the encoder cache holds",
+    )
+    items: int | None = Field(1024, ge=1, description="images and videos in flight")
+    unknown_bytes: int = Field(
+        _DOOR.unknown_bytes,
+        ge=1,
+        description="what an image or video counts as once decoded whose size cannot be read: one behind a URL, too",
+    )
+    max_waiting: int = Field(
+        _DOOR.max_waiting,
+        ge=0,
+        le=100_000,
+        description="requests that wait for room at once; one more is answered with 503",
+    )
 
 
 class TrimSettings(BaseModel, frozen=True, extra="forbid"):

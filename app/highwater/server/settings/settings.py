@@ -20,6 +20,7 @@ from highwater.process.flaws import MayHoldSecret, without_credentials
 from highwater.process.logs import LogFormat
 from highwater.process.resources import room_at_most
 from highwater.server.settings.sections import (
+    DoorSettings,
     EngineTlsSettings,
     File,
     FileInFolder,
@@ -40,7 +41,7 @@ MAX_RECORDS = 32_000
 
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 # Settings about requests for the engine: with one of them set, requests are passed on.
-_ABOUT_REQUESTS = frozenset({"engine_url", "engine_root_path", "engine_tls", "control_port", "gate", "proxy"})
+_ABOUT_REQUESTS = frozenset({"engine_url", "engine_root_path", "engine_tls", "control_port", "gate", "door", "proxy"})
 
 
 class Settings(BaseModel, frozen=True, extra="forbid"):
@@ -120,6 +121,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     )
     policy: PolicySettings = PolicySettings()
     gate: GateSettings = GateSettings()
+    door: DoorSettings = DoorSettings()
     trim: TrimSettings = TrimSettings()
     incidents: IncidentSettings = IncidentSettings()
     proxy: ProxySettings = ProxySettings()

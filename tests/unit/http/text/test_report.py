@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.http.text.report import report_text
+from highwater.model.door import DoorFigure, DoorState
 from highwater.model.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
 from highwater.model.growth import Growth
 from highwater.model.policy import PolicyStatus
@@ -236,3 +237,15 @@ def test_relief_that_keeps_up_is_said_instead_of_a_forecast():
     growth = Growth(since_ready_bytes=0, bytes_per_second=4e8, refill_seconds=16.0)
     text = report_text(replace(report(), growth=growth))
     assert ", fills each 16 s, given back each time, +381 MiB/s now (2 ranks together)\n" in text
+
+
+def test_images_at_the_door_are_said_once_there_were_some():
+    one, two = DoorFigure(taken=4, limit=1024), DoorFigure(taken=2**28, limit=2**30)
+    quiet = DoorState(mode="on", why="", requests_waiting=0, decoded_bytes=two, encoder_tokens=one, items=one)
+    assert "images" not in report_text(report(door=quiet))
+    busy = replace(quiet, requests_total=9, requests_waiting=3, refused_total=2, held_for="a rank is very short")
+    assert (
+        "images: door on: 4 in flight, 256 MiB of 1.00 GiB once decoded; 3 requests wait for room; nobody is let in: "
+        "a rank is very short; 2 refused"
+    ) in report_text(report(door=busy))
+    assert "2 refused if the door were on" in report_text(report(door=replace(busy, mode="observe")))

@@ -1,0 +1,97 @@
+"""Keeps the door's mode and limits by what is seen, and has images wait while a rank is very short of memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from gated_proxy.door import Door, DoorLimits
+from highwater.act.door import DoorFacts, limits_of, mode_of
+from highwater.host.reading import HostReading
+from highwater.model.door import DoorFigure, DoorState
+from highwater.model.engine_budget import EngineBudget
+from highwater.model.policy import PolicyLevel
+from highwater.model.rank import RankReading
+from highwater.model.report import Report
+from highwater.server.settings.sections import DoorSettings
+
+# Images wait for a relief for so long; one that has not helped by then will not, and they are let in.
+MAX_HOLD_SECONDS = 30.0
+# Each hold: it is renewed with every poll, of which a very short rank causes several a second.
+HOLD_SECONDS = 3.0
+
+log = logging.getLogger("highwater")
+
+
+class DoorWatch:
+    """Takes each report, with the last reading of host memory."""
+
+    def __init__(
+        self,
+        door: Door,
+        given: DoorSettings,
+        *,
+        budget_of: Callable[[RankReading], EngineBudget | None],
+        host: Callable[[], HostReading | None],
+        level: Callable[[], PolicyLevel],
+        clock: Callable[[], float],
+    ) -> None:
+        self._door = door
+        self._mode = given.mode
+        self._given = DoorLimits(**given.model_dump(exclude={"mode"}))
+        self._budget_of, self._host, self._level = budget_of, host, level
+        self._clock = clock
+        self._urgent_since: float | None = None
+        self._why = ""
+        self._held_for: str | None = None
+        self._change(())
+
+    def notice(self, report: Report) -> None:
+        self._change(report.ranks)
+        now = self._clock()
+        is_urgent = self._door.mode == "on" and self._level() == "urgent"
+        self._urgent_since = (self._urgent_since or now) if is_urgent else None
+        if self._urgent_since is not None and now - self._urgent_since < MAX_HOLD_SECONDS:
+            self._held_for = "a rank is very short of device memory, and some is given back first"
+            self._door.hold(HOLD_SECONDS, self._held_for)
+        elif self._held_for is not None:
+            self._held_for = None
+            self._door.open()
+
+    def _change(self, ranks: Sequence[RankReading]) -> None:
+        facts = self._facts(ranks)
+        mode, why = mode_of(self._mode, facts)
+        if (mode, why) != (self._door.mode, self._why):
+            self._why = why
+            log.info("images and videos at the door: %s, because %s (door.mode)", mode, why)
+        self._door.change(mode=mode, limits=limits_of(self._given, facts))
+
+    def _facts(self, ranks: Sequence[RankReading]) -> DoorFacts:
+        host, budgets = self._host(), map(self._budget_of, ranks)
+        encoder = next((each.encoder for each in budgets if each is not None and each.encoder is not None), None)
+        container = None if host is None else host.container
+        free = None if container is None else container.room_bytes
+        has_limit = free is not None
+        if free is None and host is not None and host.processes:
+            free = host.machine.available_bytes
+        return DoorFacts(
+            free_bytes=None if free is None else free + self._door.inside.decoded_bytes,
+            has_container_limit=has_limit,
+            encoder=encoder,
+            encoder_is_profiled=all(rank.launch.encoder_unprofiled_by is None for rank in ranks),
+        )
+
+    def state(self) -> DoorState:
+        door, limits = self._door, self._door.limits
+        return DoorState(
+            mode=door.mode,
+            why=self._why,
+            held_for=self._held_for if door.is_held else None,
+            requests_waiting=door.waiting,
+            decoded_bytes=DoorFigure(taken=door.inside.decoded_bytes, limit=limits.decoded_bytes),
+            encoder_tokens=DoorFigure(taken=door.inside.encoder_tokens, limit=limits.encoder_tokens),
+            items=DoorFigure(taken=door.inside.items, limit=limits.items),
+            requests_total=door.counts.requests,
+            waits_total=door.counts.waited,
+            refused_total=door.counts.refused.total(),
+        )

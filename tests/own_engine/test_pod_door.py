@@ -1,0 +1,152 @@
+"""A flood of images at a real engine in a container with a memory limit: it dies without the door, and lives with it.
+
+Two hundred clients at once, each with images of its own: thumbnails, photos, pictures of 8192 x 8192 pixels, and small
+files that claim 60,000 x 60,000. Beside them clients that send text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import random
+import statistics
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.process import answers
+from tests.pod.engine import PodEngine
+from tests.pod.kubelet import wait_for_start
+from tests.pod.pod import Container, Pod, why_not
+from tests.pod.sidecar import BOTH, PodSidecar
+
+MIB = 1024**2
+LIMIT_BYTES = 5120 * MIB
+CLIENTS, TEXT_CLIENTS = 200, 4
+FLOOD_SECONDS = 120.0
+QUIET_SECONDS = 10.0
+SIDES = (*[512] * 24, *[2048] * 8, *[4096] * 4, *[8192] * 3, 60_000)
+"""In pixels, as often as a client sends them."""
+pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(3600, func_only=True)]
+
+
+def picture(side: int, number: int) -> str:
+    if side == SIDES[-1]:
+        header = struct.pack(">I4sIIBBBBB", 13, b"IHDR", side, side, 8, 2, 0, 0, 0) + bytes(4)
+        return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + header + number.to_bytes(4)).decode()
+    file = io.BytesIO()
+    Image.new("RGB", (side, side - number % 16), (number % 256, side % 256, 7)).save(file, "jpeg")
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+@dataclass
+class Flood:
+    """What clients got. `statuses` by the side of the image; 0: no response."""
+
+    statuses: dict[int, Counter[int]] = field(default_factory=lambda: {side: Counter() for side in set(SIDES)})
+    texts: Counter[int] = field(default_factory=Counter)
+    text_seconds: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Served:
+    engine: PodEngine
+    container: Container
+    sidecar: PodSidecar
+
+    @property
+    def is_alive(self) -> bool:
+        return self.container.is_running() and not self.container.ended().oom_kills
+
+    async def ask(self, client: httpx.AsyncClient, content: Any) -> int:
+        body = {"model": self.engine.served_model, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+        try:
+            return (await client.post(f"{self.sidecar.url}/v1/chat/completions", json=body)).status_code
+        except httpx.HTTPError:
+            return 0
+
+    async def flood(self, *, clients: int, seconds: float) -> Flood:
+        done, pictures = Flood(), random.Random(1)  # noqa: S311 - the same ones each time
+        pool = [(side, picture(side, number)) for number, side in enumerate(SIDES * 2)]
+        end = time.monotonic() + seconds
+
+        async def look() -> None:
+            while self.is_alive and time.monotonic() < end:  # noqa: ASYNC110 - a process has no event
+                await asyncio.sleep(0.5)
+
+        over = asyncio.create_task(look())
+
+        async def images(client: httpx.AsyncClient) -> None:
+            while not over.done():
+                side, url = pictures.choice(pool)
+                done.statuses[side][await self.ask(client, [{"type": "image_url", "image_url": {"url": url}}])] += 1
+                await asyncio.sleep(1.0)
+
+        async def texts(client: httpx.AsyncClient) -> None:
+            while not over.done():
+                began = time.monotonic()
+                done.texts[await self.ask(client, "hello")] += 1
+                done.text_seconds.append(time.monotonic() - began)
+
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=60.0, trust_env=False, limits=limits) as client:
+            await asyncio.gather(
+                *(images(client) for _ in range(clients)), *(texts(client) for _ in range(TEXT_CLIENTS))
+            )
+        return done
+
+
+@contextmanager
+def served(environment: EngineEnvironment, folder: Path, **settings: str) -> Iterator[Served]:
+    if reason := why_not(folder / "tried"):
+        pytest.skip(reason)
+    with Pod(folder / "pod") as pod:
+        engine = PodEngine(environment, folder / "engine")
+        container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
+        container.start(engine.command, env=engine.env, cwd=engine.folder)
+        wait_for_start(lambda: answers(engine.port, "/health"))
+        known = {"HIGHWATER_RECORDER_DIR": str(engine.recorder), "HIGHWATER_ENGINE_LOG": str(container.log_path)}
+        with PodSidecar(pod, BOTH, engine.url, known | settings) as sidecar:
+            wait_for_start(lambda: sidecar.report()["host"])
+            yield Served(engine, container, sidecar)
+
+
+async def test_without_the_door_the_kernel_ends_the_engine(engine_environment, tmp_path):
+    with served(engine_environment, tmp_path, HIGHWATER_DOOR__MODE="off") as running:
+        await running.flood(clients=CLIENTS, seconds=FLOOD_SECONDS)
+        wait_for_start(lambda: not running.is_alive)
+        assert running.container.ended().reason == "OOMKilled"
+
+
+async def test_with_the_door_it_lives_and_text_is_served(engine_environment, tmp_path, record_property):
+    with served(engine_environment, tmp_path) as running:
+        door = running.sidecar.report()["door"]
+        assert (door["mode"], door["why"]) == ("on", "the engine's container has a memory limit")
+        quiet = await running.flood(clients=0, seconds=QUIET_SECONDS)
+        done = await running.flood(clients=CLIENTS, seconds=FLOOD_SECONDS)
+        record_property("images", str(done.statuses))
+        record_property("text alone", _spread(quiet.text_seconds))
+        record_property("text beside the flood", _spread(done.text_seconds))
+        assert running.is_alive
+        assert set(done.texts) == {200}
+        assert set(done.statuses[60_000]) <= {413}
+        assert set().union(*done.statuses.values()) <= {200, 413, 503}
+        assert done.statuses[512][200]
+        requests = running.sidecar.call("GET", "/memory/requests?limit=1000")["requests"]
+        assert {each["largest"][0]["width"] for each in requests} >= {512, 8192}
+
+
+def _spread(seconds: list[float]) -> str:
+    middle, worst = statistics.median(seconds), max(seconds)
+    return f"{len(seconds)} requests, median {middle:.2f} s, longest {worst:.2f} s"

@@ -1,0 +1,472 @@
+"""The door: who goes in, who waits, who is refused; and that nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gated_proxy.door import MAX_WAITING_BYTES, NOTHING, Cost, Door, DoorLimits, DoorRefusal, TokenRule, cost_of
+from gated_proxy.door_media import BY_URL, UNKNOWN, Media
+from gated_proxy.heads import parse_head
+from tests.fakes.clock import FakeClock
+
+MIB = 1024 * 1024
+LIMITS = DoorLimits(decoded_bytes=8 * MIB, items=100, encoder_tokens=100_000)
+FAR = 10**9
+
+
+class Timers:
+    """The loop's timers by a fake clock."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.calls: list[Timer] = []
+
+    def __call__(self, seconds, call):
+        timer = Timer(self.clock.now + seconds, call, self)
+        self.calls.append(timer)
+        return timer
+
+    def run(self, seconds: float = 0.0) -> None:
+        self.clock.advance(seconds)
+        while due := [timer for timer in self.calls if timer.at <= self.clock.now]:
+            due[0].cancel()
+            due[0].call()
+
+
+class Timer:
+    def __init__(self, at, call, timers):
+        self.at, self.call, self.timers = at, call, timers
+
+    def cancel(self):
+        if self in self.timers.calls:
+            self.timers.calls.remove(self)
+
+
+class Client:
+    """A request: its images come one by one, each of so many MiB once decoded."""
+
+    def __init__(self, at: Desk, key: str | None) -> None:
+        lines = f"authorization: Bearer {key}\r\n" if key else ""
+        head = parse_head(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode())
+        self.visit = at.door.visit(self, head, "chat_completions", b"{")
+        self.opened = 0
+        self.failure = None
+
+    def door_opens(self):
+        self.opened += 1
+
+    def door_refuses(self, failure):
+        self.failure = failure
+        self.leave(failure.status)
+
+    def brings(self, *mib: float) -> bool:
+        return self.visit._door.ask(self.visit, [image(each) for each in mib])
+
+    def leave(self, status: int = 200) -> None:
+        self.visit.end(status)
+
+
+def image(mib: float) -> Media:
+    return Media("png", 512, round(mib * 512))
+
+
+class Desk:
+    def __init__(self, limits: DoorLimits = LIMITS, mode: str = "on") -> None:
+        self.clock = FakeClock()
+        self.timers = Timers(self.clock)
+        self.door = Door(mode=mode, limits=limits, clock=self.clock, wall=self.clock, later=self.timers)
+
+    def client(self, key: str | None = None) -> Client:
+        return Client(self, key)
+
+    @property
+    def mib(self) -> float:
+        return self.door.inside.decoded_bytes / MIB
+
+
+def test_a_closed_door_has_no_visits():
+    assert Desk(mode="off").client().visit is None
+
+
+def test_images_go_in_while_there_is_room_and_then_wait():
+    desk = Desk()
+    first, second, third = (desk.client() for _ in range(3))
+    assert first.brings(4)
+    assert second.brings(4)
+    assert not third.brings(1)
+    assert (desk.mib, desk.door.waiting, desk.door.counts.requests) == (8, 1, 3)
+    first.leave()
+    desk.timers.run()
+    assert (third.opened, desk.mib, desk.door.waiting) == (1, 5, 0)
+    second.leave()
+    third.leave()
+    assert desk.door.inside == NOTHING
+    assert [(each.state, each.status) for each in desk.door.requests()] == [("inside", 200)] * 3
+
+
+def test_a_later_one_that_would_fit_does_not_overtake():
+    desk = Desk()
+    inside, large, small = (desk.client() for _ in range(3))
+    assert inside.brings(4)
+    assert [large.brings(6), small.brings(1)] == [False, False]
+    inside.leave()
+    desk.timers.run()
+    assert (large.opened, small.opened) == (1, 1)
+
+
+def test_a_request_with_a_part_inside_goes_before_those_without():
+    desk = Desk()
+    growing, other, new = (desk.client() for _ in range(3))
+    assert growing.brings(2)
+    assert other.brings(6)
+    assert [new.brings(1), growing.brings(4)] == [False, False]
+    other.leave()
+    desk.timers.run()
+    assert (growing.opened, new.opened) == (1, 1)
+
+
+def test_two_halves_of_bodies_do_not_wait_for_each_other():
+    desk = Desk()
+    first, second = desk.client(), desk.client()
+    assert first.brings(4)
+    assert second.brings(4)
+    assert [first.brings(2), second.brings(2)] == [False, False]
+    desk.timers.run()
+    assert (first.opened, second.opened) == (1, 0)
+    first.leave()
+    desk.timers.run()
+    assert second.opened == 1
+
+
+def test_a_request_alone_may_take_more_tokens_and_items_than_several():
+    desk = Desk(DoorLimits(items=2, encoder_tokens=100))
+    alone = desk.client()
+    assert [alone.brings(1, 1), alone.brings(1, 1)] == [True, True]
+    assert not desk.client().brings(1)
+
+
+def test_a_request_that_can_never_fit_is_refused_with_figure_limit_and_setting():
+    desk = Desk()
+    alone = desk.client()
+    assert alone.brings(7)
+    with pytest.raises(DoorRefusal) as refusal:
+        alone.brings(7)
+    failure = refusal.value.failure
+    assert (failure.status, failure.reason) == (413, "door_too_large")
+    for words in ("14680064 bytes once decoded", "at most 8388608", "(door.decoded_bytes)"):
+        assert words in failure.message
+    assert desk.door.counts.refused == {"door_too_large": 1}
+
+
+def test_the_deadline_ends_in_503_with_figure_limit_and_setting():
+    desk = Desk()
+    inside, waiting = desk.client(), desk.client()
+    assert inside.brings(8)
+    assert not waiting.brings(1)
+    desk.timers.run(9.9)
+    assert waiting.failure is None
+    desk.timers.run(0.1)
+    assert (waiting.failure.status, waiting.failure.reason) == (503, "door_timeout")
+    assert waiting.failure.retry_after
+    for words in ("10 s (door.wait_seconds)", "8388608 of 8388608 bytes once decoded", "door.decoded_bytes", "1048576"):
+        assert words in waiting.failure.message
+    assert (desk.door.waiting, desk.door.inside.items) == (0, 1)
+    assert [each.state for each in desk.door.requests()] == ["inside", "refused"]
+
+
+def test_all_of_a_requests_waits_together_have_the_deadline():
+    desk = Desk()
+    other, waiting = desk.client(), desk.client()
+    assert other.brings(8)
+    assert not waiting.brings(1)
+    desk.timers.run(7)
+    other.leave()
+    desk.timers.run()
+    assert waiting.opened == 1
+    assert desk.client().brings(7)
+    assert not waiting.brings(1)
+    desk.timers.run(3)
+    assert waiting.failure.reason == "door_timeout"
+
+
+def test_a_client_that_leaves_makes_room_at_once():
+    desk = Desk()
+    inside, gone, next_one = (desk.client() for _ in range(3))
+    assert inside.brings(8)
+    assert [gone.brings(8), next_one.brings(1)] == [False, False]
+    gone.leave(499)
+    inside.leave()
+    desk.timers.run()
+    assert (gone.opened, next_one.opened) == (0, 1)
+
+
+def test_one_client_takes_at_most_half_of_the_room_while_others_send_images():
+    desk = Desk()
+    desk.client("other").brings(1)
+    greedy = [desk.client("greedy") for _ in range(4)]
+    assert [each.brings(2) for each in greedy] == [True, True, False, False]
+    other = desk.client("other")
+    assert not other.brings(1)
+    desk.timers.run()
+    assert (other.opened, desk.mib) == (1, 6)
+    greedy[0].leave()
+    desk.timers.run()
+    assert [each.opened for each in greedy] == [0, 0, 1, 0]
+    assert desk.mib == 6
+
+
+def test_a_single_client_has_all_of_the_room():
+    desk = Desk()
+    assert [desk.client("one").brings(2) for _ in range(4)] == [True] * 4
+    assert Desk().client("one").brings(8)
+
+
+def test_clients_without_keys_share_nothing():
+    desk = Desk()
+    desk.client("key").brings(1)
+    assert [desk.client().brings(2) for _ in range(3)] == [True] * 3
+
+
+def test_a_client_that_has_sent_none_for_a_minute_takes_no_part():
+    desk = Desk()
+    desk.client("other").brings(1)
+    desk.timers.run(61)
+    assert [desk.client("one").brings(2) for _ in range(3)] == [True] * 3
+
+
+def test_the_client_is_known_by_a_hash_of_its_key():
+    desk = Desk()
+    desk.client("sk-secret").brings(1)
+    (record,) = desk.door.requests()
+    assert record.client == hashlib.sha256(b"sk-secret").hexdigest()[:12]
+
+
+@pytest.mark.parametrize("figure", ["items", "encoder_tokens"])
+def test_any_figure_may_be_the_one_that_is_short(figure):
+    desk = Desk(DoorLimits(**{figure: cost_of(image(1), LIMITS).encoder_tokens if figure != "items" else 1}))
+    assert desk.client().brings(1)
+    waiting = desk.client()
+    assert not waiting.brings(1)
+    desk.timers.run(10)
+    assert f"door.{figure}" in waiting.failure.message
+
+
+def test_without_limits_everything_goes_in():
+    desk = Desk(DoorLimits())
+    assert desk.client().brings(*[100.0] * 50)
+    assert desk.client().brings(100.0)
+
+
+def test_while_the_door_is_held_images_wait_and_for_no_longer_than_asked():
+    desk = Desk()
+    desk.door.hold(2.0, "rank 0 is very short of device memory")
+    one = desk.client()
+    assert not one.brings(1)
+    desk.timers.run(1.9)
+    assert one.opened == 0
+    desk.timers.run(0.1)
+    assert (one.opened, desk.door.is_held) == (1, False)
+
+
+def test_a_hold_may_end_early():
+    desk = Desk()
+    desk.door.hold(60.0, "relief runs")
+    one, two = desk.client(), desk.client()
+    assert [one.brings(1), two.brings(8)] == [False, False]
+    desk.timers.run(5)
+    desk.door.open()
+    desk.timers.run()
+    assert (one.opened, two.opened) == (1, 0)
+
+
+def test_the_deadline_of_a_held_door_says_why():
+    desk = Desk()
+    desk.door.hold(60.0, "rank 0 is very short of device memory")
+    one = desk.client()
+    one.brings(1)
+    desk.timers.run(10)
+    assert one.failure.message.endswith("rank 0 is very short of device memory")
+
+
+def test_too_many_that_wait_are_refused():
+    desk = Desk(DoorLimits(items=1, max_waiting=2))
+    assert desk.client().brings(1)
+    assert [desk.client().brings(1) for _ in range(2)] == [False, False]
+    with pytest.raises(DoorRefusal, match=r"2 requests wait already .*door\.max_waiting") as refusal:
+        desk.client().brings(1)
+    assert (refusal.value.failure.status, refusal.value.failure.reason) == (503, "door_full")
+
+
+def test_what_waits_is_bounded_in_bytes():
+    desk = Desk(DoorLimits(items=1))
+    assert desk.client().brings(1)
+    first, second = desk.client(), desk.client()
+    first.visit.piece_bytes = second.visit.piece_bytes = MAX_WAITING_BYTES // 2 + 1
+    assert not first.brings(1)
+    with pytest.raises(DoorRefusal):
+        second.brings(1)
+    first.leave()
+    assert not second.brings(1)
+
+
+def test_a_body_that_stands_still_lends_its_room():
+    desk = Desk()
+    slow, quick = desk.client(), desk.client()
+    assert slow.brings(8)
+    assert not quick.brings(2)
+    slow.visit.stall()
+    desk.timers.run()
+    assert (quick.opened, desk.mib) == (1, 2)
+    assert not slow.visit.take(b"more")
+    quick.leave()
+    desk.timers.run()
+    assert (slow.opened, desk.mib) == (1, 8)
+    slow.leave()
+    assert desk.door.inside == NOTHING
+
+
+def test_an_observing_door_only_counts():
+    desk = Desk(mode="observe")
+    assert desk.client().brings(8)
+    assert desk.client().brings(100)
+    assert desk.client().brings(4)
+    desk.door.hold(5, "why")
+    assert desk.client().brings(1)
+    assert (desk.door.counts.waited, desk.door.counts.refused) == (2, {"door_too_large": 1})
+    assert (desk.mib, desk.door.waiting) == (113, 0)
+
+
+@pytest.mark.parametrize("change", [{"mode": "observe"}, {"mode": "off"}, {"limits": DoorLimits()}])
+def test_a_changed_door_lets_those_in_who_waited(change):
+    desk = Desk()
+    assert desk.client().brings(8)
+    waiting = desk.client()
+    assert not waiting.brings(8)
+    desk.door.change(**{"mode": "on", "limits": LIMITS, **change})
+    desk.timers.run()
+    assert waiting.opened == 1
+
+
+def test_a_fault_of_the_scanner_fails_nobody(monkeypatch, caplog):
+    desk = Desk()
+    one = desk.client()
+    monkeypatch.setattr("gated_proxy.door_scanner.Scanner.feed", lambda *_: 1 / 0)
+    with caplog.at_level(logging.CRITICAL, "highwater.door"):
+        assert one.visit.take(b"anything")
+    assert one.visit.take(b"more")
+    assert desk.door.counts.faults == 1
+
+
+def test_the_largest_items_are_kept_with_their_sizes():
+    desk = Desk(DoorLimits())
+    one = desk.client()
+    one.brings(*range(1, 40))
+    (record,) = desk.door.requests()
+    assert [each.height // 512 for each in record.largest] == [39, 38, 37, 36, 35, 34, 33, 32]
+    assert (record.cost.items, record.ended_at, record.status) == (39, None, None)
+
+
+@pytest.mark.parametrize(
+    ("media", "tokens"),
+    [
+        (Media("png", 64, 64), 4),
+        (Media("png", 65, 1), 4),
+        (Media("png", 1, 1), 4),  # scaled up
+        (Media("png", 8192, 8192), 1024),  # scaled down
+        (Media("mp4", 64, 64, 32), 128),
+        (Media("mp4", 8192, 8192, 32), 2000),
+        (UNKNOWN, 2000),
+        (BY_URL, 2000),
+    ],
+)
+def test_tokens_are_the_encoders_own(media, tokens):
+    rule = TokenRule(side_pixels=32, min_pixels=4096, max_pixels=1024 * 1024)
+    limits = DoorLimits(token_rule=rule, item_tokens=2000, unknown_bytes=7)
+    assert cost_of(media, limits) == Cost(media.decoded_bytes or 7, tokens, 1)
+
+
+def test_an_unknown_size_without_an_engine_has_the_tokens_of_its_bytes():
+    assert cost_of(UNKNOWN, DoorLimits(unknown_bytes=4 * 280 * 280)).encoder_tokens == 100
+
+
+class AnyTraffic(RuleBasedStateMachine):
+    """Whatever happens: sums agree, nobody waits for nothing, everything is given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk = Desk(DoorLimits(decoded_bytes=8 * MIB, items=6, wait_seconds=10, max_waiting=6))
+        self.clients: list[Client] = []
+
+    @rule(key=st.sampled_from([None, "a", "b"]), mib=st.lists(st.integers(1, 18), min_size=1, max_size=3))
+    def arrive(self, key, mib):
+        client = self.desk.client(key)
+        self.clients.append(client)
+        self.bring(client, mib)
+
+    @rule(which=st.integers(0, FAR), mib=st.lists(st.integers(1, 6), min_size=1, max_size=2))
+    def grow(self, which, mib):
+        if moving := [each for each in self.clients if not each.visit.waits]:
+            self.bring(moving[which % len(moving)], mib)
+
+    def bring(self, client, mib):
+        try:
+            client.brings(*mib)
+        except DoorRefusal as refusal:
+            client.door_refuses(refusal.failure)
+
+    @rule(which=st.integers(0, FAR))
+    def leave(self, which):
+        if self.clients:
+            self.clients[which % len(self.clients)].leave()
+
+    @rule(which=st.integers(0, FAR))
+    def respond(self, which):
+        if self.clients:
+            self.clients[which % len(self.clients)].visit.leave()
+
+    @rule(which=st.integers(0, FAR))
+    def stall(self, which):
+        if self.clients:
+            self.clients[which % len(self.clients)].visit.stall()
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 9.0, 11.0]))
+    def pass_time(self, seconds):
+        self.desk.timers.run(seconds)
+
+    @rule(seconds=st.sampled_from([0.5, 20.0]))
+    def hold(self, seconds):
+        self.desk.door.hold(seconds, "held")
+
+    @rule(mode=st.sampled_from(["on", "observe", "on"]))
+    def change(self, mode):
+        self.desk.door.change(mode=mode, limits=self.desk.door.limits)
+
+    @invariant()
+    def sums_agree(self):
+        self.desk.timers.run()
+        self.clients = [each for each in self.clients if each.visit in self.desk.door._running]
+        door, visits = self.desk.door, [each.visit for each in self.clients]
+        assert door.inside == sum((each.inside for each in visits), start=NOTHING)
+        assert door.waiting == sum(each.waits for each in visits)
+        assert door._moving == sum(each.moves for each in visits)
+        assert door._waiting_bytes == 0
+        assert not door.waiting or door.is_held or door._moving
+        assert door.mode == "on" or not door.waiting
+        for client, taken in door._taken.items():
+            assert taken == sum((each.inside for each in visits if each.client == client), start=NOTHING)
+
+    def teardown(self):
+        for client in self.clients:
+            client.leave()
+        assert self.desk.door.inside == NOTHING
+        assert not self.desk.door._taken
+
+
+AnyTraffic.TestCase.settings = settings(deadline=None)
+TestAnyTraffic = AnyTraffic.TestCase
