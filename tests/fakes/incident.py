@@ -12,7 +12,7 @@ from highwater.diagnose.incident import EncoderEntry, Evidence, Incident, RankEv
 from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.model.engine import EngineLoad, EngineStatus
-from highwater.model.pace import MemoryPoint
+from highwater.model.points import MemoryPoint
 from highwater.model.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
 from highwater.model.report import Event
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from highwater.act.rules import ALL_REMEDIES, SIGNAL_REMEDIES, SIGNALS
+from highwater.act.rules import SIGNAL_REMEDIES, SIGNALS
+from highwater.model.remedies import TRAITS
 
 Values = dict[str, Any]
 Draw = st.DrawFn
@@ -46,7 +47,7 @@ def rules(draw: Draw) -> Values:
     scale = 1.0 if SIGNALS[signal].is_ratio else 1e9
     waters = sorted(draw(st.lists(st.sampled_from([0.1, 0.5, 0.9, 1.0]), min_size=2, max_size=2, unique=True)))
     low, high = waters if not SIGNALS[signal].falls else waters[::-1]
-    remedies = draw(st.lists(st.sampled_from(ALL_REMEDIES), unique=True, min_size=0 if SIGNAL_REMEDIES[signal] else 1))
+    remedies = draw(st.lists(st.sampled_from(list(TRAITS)), unique=True, min_size=0 if SIGNAL_REMEDIES[signal] else 1))
     rule = {"name": signal, "signal": signal, "high_water": high * scale, "low_water": low * scale}
     return rule | ({"remedies": remedies} if remedies else {})
 

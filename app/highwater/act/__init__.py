@@ -1,6 +1,7 @@
-"""The policy: what is decided from a report and remembered of the engine's life.
+"""What acts: the policy, decided from a report and what is remembered of the engine's life, and the remedies it runs.
 
-``rules`` is what an operator may write, ``pressure`` how short each rank is by a rule, ``core`` the decision,
-``memory`` what is remembered and how an action changes it, ``views`` the reasons and what is shown. ``governor`` feeds
-it reports and has its actions run; ``store`` holds the policy in force. All but these two are pure.
+``rules`` is what an operator may write, ``pressure`` how short each rank is by a rule, ``decision`` the decision,
+``state`` what is remembered and how an action changes it, ``views`` the reasons and what is shown: these are pure.
+``governor`` feeds them reports, ``store`` holds the policy in force; ``relief`` runs one remedy of ``remedies`` at a
+time, ``quiescer`` stops traffic for it.
 """

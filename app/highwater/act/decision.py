@@ -12,7 +12,7 @@ Pure: no I/O, no clock, no logging. For each rule::
 
 A remedy is run where the workers say that it can give ``min_gain_bytes`` or what is missing. One that gave less than
 that waits until its figure has grown by what it fell short of; where it has no figure, for an hour. One that was
-refused is repeated after a minute (``memory.learn``). No list of given-up remedies is kept.
+refused is repeated after a minute (``state.learn``). No list of given-up remedies is kept.
 
 Beside that, one release in each idle period, if it gives back much, such as what a benchmark left behind: tidying.
 """

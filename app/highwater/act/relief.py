@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from highwater.act.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
-from highwater.act.remedies.resets import NO_OPTIONS, Remedy, RunOptions, RunResult, operators_only
+from highwater.act.remedies.remedy import NO_OPTIONS, Remedy, RunOptions, RunResult, operators_only
 from highwater.act.remedies.workers import MAX_SECONDS, call_workers_in_rounds
 from highwater.engine.capabilities import no_extension
 from highwater.engine.client import Engine, EngineResponse

@@ -49,7 +49,6 @@ SIGNALS: Final[Mapping[str, SignalTraits]] = MappingProxyType(
 SIGNAL_REMEDIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {signal: tuple(name for name, remedy in TRAITS.items() if signal in remedy.lowers) for signal in SIGNALS}
 )
-ALL_REMEDIES = tuple(TRAITS)
 
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 FROZEN = ConfigDict(frozen=True, extra="forbid")
@@ -121,8 +120,8 @@ class Rule(BaseModel):
     @model_validator(mode="after")
     def _known_remedies(self) -> Self:
         for remedy in self.remedies:
-            if remedy not in ALL_REMEDIES:
-                raise ValueError(f"remedies: {masked(remedy)!r} is not a remedy; allowed: {', '.join(ALL_REMEDIES)}")
+            if remedy not in TRAITS:
+                raise ValueError(f"remedies: {masked(remedy)!r} is not a remedy; allowed: {', '.join(TRAITS)}")
             if self.remedies.count(remedy) > 1:
                 raise ValueError(f"remedies: {remedy!r} is named more than once")
         if not self.ordered_remedies:

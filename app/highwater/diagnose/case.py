@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, change, risen, same_process, total
 from highwater.diagnose.incident import EncoderEntry, Evidence, Headline, RankEvidence
@@ -20,7 +20,7 @@ from highwater.host.report import HostReport
 from highwater.model.components import COMPONENT_NAMES, account
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.growth import SeriesGrowth
-from highwater.model.pace import MemoryPoint
+from highwater.model.points import MemoryPoint
 from highwater.model.rank import Components, Device, RankReading, TorchMemory, WorkerMemory, are_recorded
 from highwater.model.report import Event, Report
 from highwater.model.units import MIB, span_text
@@ -33,9 +33,6 @@ _Known = TypeVar("_Known")
 NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.005
 # From this age on a reading's age is named.
 OLD_SECONDS = 5.0
-_PLACES: Final[Mapping[str, Where]] = {
-    "load": "load", "running": "running", "start": "start", "host": "host", "set-up": "set-up",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +167,7 @@ class Case:
 
     @property
     def where(self) -> Where:
-        return _PLACES.get(self.kind, "incident")
+        return cast("Where", self.kind) if self.kind in get_args(Where) else "incident"
 
     @property
     def is_load(self) -> bool:

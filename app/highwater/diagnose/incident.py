@@ -17,7 +17,7 @@ from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.model.engine import EngineStatus
 from highwater.model.growth import Growth
-from highwater.model.pace import MemoryPoint
+from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import Ranked, RankReading
 from highwater.model.report import Event

@@ -1,1 +1,1 @@
-"""The engine: every request to it, its capabilities, its lives and its state."""
+"""The engine: every request to it, its capabilities and its lives."""

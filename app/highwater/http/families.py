@@ -24,7 +24,7 @@ from gated_proxy.traffic import Connections, Histogram, ProxyTraffic
 from highwater.act.rules import SIGNALS
 from highwater.host.parts import parts_of
 from highwater.host.reading import ProcessMemory
-from highwater.host.report import HostNow
+from highwater.host.watch import HostNow
 from highwater.model.components import COMPONENTS
 from highwater.model.engine import EngineState
 from highwater.model.growth import GrowthKind, SeriesGrowth

@@ -22,7 +22,7 @@ from gated_proxy.traffic import Connections, ProxyTraffic
 from highwater import __version__
 from highwater.diagnose.incident import IncidentKind
 from highwater.host.kernel import memory_limit
-from highwater.host.report import HostNow
+from highwater.host.watch import HostNow
 from highwater.http.families import (
     HELP,
     connection_families,

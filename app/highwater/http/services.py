@@ -13,12 +13,13 @@ from fastapi.security.base import SecurityBase
 from pydantic import BaseModel, ConfigDict
 
 from gated_proxy.door import RequestItems
-from highwater.act.governor import Governor, PolicyStore
+from highwater.act.governor import Governor
 from highwater.act.relief import Relief
+from highwater.act.store import PolicyStore
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.engine.client import EngineResponse
 from highwater.growth.watch import GrowthWatch
-from highwater.host.report import HostWatch
+from highwater.host.watch import HostWatch
 from highwater.http.access import Access
 from highwater.http.engine_page import EnginePage
 from highwater.http.metrics import Exporter

@@ -1,6 +1,6 @@
 """The components of device memory, a row each, and the accounting of a worker's memory by them.
 
-A new one needs a field in ``readings.Components``, its place in ``account`` and a row here. Generated from these rows
+A new one needs a field in ``rank.Components``, its place in ``account`` and a row here. Generated from these rows
 (``make docs``): the dashboard's ``facts.js`` and ``components.css``, and the table in docs/http.md.
 
 The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit
@@ -19,7 +19,7 @@ from highwater.model.rank import Components, Note, RankMemory, RankReading, Read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    name: str  # its field in `readings.Components`, in `/memory` and in the history
+    name: str  # its field in `rank.Components`, in `/memory` and in the history
     title: str  # as people read it
     meaning: str  # in a few words
     explained: str  # what its growth means, in sentences

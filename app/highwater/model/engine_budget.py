@@ -31,7 +31,7 @@ Bytes: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None
 Text: TypeAlias = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")] | None
 Described: TypeAlias = Annotated[Mapping[str, Any], Field(max_length=40)]
-"""One layer as vLLM describes it, field by field; ``plan.kv_view`` makes a layer of it."""
+"""One layer as vLLM describes it, field by field; ``explain.explanation`` makes a layer of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,10 +125,10 @@ class RemedyTraits:
         has_own_figure: True if the workers measure in the call what it freed: that counts then.
         needs_release: True if the device sees the bytes only after the allocator's cached blocks were released. Such a
             remedy has one component.
-        takes_target: True if it can stop before all is freed (``readings.remedy.Target``).
+        takes_target: True if it can stop before all is freed (``Target``).
         moves_to_host: True if the bytes go to host memory, so that a device which shares that gains nothing.
         default_use: When a rule with derived waters uses it.
-        gain_field: The field of a rank's pressure (``readings.policy.RankPressure``) that shows what it could give, as
+        gain_field: The field of a rank's pressure (``policy.RankPressure``) that shows what it could give, as
             the workers report it; ``None``: none does.
     """
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from tabulate import tabulate
 
 from highwater.model.components import BY_NAME
 from highwater.model.engine import MissingRank
-from highwater.model.policy import RuleStatus
 from highwater.model.rank import Device
 from highwater.model.units import share_text, size_text
 
@@ -38,7 +38,16 @@ def signal_text(signal: str, value: float | None) -> str:
     return share_text(value) if signal.endswith("_ratio") else size_text(value)
 
 
-def waters_text(rule: RuleStatus) -> str:
+class _HasWaters(Protocol):
+    @property
+    def signal(self) -> str: ...
+    @property
+    def high_water(self) -> float | None: ...
+    @property
+    def low_water(self) -> float | None: ...
+
+
+def waters_text(rule: _HasWaters) -> str:
     if rule.high_water is None or rule.low_water is None:
         return ""
     # Of what is free, a rule acts on less, and stops at more.

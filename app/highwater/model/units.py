@@ -20,10 +20,6 @@ def ceil_div(value: int, by: int) -> int:
     return -(-value // by)
 
 
-def round_up(size: int, multiple: int) -> int:
-    return ceil_div(size, multiple) * multiple
-
-
 def difference(now: int | None, was: int | None) -> int | None:
     return None if now is None or was is None else now - was
 

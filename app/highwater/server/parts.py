@@ -22,12 +22,13 @@ import httpx
 
 from gated_proxy.door import RequestItems
 from gated_proxy.gate import Gate
-from highwater.act.governor import ActionObserver, Governor, PolicyStore
+from highwater.act.governor import ActionObserver, Governor
 from highwater.act.quiescer import Quiescer
 from highwater.act.relief import Relief, RemedyObserver
 from highwater.act.remedies import all_remedies
-from highwater.diagnose.incidents.diagnosis import OomKillWatch
+from highwater.act.store import PolicyStore
 from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import IncidentWatcher
 from highwater.diagnose.rules.book import host_findings
@@ -41,7 +42,7 @@ from highwater.growth.watch import GrowthWatch
 from highwater.host.needs import CacheCounts
 from highwater.host.process_lives import ProcessLives
 from highwater.host.reader import HostReader
-from highwater.host.report import HostWatch
+from highwater.host.watch import HostWatch
 from highwater.model.rank import RankReading
 from highwater.process.clocks import Clocks
 from highwater.process.logs import InternalErrors
@@ -49,10 +50,10 @@ from highwater.process.state_file import StateFile
 from highwater.server.settings.settings import Settings
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
-from highwater.watch.ranks import SharedDevices, find_nvml
 from highwater.watch.recorder.recorders import Recorders
 from highwater.watch.reports import Reports
 from highwater.watch.rounds import PollObserver, PollTimes, Rounds
+from highwater.watch.shared_devices import SharedDevices, find_nvml
 from highwater.watch.sources import EngineBudgets, Source, all_sources
 from highwater.watch.starts import EngineProcesses
 

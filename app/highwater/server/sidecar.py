@@ -17,7 +17,7 @@ from highwater import __version__
 from highwater.act.rules import Rule
 from highwater.http.services import Services
 from highwater.model.report import Report
-from highwater.model.titles import signal_text
+from highwater.model.titles import waters_text
 from highwater.process.clocks import Clocks
 from highwater.process.untrusted import plain
 from highwater.server.settings.settings import Settings
@@ -97,10 +97,8 @@ def start_line(settings: Settings) -> str:
 
 
 def _rule(rule: Rule) -> str:
-    if rule.high_water is None:
-        return f"{rule.name} ({rule.signal}, waters from the engine's own plan)"
-    high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
-    return f"{rule.name} ({rule.signal}, acts at {high}, stops at {low})"
+    waters = waters_text(rule) or "waters from the engine's own plan"
+    return f"{rule.name} ({rule.signal}, {waters})"
 
 
 def _token(settings: Settings) -> str:

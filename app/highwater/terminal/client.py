@@ -1,4 +1,4 @@
-"""A sidecar's responses as the values of ``readings``, with nothing in them that a terminal would obey."""
+"""A sidecar's responses as the values of ``model``, with nothing in them that a terminal would obey."""
 
 from __future__ import annotations
 

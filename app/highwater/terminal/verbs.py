@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import click
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from highwater.act.rules import ALL_REMEDIES
+from highwater.model.remedies import TRAITS
 from highwater.process.errors import SettingsError
 from highwater.process.settings_file import MAX_BYTES, parse_yaml
 from highwater.terminal.asking import ask_and_show, control_of, print_answer, sidecar_at
@@ -114,7 +114,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 
 def known_remedies(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """Return the remedies of this version, for shell completion; a sidecar may have others."""
-    return [name for name in sorted(ALL_REMEDIES) if name.startswith(incomplete)]
+    return [name for name in sorted(TRAITS) if name.startswith(incomplete)]
 
 
 def _policy_of(file: Any) -> Asked:  # noqa: ANN401 - a text file

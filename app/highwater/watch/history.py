@@ -18,7 +18,8 @@ from itertools import chain, takewhile
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from highwater.model.engine import LOAD_FIGURES
-from highwater.model.pace import ROW, MemoryPoint, Track
+from highwater.model.pace import Track
+from highwater.model.points import ROW, MemoryPoint
 from highwater.model.rank import RankKey, RankReading
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Caller, Event, EventKind, Report, Trigger

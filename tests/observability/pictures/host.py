@@ -6,7 +6,7 @@ from typing import Final
 
 from highwater.host.past import Outlook
 from highwater.host.reading import ContainerMemory, HostReading, PressureStall, ProcessMemory, Role, ShmMemory, ShmOwner
-from highwater.host.report import HostNow
+from highwater.host.watch import HostNow
 from highwater.model.components import COMPONENTS
 from highwater.model.growth import GrowthKind, GrowthRate, SeriesGrowth
 from highwater.model.units import GIB, MIB

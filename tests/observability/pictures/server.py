@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gated_proxy.traffic import Connections
-from highwater.host.report import HostNow
+from highwater.host.watch import HostNow
 from highwater.http.metrics import Counters, Exporter
 from highwater.model.components import account
 from highwater.model.engine import EngineState, EngineStatus

@@ -10,7 +10,7 @@ import pytest
 
 from highwater.act.relief import RemedyRequest, States, summary_of
 from highwater.act.remedies import REMEDIES
-from highwater.act.remedies.resets import RunResult
+from highwater.act.remedies.remedy import RunResult
 from highwater.act.remedies.workers import Release
 from highwater.act.rules import SIGNAL_REMEDIES
 from highwater.model.remedies import TRAITS, RemedyResult, Target

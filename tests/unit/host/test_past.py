@@ -7,13 +7,13 @@ from itertools import cycle
 
 import pytest
 
-from highwater.diagnose.incidents.diagnosis import OomKillWatch
+from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.rules.book import host_findings
 from highwater.host.needs import CacheCounts
 from highwater.host.past import MAX_PARTS, GrownPart, HostPast
 from highwater.host.reader import HostReader
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
-from highwater.host.report import HostWatch
+from highwater.host.watch import HostWatch
 from highwater.http.text.host import host_text
 from highwater.model.units import MIB
 from tests.unit.host.recorded import machine, reading, record, write

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from highwater.host.report import HostWatch
+from highwater.host.watch import HostWatch
 from tests.unit.host.recorded import reading
 
 

@@ -21,7 +21,7 @@ from gated_proxy.traffic import Connections
 from highwater import __version__
 from highwater.host.past import Outlook
 from highwater.host.reading import PressureStall
-from highwater.host.report import HostNow
+from highwater.host.watch import HostNow
 from highwater.http import metrics
 from highwater.http.families import HELP, MAX_SHOWN
 from highwater.http.metrics import Counters, Exporter

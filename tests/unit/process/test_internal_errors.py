@@ -21,7 +21,7 @@ from highwater.process.logs import InternalErrors
 from highwater.server.main import create_app
 from highwater.server.settings.settings import Settings
 from highwater.server.sidecar import Sidecar
-from highwater.watch.ranks import SharedDevices
+from highwater.watch.shared_devices import SharedDevices
 from tests.fakes.engine import FakeEngine
 from tests.fakes.incident import evidence
 
@@ -166,7 +166,7 @@ async def host(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 async def incident_watcher(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.reports.listeners)
     box: Any = next(owner for owner in owners if type(owner).__name__ == "IncidentWatcher")
-    monkeypatch.setattr(box._incidents, "engine_ready", broken_later)
+    monkeypatch.setattr(box._incidents, "close_all", broken_later)
     box._put(box._end_all)
     await run_for_a_moment(box.run)
 
@@ -227,10 +227,10 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("watch/poller.py", "_next_read"): ("poller", pace),
     ("watch/reports.py", "publish"): ("poller", listener),
     ("act/governor.py", "run"): ("policy", policy),
-    ("watch/ranks.py", "run"): ("shared_devices", shared_devices),
+    ("watch/shared_devices.py", "run"): ("shared_devices", shared_devices),
     ("growth/watch.py", "run"): ("growth", growth),
-    ("host/report.py", "run"): ("host", host),
-    ("host/report.py", "_read"): ("host", host_listener),
+    ("host/watch.py", "run"): ("host", host),
+    ("host/watch.py", "_read"): ("host", host_listener),
     ("diagnose/rules/book.py", "judged"): ("diagnosis", rule),
     ("diagnose/incidents/watcher.py", "_write"): ("incidents", last_minutes),
     ("diagnose/incidents/watcher.py", "run"): ("incidents", incident_watcher),

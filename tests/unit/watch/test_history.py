@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.model.engine import EngineStatus, WorkCounts
-from highwater.model.pace import ROW, MemoryPoint
+from highwater.model.points import ROW, MemoryPoint
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event, Report
 from highwater.process.clocks import Clocks

@@ -11,8 +11,8 @@ import pytest
 from highwater.model.rank import Device, RankReading
 from highwater.process.clocks import Clocks
 from highwater.watch.history import History
-from highwater.watch.ranks import MIN_OTHER_BYTES, SharedDevices, find_nvml
 from highwater.watch.recorder.folder import RecorderFolder
+from highwater.watch.shared_devices import MIN_OTHER_BYTES, SharedDevices, find_nvml
 from tests.fakes.ranks import reading, report
 from tests.fakes.ring import MONO, WALL, FakeWriter
 

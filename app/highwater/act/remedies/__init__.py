@@ -5,7 +5,8 @@ A new remedy is a row in ``model/remedies.py``, a class in one file here, and on
 
 from __future__ import annotations
 
-from highwater.act.remedies.resets import Remedy, ResetEncoderCache, ResetMmCache, ResetPrefixCache
+from highwater.act.remedies.remedy import Remedy
+from highwater.act.remedies.resets import ResetEncoderCache, ResetMmCache, ResetPrefixCache
 from highwater.act.remedies.workers import Release, TrimEncoderCache
 
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
-from highwater.act.remedies.resets import Remedy, RunOptions, RunResult, connector_refusal
+from highwater.act.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal
 from highwater.engine.capabilities import Capabilities, no_extension
 from highwater.engine.client import Engine
 from highwater.model.engine import EngineStatus

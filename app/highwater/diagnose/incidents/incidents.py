@@ -25,14 +25,7 @@ from highwater import __version__
 from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import Finding, weightiest_first
 from highwater.diagnose.incident import Evidence, HangBefore, Headline, Incident, IncidentKind
-from highwater.diagnose.incidents.diagnosis import (
-    advised,
-    diagnose,
-    ended_in_order,
-    harmless,
-    joined,
-    summarize,
-)
+from highwater.diagnose.incidents.diagnosis import advised, diagnose, ended_in_order, harmless, joined, summarize
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
 from highwater.diagnose.log.messages import KNOWN, LogMessage, ended_by_signal, merged
@@ -155,10 +148,10 @@ class Incidents:
         """
         return await self._in_thread(partial(self._complete, at_once=at_once, again=again))
 
-    async def engine_began(self) -> None:
+    async def begin_life(self) -> None:
         """Note that another life of the engine is ready: earlier lines of its log are not of this life."""
         if self._log is not None:
-            await self._in_thread(self._log.engine_ready)
+            await self._in_thread(self._log.begin_life)
 
     async def heard(self) -> tuple[LogMessage, ...]:
         return () if self._log is None else await self._in_thread(partial(self._log.heard, self._monotonic()))
@@ -180,7 +173,7 @@ class Incidents:
         """
         return await self._in_thread(partial(self._open, evidence))
 
-    async def engine_ready(self) -> tuple[Headline, ...]:
+    async def close_all(self) -> tuple[Headline, ...]:
         return await self._in_thread(self._close) if self.is_one_open else ()
 
     async def headlines(self) -> list[Headline]:

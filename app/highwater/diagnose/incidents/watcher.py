@@ -17,8 +17,8 @@ from typing import Any
 
 from gated_proxy.door import RequestItems
 from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
-from highwater.diagnose.incidents.diagnosis import OomKillWatch
 from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.rules.ending import NOTHING_KNOWN
@@ -29,7 +29,7 @@ from highwater.host.reading import ProcessMemory
 from highwater.model.components import account
 from highwater.model.engine import LOAD_FIGURES
 from highwater.model.growth import Growth, SeriesGrowth
-from highwater.model.pace import MemoryPoint
+from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import RankReading, rank_title
 from highwater.model.report import Report
@@ -140,7 +140,7 @@ class IncidentWatcher:
             self._put(self._complete)
         if self._incidents.has_log:
             if self._has_begun:
-                self._has_begun = not self._put(self._incidents.engine_began)
+                self._has_begun = not self._put(self._incidents.begin_life)
             if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
                 self._is_looking = self._put(partial(self._look_for_failed_starts, report))
             if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
@@ -330,7 +330,7 @@ class IncidentWatcher:
     # --- writing ---
 
     async def _end_all(self) -> None:
-        for ended in await self._incidents.engine_ready():
+        for ended in await self._incidents.close_all():
             self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
 
     async def _hear(self, report: Report, life: _LifeKnown | None) -> None:

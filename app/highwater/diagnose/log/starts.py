@@ -196,7 +196,7 @@ class EngineLog:
         self._absent_since: float | None = None
         self.since: LogPosition | None = None
 
-    def engine_ready(self) -> None:
+    def begin_life(self) -> None:
         """Forget the log until now: it is of no failed start, and not of this life of the engine."""
         self.since = position_of_end(self._path)
         self._reader.read(self._followed.skip())

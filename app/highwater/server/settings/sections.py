@@ -1,4 +1,4 @@
-"""The sections of the settings that belong to one part each; the policy's is in ``policy/rules.py``."""
+"""The sections of the settings that belong to one part each; the policy's is in ``act/rules.py``."""
 
 from __future__ import annotations
 

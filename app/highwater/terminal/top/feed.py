@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from highwater.model.components import COMPONENT_NAMES
-from highwater.model.pace import ROW, MemoryPoint
+from highwater.model.points import ROW, MemoryPoint
 from highwater.model.rank import RankKey, RankReading, key_of
 from highwater.model.report import Event, Report
 from highwater.process.errors import SidecarError

@@ -45,7 +45,7 @@ def json_object(text: bytes) -> dict[str, Any] | None:
 
 
 def is_within_bounds(value: object) -> bool:
-    """Return whether every number in a value of ``readings`` can be counted with: finite, not negative, of 63 bits."""
+    """Return whether every number in a value of ``model`` can be counted with: finite, not negative, of 63 bits."""
     if isinstance(value, int | float):
         return 0 <= value <= MAX_NUMBER
     parts = fields(value) if is_dataclass(value) else ()

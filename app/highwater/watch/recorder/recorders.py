@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from highwater.engine.client import Engine
-from highwater.model.pace import MemoryPoint, thin
+from highwater.model.points import MemoryPoint, thin
 from highwater.model.rank import rank_title
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import EngineError

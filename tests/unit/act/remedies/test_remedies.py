@@ -7,7 +7,7 @@ import json
 import pytest
 
 from highwater.act.remedies import REMEDIES
-from highwater.act.remedies.resets import NO_OPTIONS, RunOptions, RunResult
+from highwater.act.remedies.remedy import NO_OPTIONS, RunOptions, RunResult
 from highwater.act.remedies.workers import TrimEncoderCache
 from highwater.engine.capabilities import RESETS_SINCE, Capabilities
 from highwater.model.engine import EngineStatus

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from highwater.act.remedies.resets import NO_OPTIONS, RunOptions
+from highwater.act.remedies.remedy import NO_OPTIONS, RunOptions
 from highwater.act.remedies.workers import TrimEncoderCache, call_workers_in_rounds
 from highwater.model.remedies import Target
 from highwater.model.units import MIB

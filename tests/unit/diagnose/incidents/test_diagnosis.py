@@ -20,7 +20,7 @@ from highwater.host.past import Fill, GrownPart, HostFacts
 from highwater.host.reading import HostReading, ProcessMemory
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.growth import Growth, GrowthRate, SeriesGrowth
-from highwater.model.pace import MemoryPoint
+from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus, RankPressure, RuleStatus
 from highwater.model.rank import Components, Device, EncoderCache, HostMemory, Launch, TorchMemory
 from tests.fakes.incident import AT, MIB, TOTAL, diagnosed, entry, evidence, rank, reading, summarized, unknown

@@ -139,7 +139,7 @@ async def test_a_storm_is_not_written_a_thousand_times(filed, monkeypatch):
         filed.clock.advance(0.1)
     assert len(writes) <= 3
     assert (await filed.only()).count == 101
-    await filed.incidents.engine_ready()
+    await filed.incidents.close_all()
     assert writes[-1] == 101
 
 
@@ -150,7 +150,7 @@ async def test_what_the_log_says_later_is_added(logged):
     await logged.open("hung")
     assert [known.name for known in (await logged.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
     logged.log.write_text("Encoder cache miss\n")
-    await logged.incidents.engine_ready()
+    await logged.incidents.close_all()
     assert [known.name for known in (await logged.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
 
 
@@ -175,10 +175,10 @@ async def test_ready_ends_all_that_is_open(told):
     told.clock.advance(61)
     await told.open("died")
     told.clock.advance(5)
-    ended = await told.incidents.engine_ready()
+    ended = await told.incidents.close_all()
     assert {headline.ended_at for headline in ended} == {AT + 96}
     assert len(ended) == 3
-    assert await told.incidents.engine_ready() == ()
+    assert await told.incidents.close_all() == ()
     assert {headline.ended_at for headline in await told.incidents.headlines()} == {AT + 96}
     assert (await told.incidents.read(ended[0].id)).ended_at == AT + 96
     told.clock.advance(1)
@@ -191,7 +191,7 @@ async def test_the_findings_of_what_is_open_are_at_hand(told):
     names = [one.name for one in told.incidents.open_findings]
     assert {one.name for one in (await told.incidents.read(headline.id)).findings} <= set(names)
     assert len(names) == len(set(names))
-    await told.incidents.engine_ready()
+    await told.incidents.close_all()
     assert told.incidents.open_findings == ()
 
 
@@ -227,7 +227,7 @@ async def test_what_the_log_says_after_the_end_is_not_of_it(logged):
     hang, _ = await logged.open("hung")
     last = "No available shared memory broadcast block found in 60 seconds.\n"
     logged.log.write_text(last)
-    await logged.incidents.engine_ready()
+    await logged.incidents.close_all()
     logged.log.write_text(f"{last}Encoder cache miss for ab\n")
     await logged.incidents.complete(at_once=True)
     incident = await logged.incidents.read(hang.id)
@@ -237,7 +237,7 @@ async def test_what_the_log_says_after_the_end_is_not_of_it(logged):
 
 async def test_the_log_of_a_storm_that_goes_on_counts_again(logged):
     storm, _ = await logged.open("out_of_memory")
-    await logged.incidents.engine_ready()
+    await logged.incidents.close_all()
     logged.clock.advance(2)
     _, is_new = await logged.open("out_of_memory")
     logged.log.write_text("Encoder cache miss for ab\n")
@@ -253,7 +253,7 @@ async def test_the_log_of_a_storm_that_goes_on_counts_again(logged):
 async def test_a_log_rotated_after_the_end_adds_and_takes_nothing(tmp_path, written, known, logged):
     logged.log.write_text(written)
     hang, _ = await logged.open("hung")
-    await logged.incidents.engine_ready()
+    await logged.incidents.close_all()
     logged.log.rename(tmp_path / "engine.log.1")
     logged.log.write_text("Encoder cache miss for ab\n")
     await logged.incidents.complete(at_once=True)
@@ -288,28 +288,28 @@ async def test_an_end_that_has_a_reason_was_not_from_outside(line, kills, logged
 
 async def test_a_death_after_the_engine_was_ready_again_is_an_incident_of_its_own(told):
     await told.open("hung")
-    await told.incidents.engine_ready()
+    await told.incidents.close_all()
     told.clock.advance(5)
     await told.open("died")
     assert [headline.kind for headline in await told.incidents.headlines()] == ["died", "hung"]
 
 
 async def test_ready_with_nothing_open_costs_nothing(filed, monkeypatch):
-    await filed.incidents.engine_ready()
+    await filed.incidents.close_all()
 
     def none(*args):
         raise AssertionError("a thread was asked")
 
     monkeypatch.setattr(incidents.asyncio, "to_thread", none)
     for _ in range(3):
-        assert await filed.incidents.engine_ready() == ()
+        assert await filed.incidents.close_all() == ()
 
 
 async def test_out_of_memory_outlives_ready(told):
     await told.open("out_of_memory")
     for _ in range(10):
         told.clock.advance(5)
-        await told.incidents.engine_ready()
+        await told.incidents.close_all()
         told.clock.advance(5)
         _, is_new = await told.open("out_of_memory")
         assert not is_new
@@ -319,7 +319,7 @@ async def test_out_of_memory_outlives_ready(told):
 async def test_two_in_one_second_have_two_names(told):
     for _ in range(3):
         await told.open()
-        await told.incidents.engine_ready()
+        await told.incidents.close_all()
     first = "20261121T143233Z-died"
     assert await told.ids() == [f"{first}-3", f"{first}-2", first]
 
@@ -342,7 +342,7 @@ async def test_the_next_sidecar_goes_on(tmp_path):
     assert (again.id, is_new, again.count) == (headline.id, False, 2)
     third = Told(tmp_path)
     third.clock.advance(90)
-    assert [ended.id for ended in await third.incidents.engine_ready()] == [headline.id]
+    assert [ended.id for ended in await third.incidents.close_all()] == [headline.id]
     assert (await Told(tmp_path).only()).ended_at == AT + 90
 
 
@@ -351,7 +351,7 @@ async def test_one_that_is_gone_is_not_brought_back(filed, tmp_path):
     (tmp_path / f"{headline.id}.json").unlink()
     filed.clock.advance(10)
     await filed.open()
-    assert [ended.id for ended in await filed.incidents.engine_ready()] == [headline.id]
+    assert [ended.id for ended in await filed.incidents.close_all()] == [headline.id]
     assert await filed.ids() == []
 
 
@@ -360,7 +360,7 @@ async def test_one_that_is_spoilt_is_left_alone(filed, tmp_path):
     (tmp_path / f"{headline.id}.json").write_text("mine")
     filed.clock.advance(10)
     await filed.open()
-    await filed.incidents.engine_ready()
+    await filed.incidents.close_all()
     assert (tmp_path / f"{headline.id}.json").read_text() == "mine"
 
 

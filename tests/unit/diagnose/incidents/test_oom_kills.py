@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.diagnose.incident import OomKills
-from highwater.diagnose.incidents.diagnosis import OomKillWatch
+from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import reading

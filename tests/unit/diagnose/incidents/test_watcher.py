@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from highwater.diagnose.incident import Incident
-from highwater.diagnose.incidents.diagnosis import OomKillWatch
 from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart

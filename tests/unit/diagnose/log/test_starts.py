@@ -231,7 +231,7 @@ def test_vllm_that_cannot_be_imported_is_a_start_that_failed(log):
     log.write(*crash)
     log.look(60.0)
     assert log.look(5.0) == [[]]
-    log.watch.engine_ready()
+    log.watch.begin_life()
     log.write(*crash)
     assert (log.look(), log.look(5.0)) == ([], [])
 
@@ -297,7 +297,7 @@ def test_an_option_that_is_no_option_fails_a_start(log, line, prefix):
 
 
 def test_a_client_refuses_no_configuration(log):
-    log.watch.engine_ready()
+    log.watch.begin_life()
     log.write(f"(APIServer pid=1) {REFUSED}", "(APIServer pid=1) vllm serve: error: unrecognized arguments: x", WORKER)
     log.look()
     assert log.look(31.0) == []
@@ -392,7 +392,7 @@ def test_a_failed_start_has_a_whole_story(log):
 
 def test_what_was_written_before_the_engine_was_ready_is_no_news(log):
     log.write(FAILED, NO_ROOM)
-    log.watch.engine_ready()
+    log.watch.begin_life()
     log.write(OOM, WORKER)
     assert (log.look(), log.look(60.0)) == ([], [])
     log.write(FAILED)
@@ -510,7 +510,7 @@ async def test_a_message_of_an_earlier_life_is_no_cause(tmp_path, request):
     path.write_text(f"{OOM}\n")
     incidents = Incidents(IncidentStore(None), engine_log=path, clock=FakeClock(AT), monotonic=FakeClock())
     request.addfinalizer(incidents.close)
-    await incidents.engine_began()
+    await incidents.begin_life()
     with path.open("a") as log:
         log.write(f"{WORKER}\n")
     headline, _ = await incidents.open_incident(evidence("died"))
@@ -583,7 +583,7 @@ async def test_starts_that_raise_differently_are_an_incident_each_in_whatever_or
 
 async def test_after_the_engine_was_ready_it_is_another_incident(told):
     await told.fail(*begins(1), *NO_ROOM_START)
-    await told.incidents.engine_ready()
+    await told.incidents.close_all()
     await told.fail(*begins(2), *NO_ROOM_START)
     assert await told.counts() == [1, 1]
 
@@ -625,7 +625,7 @@ async def test_what_was_counted_meanwhile_stays(told):
     told.clock.advance(1.0)
     await told.incidents.open_incident(evidence("died", at=AT + 1))
     told.path.write_text(f"{OOM}\n")
-    await told.incidents.engine_ready()
+    await told.incidents.close_all()
     await told.incidents.complete(at_once=True)
     incident = await told.incidents.read(headline.id)
     assert (incident.count, incident.ended_at) == (2, told.clock.now)

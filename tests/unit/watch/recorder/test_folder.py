@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from highwater.model.components import account
 from highwater.model.engine import EngineStatus
-from highwater.model.pace import MemoryPoint
+from highwater.model.points import MemoryPoint
 from highwater.model.rank import Note
 from highwater.model.report import Report
 from highwater.process.clocks import Clocks
