@@ -176,7 +176,7 @@ export class Chart extends Component {
       <ul class="flags" aria-label="What was done">
         ${flags(time).map(
           ({ moment, kind, level, title }) =>
-            html`<li key=${moment} class="flag" data-kind=${kind} data-level=${level} style=${at(moment)} title=${title}>
+            html`<li key=${moment} class="flag" data-kind=${kind} data-level=${level} style=${at(Math.min(moment, time[1]))} title=${title}>
               <span class="visually-hidden">${title}</span>
             </li>`,
         )}
@@ -203,7 +203,7 @@ export class Chart extends Component {
 function flags([from, to]) {
   const shown = [];
   for (const { at, kind: given, result, summary } of [...state.events].reverse()) {
-    if (!FLAGGED.has(given) || result?.outcome === "observed" || at < from || at > to) continue;
+    if (!FLAGGED.has(given) || result?.outcome === "observed" || at < from || (at > to && state.place.from !== null)) continue;
     const kind = given === "reset" && result?.outcome !== "done" ? "refusal" : given;
     const level = given === "reset" && !(result?.credited_bytes > 0) ? "quiet" : "good";
     const title = joined(" ", clock(at), known(result?.credited_bytes) && `gave back ${gib(result.credited_bytes)}:`, summary);
