@@ -175,7 +175,7 @@ def known_start(case: Case) -> Answer:
     if not found:
         return "without a setting that is known to fill the device later"
     first, *others = found
-    # It runs, and goes on until it has grown. What only the budget shows was asked for by a flag.
+    # It runs, and goes on until it has grown; of what the budget alone shows, no rank reports a reason.
     is_note = first.weight == "note" or not _known_causes(replace(start, explanation=None))
     return replace(
         first,
