@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from highwater.act.rules import ALL_REMEDIES, SIGNAL_REMEDIES, SIGNALS
+from highwater.act.rules import SIGNAL_REMEDIES, SIGNALS
+from highwater.model.remedies import TRAITS
 from highwater.server.settings.settings import Settings
 
 Schema = dict[str, Any]
@@ -80,7 +81,7 @@ def config_schema() -> dict[str, Any]:
     # Settings check these names in code; a key that a rule requires is never null.
     properties = rule["properties"]
     properties["signal"]["enum"] = [*SIGNALS]
-    properties["remedies"]["items"]["enum"] = [*ALL_REMEDIES]
+    properties["remedies"]["items"]["enum"] = [*TRAITS]
     properties["remedies"]["uniqueItems"] = True
     for key in rule["required"]:
         properties[key]["type"] = "string"

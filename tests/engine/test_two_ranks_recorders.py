@@ -40,7 +40,6 @@ WELL = {"/livez": 200, "/readyz": 200, "/health/deep": 200}
 NOT_WELL = {"/livez": 200, "/readyz": 503, "/health/deep": 503}
 on_two_engines = pytest.mark.parametrize("engine", ["two engines"], indirect=True)
 on_two_workers = pytest.mark.parametrize("engine", ["two workers"], indirect=True)
-on_either = pytest.mark.parametrize("engine", ["two engines", "two workers"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +161,37 @@ def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: 
         assert [rank["dp_rank"] for rank in result["freed_bytes"]["ranks"]] == [0, 1]
 
 
+def see_a_stopped_worker_hang(engine: DemoEngine, tmp_path: Path) -> None:
+    """The rank is named while vLLM's own health check is good, and an incident has a beginning and an end."""
+    with flying(engine, tmp_path) as sidecar:
+        pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
+        # Steps for the series to show: an idle worker has nothing new to record. Each replica gets one of the two.
+        body = {"model": engine.served_model, "prompt": "x", "max_tokens": 60, "ignore_eos": True}
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda _: httpx.post(f"{engine.url}/v1/completions", json=body, timeout=60), range(2)))
+        with stopped(pids[1]):
+            report = wait_for(sidecar, is_unresponsive, PATIENCE_SECONDS)
+            (missing,) = report["ranks_missing"]
+            assert (missing["pid"], missing["status"]) == (pids[1], "stopped")
+            name = rank_title(missing["dp_rank"], missing["rank"])
+            assert re.search(rf"rank {name} \(pid {pids[1]} on \S+\) is stopped", report["engine"]["hint"])
+            assert (probes(sidecar), status(f"{engine.url}/health")) == (NOT_WELL, 200)
+            incident = wait_for_incident(sidecar, lambda incident: incident["kind"] == "hung")
+            assert incident["ended_at"] is None
+            found = [(rank["pid"], rank["status"], len(rank["series"]) > 1) for rank in incident["ranks"]]
+            assert found == [(pids[0], "alive", True), (pids[1], "stopped", True)]
+        wait_for(sidecar, is_ready, PATIENCE_SECONDS)
+        ended = wait_for_incident(sidecar, lambda incident: incident["ended_at"] is not None)
+        assert (ended["id"], len(incidents(sidecar))) == (incident["id"], 1)
+        wait_for(sidecar, lambda report: report["ranks_reported"] == 2 and not report["ranks_missing"])
+        assert (probes(sidecar), status(f"{engine.url}/health")) == (WELL, 200)
+
+
+@on_two_engines
+def test_a_stopped_worker_of_two_engines_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp_path: Path) -> None:
+    see_a_stopped_worker_hang(engine, tmp_path)
+
+
 @on_two_workers
 def test_an_idle_engine_does_not_hang_and_is_left_alone(engine: DemoEngine, tmp_path: Path) -> None:
     """Files are read instead of workers asked: vLLM's spin for a second after each call."""
@@ -213,33 +243,6 @@ def test_a_folder_without_room_is_told_and_costs_the_recorders_only(
 # --- hangs, and what is none ---
 
 
-@on_either
-def test_a_stopped_worker_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp_path: Path) -> None:
-    """The rank is named while vLLM's own health check is good, and an incident has a beginning and an end."""
-    with flying(engine, tmp_path) as sidecar:
-        pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
-        # Steps for the series to show: an idle worker has nothing new to record. Each replica gets one of the two.
-        body = {"model": engine.served_model, "prompt": "x", "max_tokens": 60, "ignore_eos": True}
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda _: httpx.post(f"{engine.url}/v1/completions", json=body, timeout=60), range(2)))
-        with stopped(pids[1]):
-            report = wait_for(sidecar, is_unresponsive, PATIENCE_SECONDS)
-            (missing,) = report["ranks_missing"]
-            assert (missing["pid"], missing["status"]) == (pids[1], "stopped")
-            name = rank_title(missing["dp_rank"], missing["rank"])
-            assert re.search(rf"rank {name} \(pid {pids[1]} on \S+\) is stopped", report["engine"]["hint"])
-            assert (probes(sidecar), status(f"{engine.url}/health")) == (NOT_WELL, 200)
-            incident = wait_for_incident(sidecar, lambda incident: incident["kind"] == "hung")
-            assert incident["ended_at"] is None
-            found = [(rank["pid"], rank["status"], len(rank["series"]) > 1) for rank in incident["ranks"]]
-            assert found == [(pids[0], "alive", True), (pids[1], "stopped", True)]
-        wait_for(sidecar, is_ready, PATIENCE_SECONDS)
-        ended = wait_for_incident(sidecar, lambda incident: incident["ended_at"] is not None)
-        assert (ended["id"], len(incidents(sidecar))) == (incident["id"], 1)
-        wait_for(sidecar, lambda report: report["ranks_reported"] == 2 and not report["ranks_missing"])
-        assert (probes(sidecar), status(f"{engine.url}/health")) == (WELL, 200)
-
-
 @asynccontextmanager
 async def a_request_under_way(engine: DemoEngine, sidecar: DemoSidecar) -> AsyncIterator[None]:
     """An answer that is read through the sidecar as it comes."""
@@ -270,6 +273,11 @@ def is_said_to_be_stuck(report: dict[str, Any]) -> bool:
 
 def is_said_to_be_stopped(report: dict[str, Any]) -> bool:
     return is_unresponsive(report) and "stopped by a signal" in report["engine"]["hint"]
+
+
+@on_two_workers
+def test_a_stopped_worker_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp_path: Path) -> None:
+    see_a_stopped_worker_hang(engine, tmp_path)
 
 
 @on_two_workers

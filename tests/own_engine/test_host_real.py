@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from highwater.host.needs import processor_caches, shm_needs
 from highwater.host.parts import parts_of
-from highwater.host.process_files import ProcessFiles
 from highwater.host.reader import HostReader
 from highwater.model.units import GIB, MIB
 from highwater.terminal.demo.traffic import send_images
+from highwater_worker.wire import PROCESS_NAME, process_body
 from tests.engines import watching
 from tests.patience import LIMIT_SECONDS, wait_until
 
@@ -183,21 +184,27 @@ def test_that_no_grpc_port_is_open_is_known_by_the_command_line(host):
     assert reading_with(host, lambda one: one.engine is not None).engine.grpc is False
 
 
+def written(folder: Path) -> dict[int, dict[str, Any]]:
+    """What each process wrote of itself last, by pid."""
+    bodies = (process_body(path.read_bytes()) for path in folder.iterdir() if PROCESS_NAME.fullmatch(path.name))
+    said = [json.loads(body) for body in bodies if body is not None]
+    return {one["pid"]: one for one in said}
+
+
 def test_it_costs_the_processes_next_to_nothing(host):
     """The thread's share of a core over ten seconds, as the kernel counts it."""
-    files = ProcessFiles(host.rings)
-    before = {one.pid: one for one in files.read()}
+    before = written(host.rings)
     now = before
 
     def have_run_on() -> bool:
         nonlocal now
-        now = {one.pid: one for one in files.read() if one.pid in before}
-        return len(now) == len(before) and all(one.mono - before[pid].mono >= 10.0 for pid, one in now.items())
+        now = {pid: one for pid, one in written(host.rings).items() if pid in before}
+        return len(now) == len(before) and all(one["mono"] - before[pid]["mono"] >= 10.0 for pid, one in now.items())
 
     wait_until(have_run_on, pause_seconds=0.5)
     shares = {
-        record.role: (record.cpu_seconds - before[pid].cpu_seconds) / (record.mono - before[pid].mono)
-        for pid, record in now.items()
+        one["role"]: (one["cpu_seconds"] - before[pid]["cpu_seconds"]) / (one["mono"] - before[pid]["mono"])
+        for pid, one in now.items()
     }
     assert len(shares) == 3
     assert max(shares.values()) < 0.02, shares

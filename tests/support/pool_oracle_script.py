@@ -163,7 +163,7 @@ class Oracle:
             ),
             cache_config=Stub(
                 num_gpu_blocks_override=limits["num_gpu_blocks_override"],
-                enable_prefix_caching=limits["prefix_caching"],
+                enable_prefix_caching=True,
                 mamba_cache_mode=limits["mamba_cache_mode"],
                 get_resolved_kv_cache_layout=self._layout,
             ),

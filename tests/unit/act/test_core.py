@@ -9,13 +9,13 @@ import pytest
 
 from highwater.act.decision import URGENT_COOLDOWN_SECONDS, Decision, decide
 from highwater.act.pressure import Facts, unreachable
-from highwater.act.rules import ALL_REMEDIES, Rule
+from highwater.act.rules import Rule
 from highwater.act.state import MAX_RELAPSES, Action, LifeMemory, RuleMemory, begin, learn
 from highwater.act.views import RuleView, rule_status, summary
 from highwater.model.engine import MissingRank
 from highwater.model.growth import Growth, RankGrowth
 from highwater.model.rank import HostMemory, RankReading
-from highwater.model.remedies import RemedyResult, Target
+from highwater.model.remedies import TRAITS, RemedyResult, Target
 from highwater.model.report import Report
 from tests.fakes.ranks import GIB, H100, MIB, reading, report
 
@@ -503,7 +503,7 @@ def test_high_water_must_be_sustained_without_a_break():
 )
 def test_a_rule_that_cannot_be_reached_at_rest_never_acts(rest, low, key):
     """It would act without end, on an idle engine too; it says why instead."""
-    watch = Watch(SHARE.model_copy(update={"low_water": low, "remedies": ALL_REMEDIES}))
+    watch = Watch(SHARE.model_copy(update={"low_water": low, "remedies": tuple(TRAITS)}))
     start = reading(rest=int(rest * H100))
     watch.facts = replace(watch.facts, baseline=(start,))
     over = reading(rest=int(rest * H100), cached=int(0.02 * H100), encoder=int(0.005 * H100))

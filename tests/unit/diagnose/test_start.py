@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.case import of_report
+from highwater.diagnose.case import Setup, of_report
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.rules.book import explained, judged
+from highwater.diagnose.rules.setup import known_start
 from highwater.diagnose.rules.start import contradictions
 from highwater.explain.explanation import explain
 from highwater.http.text.budget import comparison
@@ -103,6 +104,16 @@ def test_steps_above_the_profile_are_a_finding():
 def test_an_encoder_that_was_not_profiled_is_a_finding():
     """vllm-ascend 0.12 keeps its result alone, and sized the pool without the encoder."""
     assert names(rank(total=65_452_113_920), replace(LARGER, encoder=STORY.encoder)) == ["encoder_not_profiled"]
+
+
+@pytest.mark.parametrize(("by", "weight"), [(None, "note"), ("skip_mm_profiling", "clue")])
+def test_check_only_notes_an_encoder_whose_rank_reports_no_reason(by, weight):
+    reading = replace(rank(total=65_452_113_920), launch=Launch(encoder_unprofiled_by=by))
+    explanation = explain([reading], lambda _: replace(LARGER, encoder=STORY.encoder))
+    told = Report(engine=ENGINE, ranks=(reading,))
+    found = known_start(of_report("set-up", told, explanation=explanation, setup=Setup(now=1.0, report=told)))
+    assert isinstance(found, Finding)
+    assert (found.name, found.weight) == ("encoder_not_profiled", weight)
 
 
 def test_model_runner_v2_that_profiles_without_the_encoder_is_a_finding():

@@ -162,18 +162,24 @@ def readings(case: Case) -> Answer:
     return f"read {span_text(report.age_seconds)} ago"
 
 
+def _known_causes(start: Case) -> list[Finding]:
+    return weightiest_first((growth.without_expandable_segments(start), growth.encoder_not_profiled(start)))
+
+
 def known_start(case: Case) -> Answer:
     """Return the known causes of what fills the device later, in one finding: the start as `explain` has it."""
     if not case.ranks or given(case.setup).is_engine_lost:
         return None
     start = replace(case, kind="start")
-    found = weightiest_first((growth.without_expandable_segments(start), growth.encoder_not_profiled(start)))
+    found = _known_causes(start)
     if not found:
         return "without a setting that is known to fill the device later"
     first, *others = found
+    # It runs, and goes on until it has grown; of what the budget alone shows, no rank reports a reason.
+    is_note = first.weight == "note" or not _known_causes(replace(start, explanation=None))
     return replace(
         first,
-        weight="note" if first.weight == "note" else "clue",  # it runs, and goes on until it has grown
+        weight="note" if is_note else "clue",
         text=" ".join([first.text, *(one.sentence for one in others)]),
         advice=tuple(advice for one in found for advice in one.advice[:1]),
     )
