@@ -290,6 +290,7 @@ async def test_the_chart_of_the_containers_memory_begins_with_the_whole_hour(vis
         known = [at for at, value in zip(times, kept, strict=True) if value is not None]
         assert known[-1] - known[0] > 3500
         row = page.locator("#host tr", has_text="other python3 x 3").filter(has_text="largest")
+        await row.wait_for()  # host memory is asked for on its own
         cells = [text.strip() for text in await row.locator("th, td").all_inner_texts()]
         own = "750 MiB, largest 400 MiB"
         assert cells == ["other python3 x 3", UNKNOWN, own, UNKNOWN, UNKNOWN, "400.0 GiB", "6", UNKNOWN]
