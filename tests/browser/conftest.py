@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # One loop for all, so that they share the browser.
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
             item.add_marker(pytest.mark.timeout(1800))
+
+
+def noon() -> str:
+    """A zone in which it is about noon, so that the story's hour is never of two days: the page names the day then."""
+    return f"Etc/GMT{time.gmtime().tm_hour - 12:+d}"  # "+" is west of Greenwich there
 
 
 @contextlib.asynccontextmanager
@@ -85,7 +91,7 @@ async def visit(browser: Browser) -> AsyncIterator[Callable[..., Any]]:
     async def open_page(
         port: int, *, ready: bool = True, host: str = "127.0.0.1", clock: bool = False, **options: Any
     ) -> Page:
-        options = {"viewport": {"width": 1440, "height": 1000}, "locale": "en-GB", **options}
+        options = {"viewport": {"width": 1440, "height": 1000}, "locale": "en-GB", "timezone_id": noon(), **options}
         context = await browser.new_context(**options)
         context.set_default_timeout(PATIENCE_MS)
         page = await context.new_page()

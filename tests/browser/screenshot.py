@@ -23,7 +23,7 @@ from PIL.PngImagePlugin import PngInfo
 from playwright.async_api import Browser, Page
 
 from highwater.act.rules import PolicySettings
-from tests.browser.conftest import Beside, beside, chromium
+from tests.browser.conftest import Beside, beside, chromium, noon
 from tests.browser.sample import Story, an_hour, many_ranks
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import sidecar_before
@@ -43,7 +43,7 @@ _WORDS = """() => {
 
 
 async def opened(browser: Browser, port: int, **options: Any) -> Page:
-    options = {"viewport": DESKTOP, "color_scheme": "light", "locale": "en-GB", "timezone_id": "UTC", **options}
+    options = {"viewport": DESKTOP, "color_scheme": "light", "locale": "en-GB", "timezone_id": noon(), **options}
     page = await (await browser.new_context(**options)).new_page()
     await page.goto(f"http://127.0.0.1:{port}/dashboard")
     await page.wait_for_selector("body[data-ready]")
