@@ -43,6 +43,7 @@ OWN_PATHS = {
     "/memory/incidents": {"get"},
     "/memory/incidents/{incident_id}": {"get"},
     "/memory/marks": {"post"},
+    "/memory/requests": {"get"},
     "/memory/plan": {"post"},
     "/memory/reclaim": {"post"},
     "/memory/snapshot": {"post"},
@@ -234,7 +235,7 @@ async def test_the_report_in_json(running):
     assert set(report) == {
         *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
         *("ranks_missing", "progress", "start_failure", "encoder_cache", "host", "growth", "policy"),
-        *("sidecar_started_at", "proxy"),
+        *("sidecar_started_at", "proxy", "door", "verdict"),
     }
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]

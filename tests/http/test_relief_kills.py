@@ -233,7 +233,6 @@ async def counts_one(client: httpx.AsyncClient) -> bool:
 NAMED_IN = {
     "app/gated_proxy/allowlist.py",
     "app/highwater/diagnose/rules/setup.py",
-    "app/highwater/dashboard/notices.js",
 }
 
 

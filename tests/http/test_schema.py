@@ -69,7 +69,7 @@ def page():
 OPERATIONS = [
     *(
         f"GET /memory{below}"
-        for below in ("", "/budget", "/encoder-cache", "/growth", "/history", "/events", "/incidents")
+        for below in ("", "/budget", "/encoder-cache", "/growth", "/history", "/events", "/incidents", "/requests")
     ),
     *("GET /memory/findings", "GET /memory/host", "GET /memory/incidents/{incident_id}"),
     *(f"POST /{path}" for path in ("memory/marks", "memory/plan", "memory/reclaim", "memory/encoder-cache/restore")),
