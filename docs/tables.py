@@ -222,14 +222,19 @@ def ascend_table() -> str:
 
 
 def alerts_table() -> str:
-    """Every alert, the worst first: severity, and how long it must hold; its runbook says what to do."""
+    """Every alert, the worst first: its reasons by severity, and for how long each must hold."""
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
-    rules = sorted(group["rules"], key=lambda rule: SEVERITIES.index(rule["labels"]["severity"]))
-    rows = []
-    for rule in rules:
-        link = f"[{rule['alert']}](runbooks/{rule['alert']}.md)"
-        rows.append([link, rule["labels"]["severity"], rule.get("for", "at once")])
-    return _table(["alert", "severity", "after"], rows)
+    cells: dict[str, dict[str, list[str]]] = {}
+    for rule in group["rules"]:
+        labels = rule["labels"]
+        reasons = cells.setdefault(rule["alert"], {severity: [] for severity in SEVERITIES})[labels["severity"]]
+        reasons.append(f"{labels.get('reason', '')} {rule.get('for', 'at once')}".strip())
+    rows = [
+        [f"[{name}](runbooks/{name}.md)", *(", ".join(reasons) for reasons in by_severity.values())]
+        for name, by_severity in cells.items()
+    ]
+    worst_first = sorted(rows, key=lambda row: next(place for place, cell in enumerate(row[1:]) if cell))
+    return _table(["alert", *SEVERITIES], worst_first)
 
 
 def devices_table() -> str:

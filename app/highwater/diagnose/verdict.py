@@ -232,7 +232,7 @@ def _next(report: Report) -> str | None:
 
 def _do(report: Report, state: VerdictState) -> Deed | None:
     if state in ("stuck", "silent", "dead"):
-        return Deed(text="What to check", path="docs/runbooks/HighwaterEngineGone.html")
+        return Deed(text="What to check", path="docs/runbooks/HighwaterEngineDown.html")
     gain = sum(rank.releasable_bytes or 0 for rank in report.ranks)
     if report.stale or not gain or not report.engine.traits.takes_remedies:
         return None
