@@ -51,6 +51,7 @@ TOPICS = {
     "policy_": "The policy",
     "reset": "Remedies",
     "proxy_": "The proxy",
+    "door_": "Images at the door",
     "access_log_": "The proxy",
     "host_": "Host memory",
     "incidents_": "Incidents",
@@ -129,33 +130,33 @@ def waters_table() -> str:
             )
             waters = derive(slack_bytes(account(worker), None) or 0)
             found = (waters.high, waters.low) if waters else None
-            row.append(f"{found[0] / MIB:,.0f} to {found[1] / MIB:,.0f}" if found else "no rule")
+            row.append(f"{found[0] / GIB:.2f}, {found[1] / GIB:.2f}" if found else "no rule")
         rows.append(row)
-    return _table(["high to low water, MiB, at utilization", *(f"{share:.2f}" for share in SHARES)], rows)
+    return _table(["acts at, stops at, GiB free, at utilization", *(f"{share:.2f}" for share in SHARES)], rows)
 
 
 def figures_table() -> str:
     """The policy's fixed figures."""
 
     def size(count: int) -> str:
-        return f"{count // GIB} GiB" if count % GIB == 0 else f"{count // MIB} MiB"
+        return f"{count / GIB:g} GiB"
 
     cooldown = PolicyRule.model_fields["cooldown_seconds"].default
     rows = [
         [
-            "lower and upper bound of high water",
+            "lower and upper bound of where it acts",
             f"{size(MIN_HIGH_BYTES)} (half of what is left over if that is less), {size(MAX_HIGH_BYTES)}",
         ],
         ["no default rule if less is left over than", size(MIN_SLACK_BYTES)],
         ["a remedy runs if it can give", f"{size(MIN_GAIN_BYTES)}, or all that is missing"],
         [
-            "cooldown after a relief that did not reach low water",
-            f"{cooldown:g} s; while urgent {URGENT_COOLDOWN_SECONDS:g} s",
+            "cooldown after a relief that did not reach where it stops",
+            f"{cooldown:g} s; while very short {URGENT_COOLDOWN_SECONDS:g} s",
         ],
         ["a retried allocation counts as pressure for", f"{RETRY_SECONDS:g} s"],
         ["time between readings when memory is tight", f"{QUICK_SECONDS:g} s, with recorders"],
         [
-            "memory is tight if less is free than low water, or it is full within",
+            "memory is tight if less is free than where it stops, or it is full within",
             f"{FULL_WITHIN_SECONDS:g} s at the present pace",
         ],
         ["an idle engine is released after", f"{IDLE_SECONDS:g} s without a request"],
