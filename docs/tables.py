@@ -26,7 +26,7 @@ from highwater.model.components import COMPONENTS, STACKED, account
 from highwater.model.engine import STATES
 from highwater.model.rank import Budget, Device, WorkerMemory
 from highwater.model.remedies import GAIN_FIELDS
-from highwater.model.units import GIB, MIB
+from highwater.model.units import GIB
 from highwater.process.exit_codes import MEANINGS
 from highwater.server.settings.settings import keys
 from kvplan.generations import Span
@@ -270,11 +270,11 @@ def npu_story_table() -> str:
     """The typical case on a simulated NPU, each moment with the components that move."""
     moving = [c for c in COMPONENTS if len({row["components"][c.name] for row in STORY["stages"][1:]}) > 1]
     rows = [
-        [row["moment"], _mib(row["used_bytes"]), _mib(row["free_bytes"])]
-        + [_mib(row["components"][component.name]) for component in moving]
+        [row["moment"], _gib(row["used_bytes"]), _gib(row["free_bytes"])]
+        + [_gib(row["components"][component.name]) for component in moving]
         for row in STORY["stages"]
     ]
-    table = _table(["simulated, MiB", "used", "free", *(component.title for component in moving)], rows)
+    table = _table(["simulated, GiB", "used", "free", *(component.title for component in moving)], rows)
     return (
         f"{_story_heading()}\n\n{table}\n\n"
         f"Without the policy the engine is out of memory at image {STORY['failed_image']}."
@@ -283,13 +283,13 @@ def npu_story_table() -> str:
 
 def _story_heading() -> str:
     versions = ", ".join(f"{name} {version}" for name, version in STORY["versions"].items())
-    total = f"{_mib(STORY['total_bytes'])} MiB, {versions}; `{STORY['command']}`, {STORY['day']}"
+    total = f"{_gib(STORY['total_bytes'])} GiB, {versions}; `{STORY['command']}`, {STORY['day']}"
     varies = "Figures differ a little from run to run"
     return f"*{STORY['heading'][0].upper()}{STORY['heading'][1:]}.* {total}. {varies}."
 
 
-def _mib(count: int) -> str:
-    return f"{count / MIB:,.0f}"
+def _gib(count: int) -> str:
+    return f"{count / GIB:.2f}"
 
 
 def plan_screen(name: str) -> str:
