@@ -26,7 +26,7 @@ from highwater.model.components import COMPONENTS, STACKED, account
 from highwater.model.engine import STATES
 from highwater.model.rank import Budget, Device, WorkerMemory
 from highwater.model.remedies import GAIN_FIELDS
-from highwater.model.units import GIB, MIB
+from highwater.model.units import GIB
 from highwater.process.exit_codes import MEANINGS
 from highwater.server.settings.settings import keys
 from kvplan.generations import Span
@@ -51,6 +51,7 @@ TOPICS = {
     "policy_": "The policy",
     "reset": "Remedies",
     "proxy_": "The proxy",
+    "door_": "Images at the door",
     "access_log_": "The proxy",
     "host_": "Host memory",
     "incidents_": "Incidents",
@@ -129,33 +130,33 @@ def waters_table() -> str:
             )
             waters = derive(slack_bytes(account(worker), None) or 0)
             found = (waters.high, waters.low) if waters else None
-            row.append(f"{found[0] / MIB:,.0f} to {found[1] / MIB:,.0f}" if found else "no rule")
+            row.append(f"{found[0] / GIB:.2f}, {found[1] / GIB:.2f}" if found else "no rule")
         rows.append(row)
-    return _table(["high to low water, MiB, at utilization", *(f"{share:.2f}" for share in SHARES)], rows)
+    return _table(["acts at, stops at, GiB free, at utilization", *(f"{share:.2f}" for share in SHARES)], rows)
 
 
 def figures_table() -> str:
     """The policy's fixed figures."""
 
     def size(count: int) -> str:
-        return f"{count // GIB} GiB" if count % GIB == 0 else f"{count // MIB} MiB"
+        return f"{count / GIB:g} GiB"
 
     cooldown = PolicyRule.model_fields["cooldown_seconds"].default
     rows = [
         [
-            "lower and upper bound of high water",
+            "lower and upper bound of where it acts",
             f"{size(MIN_HIGH_BYTES)} (half of what is left over if that is less), {size(MAX_HIGH_BYTES)}",
         ],
         ["no default rule if less is left over than", size(MIN_SLACK_BYTES)],
         ["a remedy runs if it can give", f"{size(MIN_GAIN_BYTES)}, or all that is missing"],
         [
-            "cooldown after a relief that did not reach low water",
-            f"{cooldown:g} s; while urgent {URGENT_COOLDOWN_SECONDS:g} s",
+            "cooldown after a relief that did not reach where it stops",
+            f"{cooldown:g} s; while very short {URGENT_COOLDOWN_SECONDS:g} s",
         ],
         ["a retried allocation counts as pressure for", f"{RETRY_SECONDS:g} s"],
         ["time between readings when memory is tight", f"{QUICK_SECONDS:g} s, with recorders"],
         [
-            "memory is tight if less is free than low water, or it is full within",
+            "memory is tight if less is free than where it stops, or it is full within",
             f"{FULL_WITHIN_SECONDS:g} s at the present pace",
         ],
         ["an idle engine is released after", f"{IDLE_SECONDS:g} s without a request"],
@@ -222,14 +223,19 @@ def ascend_table() -> str:
 
 
 def alerts_table() -> str:
-    """Every alert, the worst first: severity, and how long it must hold; its runbook says what to do."""
+    """Every alert, the worst first: its reasons by severity, and for how long each must hold."""
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
-    rules = sorted(group["rules"], key=lambda rule: SEVERITIES.index(rule["labels"]["severity"]))
-    rows = []
-    for rule in rules:
-        link = f"[{rule['alert']}](runbooks/{rule['alert']}.md)"
-        rows.append([link, rule["labels"]["severity"], rule.get("for", "at once")])
-    return _table(["alert", "severity", "after"], rows)
+    cells: dict[str, dict[str, list[str]]] = {}
+    for rule in group["rules"]:
+        labels = rule["labels"]
+        reasons = cells.setdefault(rule["alert"], {severity: [] for severity in SEVERITIES})[labels["severity"]]
+        reasons.append(f"{labels.get('reason', '')} {rule.get('for', 'at once')}".strip())
+    rows = [
+        [f"[{name}](runbooks/{name}.md)", *(", ".join(reasons) for reasons in by_severity.values())]
+        for name, by_severity in cells.items()
+    ]
+    worst_first = sorted(rows, key=lambda row: next(place for place, cell in enumerate(row[1:]) if cell))
+    return _table(["alert", *SEVERITIES], worst_first)
 
 
 def devices_table() -> str:
@@ -264,11 +270,11 @@ def npu_story_table() -> str:
     """The typical case on a simulated NPU, each moment with the components that move."""
     moving = [c for c in COMPONENTS if len({row["components"][c.name] for row in STORY["stages"][1:]}) > 1]
     rows = [
-        [row["moment"], _mib(row["used_bytes"]), _mib(row["free_bytes"])]
-        + [_mib(row["components"][component.name]) for component in moving]
+        [row["moment"], _gib(row["used_bytes"]), _gib(row["free_bytes"])]
+        + [_gib(row["components"][component.name]) for component in moving]
         for row in STORY["stages"]
     ]
-    table = _table(["simulated, MiB", "used", "free", *(component.title for component in moving)], rows)
+    table = _table(["simulated, GiB", "used", "free", *(component.title for component in moving)], rows)
     return (
         f"{_story_heading()}\n\n{table}\n\n"
         f"Without the policy the engine is out of memory at image {STORY['failed_image']}."
@@ -277,13 +283,13 @@ def npu_story_table() -> str:
 
 def _story_heading() -> str:
     versions = ", ".join(f"{name} {version}" for name, version in STORY["versions"].items())
-    total = f"{_mib(STORY['total_bytes'])} MiB, {versions}; `{STORY['command']}`, {STORY['day']}"
+    total = f"{_gib(STORY['total_bytes'])} GiB, {versions}; `{STORY['command']}`, {STORY['day']}"
     varies = "Figures differ a little from run to run"
     return f"*{STORY['heading'][0].upper()}{STORY['heading'][1:]}.* {total}. {varies}."
 
 
-def _mib(count: int) -> str:
-    return f"{count / MIB:,.0f}"
+def _gib(count: int) -> str:
+    return f"{count / GIB:.2f}"
 
 
 def plan_screen(name: str) -> str:

@@ -12,7 +12,7 @@ from bench.device.steps import STEPS
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RESULTS, PAGE = DOCS / "devices.json", DOCS / "devices.md"
 KINDS = {"cuda": "NVIDIA", "npu": "Ascend", "cpu": "CPU"}
-MIB = 1024**2
+GIB = 1024**3
 SHOWN = {
     "release_median": "`release` stops the engine, median",
     "trim_median": "`trim` stops the engine, median",
@@ -195,7 +195,7 @@ def _value(value: float | str, unit: str) -> str:
     if isinstance(value, str):
         return value
     if unit == "bytes":
-        return f"{value / MIB:z,.1f} MiB"
+        return f"{value / GIB:z,.2f} GiB"
     number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{number} {unit}".rstrip()
 

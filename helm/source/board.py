@@ -76,10 +76,10 @@ def _variable(plan: Plan, names: Mapping[str, str]) -> Json:
     }
 
 
-def _coded(family: str, label: str, values: list[str], by: str = "", selector: str = "SERVER") -> str:
-    """Return a query for the number, from 1 on, of the value of a label for which a family is 1 now."""
+def _coded(first: int, family: str, label: str, values: list[str], by: str = "") -> str:
+    """Return a query for the number, from `first` on, of the value of a label for which a family is 1 now."""
     each = " or ".join(
-        f'{number} * ({family}{{{selector}, {label}="{value}"}} == 1)' for number, value in enumerate(values, 1)
+        f'{number} * ({family}{{SERVER, {label}="{value}"}} == 1)' for number, value in enumerate(values, first)
     )
     return f"max by ({by}) ({each})"
 
@@ -113,7 +113,8 @@ def _panel(plan: Plan, names: Mapping[str, str]) -> Json:
     ]
     queries += [Query(filled_in(each.pop("expr"), names), column=each) for each in columns]
     if "coded" in options:
-        coded = options.pop("coded")
-        options["values"] = coded["values"]
-        queries = [Query(filled_in(_coded(**coded), names), options.pop("legend"))]
+        options["values"] = []
+        for legend, coded in options.pop("coded").items():
+            queries.append(Query(filled_in(_coded(len(options["values"]) + 1, **coded), names), legend))
+            options["values"] += coded["values"]
     return panel(kind, options.pop(kind), options.pop("text"), queries, **options)

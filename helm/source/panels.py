@@ -98,6 +98,15 @@ def _fixed(color: str) -> Json:
     return _property("color", {"mode": "fixed", "fixedColor": color})
 
 
+def _words(value: str) -> str:
+    """Return what people read for a state: the glossary's word."""
+    return str(GRAFANA["state_words"].get(value, value.replace("_", " ")))
+
+
+def _renamed(name: str) -> list[Json]:
+    return [_property("displayName", _words(name))] if _words(name) != name else []
+
+
 def _override(made: Json, matcher: str, name: str, *properties: Json) -> None:
     made["fieldConfig"]["overrides"].append(
         {"matcher": {"id": matcher, "options": name}, "properties": list(properties)}
@@ -105,17 +114,18 @@ def _override(made: Json, matcher: str, name: str, *properties: Json) -> None:
 
 
 def _stat(
-    made: Json, _: Sequence[Query], *, steps: Steps | None = None, names: bool = False, colors: Mapping[str, str] = {}
+    made: Json, _: Sequence[Query], *, steps: Steps | None = None, names: str = "", colors: Mapping[str, str] = {}
 ) -> None:
-    """Show one number, coloured by thresholds; or, with `names`, the names of the series that there are.
+    """Show one number, coloured by thresholds; or, with `names` (`name`, `value_and_name`), the series' names.
 
-    `colors` are by legend, where no fixed threshold can be right: of the queries only one brings a number.
+    `colors` are by legend, where no fixed threshold can be right.
     """
     made["fieldConfig"]["defaults"]["thresholds"] = _thresholds(steps or {0: "blue"})
     if names:
-        made["options"]["textMode"], colors = "name", GRAFANA["state_colors"]
+        made["options"]["textMode"] = names
+        colors = GRAFANA["state_colors"]
     for name, color in colors.items():
-        _override(made, "byName", name, _fixed(color))
+        _override(made, "byName", name, _fixed(color), *_renamed(name))
 
 
 def _series(
@@ -146,8 +156,8 @@ def _series(
         defaults["thresholds"] = _thresholds(steps)
         defaults["custom"]["thresholdsStyle"] = {"mode": "dashed"}
     defaults |= {key: bound for key, bound in (("min", at_least), ("max", at_most)) if bound is not None}
-    for component in COMPONENTS if stacked else ():
-        _override(made, "byName", component.label, _fixed(component.grafana))
+    for component in COMPONENTS if stacked or bars else ():
+        _override(made, "byName", component.label, _fixed(component.grafana), _property("displayName", component.title))
     for letter, query in zip(string.ascii_uppercase, queries, strict=False):
         if query.legend in lines:
             styles = [_property(f"custom.{name}", value) for name, value in GRAFANA["line_over_stack"].items()]
@@ -159,7 +169,7 @@ def _series(
 def _states(made: Json, _: Sequence[Query], *, values: Sequence[str], link: str | None = None) -> None:
     """Show which of `values` holds, over time: a row for each series, which is the number, from 1 on, of that value."""
     shown = {
-        str(number): {"text": value, "color": GRAFANA["state_colors"][value], "index": number}
+        str(number): {"text": _words(value), "color": GRAFANA["state_colors"][value], "index": number}
         for number, value in enumerate(values, 1)
     }
     made["fieldConfig"]["defaults"]["mappings"] = [{"type": "value", "options": shown}]
@@ -168,7 +178,7 @@ def _states(made: Json, _: Sequence[Query], *, values: Sequence[str], link: str 
 
 
 def _table(
-    made: Json, queries: Sequence[Query], *, labels: Sequence[str], links: Mapping[str, str], sort_by: str
+    made: Json, queries: Sequence[Query], *, labels: Sequence[str], links: Mapping[str, str] = {}, sort_by: str
 ) -> None:
     """Show one row for each set of labels, one column for each query; `labels` are the columns before those."""
     sources = [f"Value #{letter}" for letter in string.ascii_uppercase[: len(queries)]]
@@ -187,6 +197,9 @@ def _table(
         if "steps" in column:
             properties.append(_property("thresholds", _thresholds(column["steps"])))
             properties.append(_property("custom.cellOptions", {"type": "color-background", "mode": "basic"}))
+        if "words" in column:
+            words = {str(value): {"text": word, "index": value} for value, word in column["words"].items()}
+            properties.append(_property("mappings", [{"type": "value", "options": words}]))
         if name in links:
             properties.append(_property("links", [{"title": "Open this server", "url": links[name]}]))
         _override(made, "byName", name, *properties)

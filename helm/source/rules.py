@@ -25,6 +25,11 @@ NAMES = {
         '{{ if $labels.pod }}kubectl -n {{ or $labels.namespace "NAMESPACE" }} exec {{ $labels.pod }} -c highwater -- '
         "{{ end }}"
     ),
+    # The server's dashboard, for whose variables a scrape has labels.
+    "BOARD": (
+        "d/highwater-server?var-job={{ $labels.job }}&var-instance={{ $labels.instance }}"
+        "{{ with $labels.cluster }}&var-cluster={{ . }}{{ end }}"
+    ),
     "WITH_MODEL": "* on (cluster, job, instance) group_left (model) highwater_engine_info",
 }
 

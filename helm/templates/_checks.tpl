@@ -255,12 +255,13 @@ are told together.
 {{- end -}}
 {{- if $v.prometheusRule.enabled -}}
 {{- $known := list -}}
+{{- $reasons := list -}}
 {{- range $path, $_ := .Files.Glob "alerts/*.yaml" -}}
-{{- range ($.Files.Get $path | fromYaml).groups }}{{ range .rules }}{{ with get . "alert" }}{{ $known = append $known . }}{{ end }}{{ end }}{{ end -}}
+{{- range ($.Files.Get $path | fromYaml).groups }}{{ range .rules }}{{ with get . "alert" }}{{ $known = append $known . }}{{ end }}{{ with get (.labels | default dict) "reason" }}{{ $reasons = append $reasons (printf "%s/%s" (last $known) .) }}{{ end }}{{ end }}{{ end -}}
 {{- end -}}
 {{- range $name, $_ := $v.prometheusRule.alerts -}}
-{{- if not (has $name $known) }}
-- prometheusRule.alerts: {{ $name }} is no alert of this chart; there are {{ $known | sortAlpha | join ", " }}
+{{- if not (has $name (concat $known $reasons)) }}
+- prometheusRule.alerts: {{ $name }} is no alert of this chart; there are {{ concat ($known | uniq) $reasons | sortAlpha | join ", " }}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -191,7 +191,11 @@ def around(draw: Draw, *, has_service: bool, kind: str) -> Values:
         "service": {"enabled": has_service, **draw(service())},
         "helmTest": {"enabled": has_service and draw(FLAG)},
         "podDisruptionBudget": {"enabled": draw(FLAG)},
-        "dashboards": {"enabled": draw(FLAG), "namespace": draw(st.sampled_from(["", "monitoring"]))},
+        "dashboards": {
+            "enabled": draw(FLAG),
+            "namespace": draw(st.sampled_from(["", "monitoring"])),
+            "baseUrl": draw(st.sampled_from(["", "https://grafana.example.org/"])),
+        },
         "docs": {"baseUrl": draw(st.sampled_from(["", "https://docs.example.org"]))},
         "networkPolicy": {"enabled": draw(FLAG), "clients": draw(PEERS), "operators": draw(PEERS)},
     }
@@ -205,7 +209,12 @@ def around(draw: Draw, *, has_service: bool, kind: str) -> Values:
         found["httpRoute"] = {"enabled": True, "parentRefs": [{"name": "gateway"}]}
     if draw(st.integers(0, 3)) == 0:  # rendering the alerts takes longest
         alerts = {
-            "HighwaterObserveMode": {"enabled": draw(FLAG), "severity": "info", "for": "1h", "labels": {"a": "b"}}
+            draw(st.sampled_from(["HighwaterPolicyNotActing", "HighwaterPolicyNotActing/observe"])): {
+                "enabled": draw(FLAG),
+                "severity": "info",
+                "for": "1h",
+                "labels": {"a": "b"},
+            }
         }
         found["prometheusRule"] = {"enabled": True, "recordings": draw(FLAG), "alerts": alerts}
     scaler = draw(st.sampled_from(["hpa", "keda", None])) if kind != "None" else None

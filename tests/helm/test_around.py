@@ -193,21 +193,28 @@ def test_options_of_a_monitor_reach_it(kind: str) -> None:
     assert changed["metadata"]["annotations"] == {"a": "b"}
 
 
-def test_an_alert_is_changed_by_its_name() -> None:
+def test_an_alert_is_changed_by_its_name_or_by_its_name_and_reason() -> None:
     rule = {"enabled": True, "recordings": False}
     alerts = {
-        "HighwaterObserveMode": {"enabled": False},
-        "HighwaterEngineGone": {"severity": "warning", "for": "15m", "labels": {"page": "office-hours"}},
+        "HighwaterPolicyNotActing/observe": {"enabled": False},
+        "HighwaterLeak": {"enabled": False},
+        "HighwaterEngineDown": {"for": "10m", "labels": {"team": "a"}},
+        "HighwaterEngineDown/died": {"severity": "info", "for": "15m", "labels": {"page": "office-hours"}},
     }
     usual, changed = (
-        {each["alert"]: each for group in the("PrometheusRule", one)["spec"]["groups"] for each in group["rules"]}
+        {
+            (each["alert"], each["labels"].get("reason")): each
+            for group in the("PrometheusRule", one)["spec"]["groups"]
+            for each in group["rules"]
+        }
         for one in ({"prometheusRule": rule}, {"prometheusRule": {**rule, "alerts": alerts}})
     )
-    assert usual.keys() - changed.keys() == {"HighwaterObserveMode"}
-    gone = changed["HighwaterEngineGone"]
-    assert gone["labels"] == usual["HighwaterEngineGone"]["labels"] | {"severity": "warning", "page": "office-hours"}
-    assert (gone["for"], gone["expr"]) == ("15m", usual["HighwaterEngineGone"]["expr"])
-    assert {name for name in changed if changed[name] != usual[name]} == {"HighwaterEngineGone"}
+    assert usual.keys() - changed.keys() == {("HighwaterPolicyNotActing", "observe"), ("HighwaterLeak", None)}
+    died, down = changed["HighwaterEngineDown", "died"], changed["HighwaterEngineDown", "down"]
+    assert died["labels"] == {"severity": "info", "reason": "died", "page": "office-hours", "team": "a"}
+    assert (died["for"], died["expr"]) == ("15m", usual["HighwaterEngineDown", "died"]["expr"])
+    assert (down["for"], down["labels"]) == ("10m", {"severity": "critical", "reason": "down", "team": "a"})
+    assert {name for name, _ in (key for key in changed if changed[key] != usual[key])} == {"HighwaterEngineDown"}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +269,8 @@ def without_links(spec: dict[str, Any]) -> dict[str, Any]:
     spec = copy.deepcopy(spec)
     for group in spec["groups"]:
         for rule in group["rules"]:
-            rule.get("annotations", {}).pop("runbook_url", None)
+            for link in ("runbook_url", "dashboard_url"):
+                rule.get("annotations", {}).pop(link, None)
     return spec
 
 
@@ -287,13 +295,24 @@ def test_every_alert_links_to_its_runbook(values: dict[str, Any], url: str) -> N
     assert {rule["annotations"]["runbook_url"] for rule in rules} == {url.format(rule["alert"]) for rule in rules}
 
 
+def test_every_alert_links_to_its_dashboard() -> None:
+    values = {"prometheusRule": {"enabled": True, "recordings": False}, "dashboards": {"baseUrl": "https://g.org/x/"}}
+    rules = [rule for group in the("PrometheusRule", values)["spec"]["groups"] for rule in group["rules"]]
+    uids = {path.stem for path in (HELM / "dashboards").glob("*.json")}
+    links = [
+        re.fullmatch(r"https://g\.org/x/d/([\w-]+)(\?.*)?", rule["annotations"]["dashboard_url"]) for rule in rules
+    ]
+    assert {link[1] for link in links if link} == uids
+    assert all(links)
+
+
 def test_the_rules_are_those_of_the_alert_files() -> None:
     source = yaml.safe_load((HELM / "alerts" / "highwater.rules.yaml").read_text(encoding="utf-8"))
     as_is = the("PrometheusRule", {"prometheusRule": {"enabled": True, "recordings": False}})["spec"]
     assert without_links(as_is) == without_links(source)
     changed = the("PrometheusRule", ci_values("nvidia-values.yaml"))["spec"]
     rules = [rule for group in changed["groups"] for rule in group["rules"] if "alert" in rule]
-    assert "HighwaterObserveMode" not in {rule["alert"] for rule in rules}
+    assert "observe" not in {rule["labels"].get("reason") for rule in rules}
     assert {rule["labels"]["team"] for rule in rules} == {"inference"}
     base = "https://git.example.org/highwater/docs/runbooks/"
     assert {rule["annotations"]["runbook_url"] for rule in rules} == {f"{base}{rule['alert']}.md" for rule in rules}

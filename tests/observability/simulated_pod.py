@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+from gated_proxy.door import Cost, Door, DoorLimits
 from highwater.http.metrics import Counters, Exporter
 from highwater.model.components import account
 from highwater.model.engine import EngineStatus
@@ -42,10 +43,12 @@ class SimulatedPod:
         self._chance = random.Random(0)  # noqa: S311 - no secret
         self._host, self._model, self._ranks = "node-0", "vl-8b", ranks
         self._encoder_bytes = 2 * GIB
+        self._door = Door(mode="on", limits=DoorLimits(decoded_bytes=GIB, encoder_tokens=32768))
         self._exporter = Exporter(
             Counters(),
             self._report,
             self._policy,
+            door=self._door,
             growth=lambda: verdicts(ranks, exhausted_at=1_770_000_000.0),
             host=lambda: host_now(ranks),
             oom_kills=lambda: 0,
@@ -61,6 +64,8 @@ class SimulatedPod:
         return self._exporter.page().decode()
 
     def _live(self) -> None:
+        self._door.counts.requests += 1
+        self._door.inside = Cost(decoded_bytes=self._chance.randrange(GIB), encoder_tokens=4096, items=4)
         for _ in range(15):
             self._exporter.counters.polled(self._chance.uniform(0.002, 0.02))
         for _ in range(self._chance.randrange(20)):

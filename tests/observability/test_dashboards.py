@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from typing import get_args
 
 import pytest
 import yaml
@@ -15,6 +16,8 @@ from helm.source.__main__ import ALERTS, files
 from helm.source.__main__ import DASHBOARDS as FOLDER
 from helm.source.metrics import UnknownMetricError, names_in
 from helm.source.panels import Query, described
+from highwater.diagnose.verdict import _EXIT, VerdictState
+from highwater.process.exit_codes import ATTENTION
 from tests.observability.labels import unknown_labels
 
 DASHBOARDS = ("highwater-server", "highwater-fleet")
@@ -32,6 +35,31 @@ def panels(name: str) -> list[dict]:
 def queries(name: str) -> list[str]:
     asked = [target["expr"] for panel in panels(name) for target in panel.get("targets", [])]
     return asked + [annotation["expr"] for annotation in dashboard(name)["annotations"]["list"]]
+
+
+@pytest.mark.parametrize(("name", "most"), [("highwater-server", 40), ("highwater-fleet", 15)])
+def test_nobody_reads_more_panels_than_these(name, most):
+    assert len([panel for panel in panels(name) if panel["type"] != "row"]) <= most
+
+
+def test_the_servers_first_line_says_whether_it_is_fine_and_the_second_what_clients_feel():
+    shown = [panel for panel in dashboard("highwater-server")["panels"] if panel["type"] != "row"]
+    first, second = ([panel for panel in shown if panel["gridPos"]["y"] == top] for top in (1, 5))
+    assert [panel["title"] for panel in first] == ["Verdict", "Free, worst rank", "Full at", "Firing alerts"]
+    assert {panel["type"] for panel in first} == {"stat"}
+    assert second[0]["title"] == "Latency, 95 %"
+
+
+@pytest.mark.parametrize(("name", "title"), [("highwater-server", "Verdict"), ("highwater-fleet", "Verdicts")])
+def test_a_verdict_has_the_colour_of_its_exit_status(name, title):
+    """Green is in order, orange wants somebody to look, red somebody to act."""
+    (panel,) = [each for each in panels(name) if each["title"] == title]
+    shown = {
+        override["matcher"]["options"]: {each["id"]: each["value"] for each in override["properties"]}
+        for override in panel["fieldConfig"]["overrides"]
+    }
+    expected = {state: ("green", "orange", "red")[_EXIT.get(state, ATTENTION)] for state in get_args(VerdictState)}
+    assert {state: shown[state]["color"]["fixedColor"] for state in expected} == expected
 
 
 def test_what_is_generated_is_in_the_repository():

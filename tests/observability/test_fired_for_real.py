@@ -27,7 +27,7 @@ from .test_rules import yaml_blocks
 
 # Instead of the alert's ten minutes; everything else is as shipped.
 HOLD_SECONDS = 2
-ALERT = "HighwaterShortageNotRelieved"
+ALERT, REASON = "HighwaterMemoryShort", "not_relieved"
 PATIENCE_SECONDS = 300.0
 
 
@@ -63,7 +63,7 @@ def prometheus(folder: Path, target: int, alertmanager_port: int) -> Iterator[No
     """Scrapes the sidecar, with one alert of this repository that waits for a short time only."""
     port = free_port()
     rules = folder / "rules.yml"
-    (alert,) = [rule for rule in group_of(ALERTS_FILE)["rules"] if rule["alert"] == ALERT]
+    (alert,) = [rule for rule in group_of(ALERTS_FILE)["rules"] if rule["labels"].get("reason") == REASON]
     shortened = {"name": "highwater", "interval": "200ms", "rules": [alert | {"for": f"{HOLD_SECONDS}s"}]}
     rules.write_text(json.dumps({"groups": [shortened]}))
     job = {
@@ -146,10 +146,18 @@ async def test_high_water_that_nobody_relieves_reaches_the_people_on_call(tmp_pa
             worker.forget_entries()
             worker.cached = 0
         await told.wait(ALERT, "resolved")
-    labels = {"rule": "device", "severity": "warning", "pod": "vl-0", "job": "highwater", "model": fake.model}
+    labels = {
+        "rule": "device",
+        "reason": REASON,
+        "severity": "warning",
+        "pod": "vl-0",
+        "job": "highwater",
+        "model": fake.model,
+    }
     assert labels.items() <= fired["labels"].items()
     notes = fired["annotations"]
-    assert notes["summary"] == f"vl-0 ({fake.model}): short of memory by rule device, and nothing has relieved it"
-    assert notes["first_step"].endswith("kubectl -n NAMESPACE exec vl-0 -c highwater -- highwater status")
-    assert "1006MiB must be given back on one rank" in notes["description"]
+    short = f"vl-0 ({fake.model}): memory is short by rule device: 1006MiB too little is free on one rank"
+    assert notes["summary"] == short
+    assert notes["first_step"].endswith("kubectl -n NAMESPACE exec vl-0 -c highwater -- highwater reclaim")
     assert notes["runbook_url"] == f"docs/runbooks/{ALERT}.md"
+    assert notes["dashboard_url"].startswith("d/highwater-server?var-job=highwater&var-instance=127.0.0.1:")

@@ -10,8 +10,10 @@ from typing import Any, get_args
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gated_proxy.door import Mode as DoorMode
 from helm.source.metrics import OWN
 from highwater.act.remedies import REMEDIES
+from highwater.diagnose.verdict import VerdictState
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.engine import EngineState
 from highwater.model.policy import ActionOutcome, PolicyLevel, RulePhase
@@ -52,9 +54,9 @@ def test_every_label_is_on_the_page_and_bounded_there():
     told = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert labels == told
     sizes = [COMPONENT_NAMES, get_args(EngineState), get_args(RulePhase), REMEDIES, get_args(Trigger)]
-    sizes += [get_args(ActionOutcome), get_args(PolicyLevel)]
-    assert [len(each) for each in sizes] == [6, 9, 6, 5, 3, 5, 5]
-    assert "| `state`, `mode`, `level` | of the engine 9, of a rule 6; 2; 5 |" in table
+    sizes += [get_args(ActionOutcome), get_args(PolicyLevel), get_args(VerdictState), get_args(DoorMode)]
+    assert [len(each) for each in sizes] == [6, 9, 6, 5, 3, 5, 5, 13, 3]
+    assert "| `state`, `mode`, `level` | of the verdict 13, the engine 9, a rule 6; 2, of the door 3; 5 |" in table
     assert "| `remedy`, `trigger`, `outcome` | 5, 3, 5 |" in table
 
 

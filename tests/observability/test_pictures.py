@@ -55,7 +55,9 @@ def test_the_first_remedy_of_a_kind_is_shown(store: Store):
 
 
 def test_alerts_fire_in_the_scene_where_they_should(store: Store):
-    fired = {(row["metric"]["alertname"], row["metric"]["pod"]) for row in store.range("ALERTS")}
-    assert {("HighwaterEngineGone", "vl-0"), ("HighwaterIncident", "vl-0")} <= fired
-    assert not {name for name, pod in fired if pod != "vl-0"} & {"HighwaterEngineGone", "HighwaterServerErrors"}
+    fired = {
+        (row["metric"]["alertname"], row["metric"].get("reason"), row["metric"]["pod"]) for row in store.range("ALERTS")
+    }
+    assert ("HighwaterEngineDown", "died", "vl-0") in fired
+    assert not {name for name, _, pod in fired if pod != "vl-0"} & {"HighwaterEngineDown", "HighwaterServerErrors"}
     assert {row["metric"]["model"] for row in store.range("ALERTS") if row["metric"]["pod"] == "vl-0"} == {"vl-8b"}

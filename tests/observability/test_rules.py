@@ -20,9 +20,12 @@ from .rule_files import ALERTS, ALERTS_FILE, RECORDINGS, ROOT
 
 TESTS = Path(__file__).parent / "rules"
 RUNBOOKS = ROOT / "docs" / "runbooks"
-NAMES = [alert["alert"] for alert in ALERTS]
-# They are about all servers.
-NO_SERVER = {"HighwaterSidecarsGone"}
+NAMES = sorted({alert["alert"] for alert in ALERTS})
+MAX_NAMES = 18
+# Each rule's name: the alert, and its reason where several rules are one alert.
+RULES = ["-".join(filter(None, (alert["alert"], alert["labels"].get("reason")))) for alert in ALERTS]
+# It is about all servers.
+NO_SERVER = "HighwaterSidecarDown-none_left"
 
 
 def promtool(*arguments: str | Path) -> None:
@@ -39,18 +42,42 @@ def test_every_alert_fires_when_it_should_and_not_in_the_near_miss():
 
 
 def test_every_alert_has_a_test_of_both_kinds():
-    assert sorted(path.stem for path in TESTS.glob("*.yaml")) == sorted(NAMES)
-    for name in NAMES:
-        cases = yaml.safe_load((TESTS / f"{name}.yaml").read_text())["tests"]
+    assert sorted(path.stem for path in TESTS.glob("*.yaml")) == sorted(RULES)
+    for rule in RULES:
+        name, _, reason = rule.partition("-")
+        cases = yaml.safe_load((TESTS / f"{rule}.yaml").read_text())["tests"]
         moments = [moment for case in cases for moment in case.get("alert_rule_test", [])]
         assert {moment["alertname"] for moment in moments} == {name}
-        assert any(alert["exp_annotations"] for moment in moments for alert in moment["exp_alerts"]), name
-        assert any(not moment["exp_alerts"] for moment in moments), name
-        assert len(cases) > 1, name
+        told = [
+            {alert["exp_labels"].get("reason", "") for alert in moment["exp_alerts"] if alert["exp_annotations"]}
+            for moment in moments
+        ]
+        assert any(reason in each for each in told), rule
+        assert any(reason not in each for each in told), rule
+        assert len(cases) > 1, rule
+
+
+def test_one_cause_is_one_alert():
+    """Several rules of one name each say by their reason which they are."""
+    assert len(NAMES) <= MAX_NAMES
+    assert len(set(RULES)) == len(RULES)
+    assert [name for name in NAMES if name in RULES and any(rule.startswith(f"{name}-") for rule in RULES)] == []
 
 
 def test_every_alert_has_a_runbook_and_no_runbook_is_left_over():
-    assert sorted(path.stem for path in RUNBOOKS.glob("*.md")) == sorted(NAMES)
+    assert sorted(path.stem for path in RUNBOOKS.glob("*.md")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runbook_says_what_to_do_for_each_reason(name):
+    text = (RUNBOOKS / f"{name}.md").read_text()
+    reasons = [rule.partition("-")[2] for rule in RULES if rule.startswith(f"{name}-")]
+    assert [reason for reason in reasons if f"`{reason}`" not in text and f"### {reason}\n" not in text] == []
+
+
+def test_a_verdict_leads_to_a_runbook_that_exists():
+    said = (ROOT / "app" / "highwater" / "diagnose" / "verdict.toml").read_text()
+    assert set(re.findall(r'^runbook = "(\w+)"', said, re.MULTILINE)) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,11 +98,11 @@ def test_the_alerts_in_the_repository_are_those_that_are_generated():
     assert not re.search(rf"\b({'|'.join(WORDS)})\b", generated())
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
+@pytest.mark.parametrize("alert", ALERTS, ids=RULES)
 def test_an_alert_says_how_bad_it_is_what_to_do_first_and_where_to_read_on(alert):
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     notes = alert["annotations"]
-    assert set(notes) == {"summary", "description", "first_step", "runbook_url"}
+    assert set(notes) == {"summary", "description", "first_step", "runbook_url", "dashboard_url"}
     assert notes["runbook_url"] == f"docs/runbooks/{alert['alert']}.md"
     assert notes["description"].endswith(".")
     assert not notes["summary"].endswith(".")
@@ -84,11 +111,11 @@ def test_an_alert_says_how_bad_it_is_what_to_do_first_and_where_to_read_on(alert
     assert commands or notes["first_step"].endswith((".", "{{ end }}"))
 
 
-@pytest.mark.parametrize(
-    "alert", [each for each in ALERTS if each["alert"] not in NO_SERVER], ids=lambda each: each["alert"]
-)
-def test_an_alert_names_its_server_and_model(alert):
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != NO_SERVER])
+def test_an_alert_names_its_server_and_model(rule):
+    alert = ALERTS[RULES.index(rule)]
     assert alert["annotations"]["summary"].startswith(f"{WORDS['WHERE']}: ")
+    assert alert["annotations"]["dashboard_url"] == WORDS["BOARD"]
     assert "group_left (model)" in alert["expr"]
 
 

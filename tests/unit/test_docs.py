@@ -143,16 +143,28 @@ def test_the_runbook_of_internal_errors_names_every_part():
     assert [part for part in get_args(Part) if f"`{part}`" not in page] == []
 
 
-def alerts() -> set[tuple[str, str]]:
-    rules = yaml.safe_load((ROOT / "helm" / "alerts" / "highwater.rules.yaml").read_text())
-    return {(rule["alert"], rule["labels"]["severity"]) for group in rules["groups"] for rule in group["rules"]}
+def alerts() -> list[tuple[str, str, str]]:
+    """Each rule's alert, severity and reason."""
+    (group,) = yaml.safe_load((ROOT / "helm" / "alerts" / "highwater.rules.yaml").read_text())["groups"]
+    labels = [(rule["alert"], rule["labels"]) for rule in group["rules"]]
+    return [(name, of["severity"], of.get("reason", "")) for name, of in labels]
 
 
-def test_the_list_has_every_alert_with_its_severity_and_runbook():
+def test_the_list_has_every_rule_with_its_severity_and_runbook():
     page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/(\w+)\.md\) +\| (\w+) +\| [\w ]+\|$", page, re.MULTILINE)
-    assert all(name == runbook for name, runbook, _ in listed)
-    assert len(listed) == len(alerts())
-    assert {(name, severity) for name, _, severity in listed} == alerts()
-    severities = [severity for _, _, severity in listed]
-    assert severities == sorted(severities, key=["critical", "warning", "info"].index)
+    listed = re.findall(r"^\| \[(\w+)\]\(runbooks/(\w+)\.md\) +\|(.*)\|(.*)\|(.*)\|$", page, re.MULTILINE)
+    assert all(name == runbook for name, runbook, *_ in listed)
+    told = [
+        (name, severity, reason)
+        for name, _, *cells in listed
+        for severity, cell in zip(("critical", "warning", "info"), cells, strict=True)
+        for reason in re.findall(r"(\w*) ?(?:\d+\w|at once)", cell)
+    ]
+    assert sorted(told) == sorted(alerts())
+
+
+def test_former_names_lead_to_reasons_that_exist():
+    page = (ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z]\w+) \| (.*) \|$", page, re.MULTILINE)
+    now = [(f"Highwater{name}", reason) for name, cell in rows for reason in re.findall(r"(?:^|; )`(\w+)`", cell)]
+    assert sorted(now) == sorted((name, reason) for name, _, reason in alerts() if reason)

@@ -182,7 +182,7 @@ def _late_or_held(report: Report) -> Judged | None:
 
 
 def _unread(report: Report) -> Judged | None:
-    check = Deed(text="What is missing", path="docs/runbooks/HighwaterReportStale.html")
+    check = Deed(text="What is missing", path="docs/runbooks/HighwaterMemoryUnknown.html")
     hint = report.engine.hint
     if report.are_workers_hidden and report.engine.traits.answers:
         text = "The workers cannot be read: no worker extension, no recorders."
@@ -222,7 +222,7 @@ def _held(report: Report) -> Judged | None:
     if rule is None:
         return None
     why, _, change = (rule.reason or "its signal is not known").partition(". ")
-    deed = Deed(text=change.rstrip(".") or "What to change", path="docs/runbooks/HighwaterRuleHeld.html")
+    deed = Deed(text=change.rstrip(".") or "What to change", path="docs/runbooks/HighwaterPolicyNotActing.html")
     text = f"Rule {rule.name} cannot act: {brief(why.removeprefix(f'{rule.name}.'))}."
     return Judged("cannot_act", "rule_held", text, "Nothing is given back by this rule.", deed)
 

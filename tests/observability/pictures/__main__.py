@@ -14,7 +14,7 @@ from tests.observability.pictures.store import filled
 ROOT = Path(__file__).resolve().parents[3]
 BUILD, IMAGES = ROOT / "build" / "pictures", ROOT / "docs" / "images"
 # Those that docs/grafana.md shows; the others stay in `build/`.
-SHOWN = ("server-at-a-glance", "server-policy-and-resets", "fleet-at-a-glance", "fleet-servers")
+SHOWN = ("server-at-a-glance", "fleet-at-a-glance")
 
 
 def all_rows() -> dict[str, Row]:

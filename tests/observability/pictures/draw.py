@@ -30,7 +30,7 @@ _NAMED: Final = {
     "blue": "#3274d9",
     "purple": "#8f3bb8",
 }
-_MAX_LEGEND, _MAX_ROWS = 8, 14
+_MAX_LEGEND, _MAX_LINES, _MAX_ROWS = 8, 4, 14
 
 
 def draw(row: Row, store: Store, path: Path) -> None:
@@ -74,6 +74,8 @@ def shown(value: float, unit: str) -> str:
         return f"{100 * value:.3g} %"
     if unit == "s":
         return _duration(value)
+    if unit.startswith("dateTime"):
+        return datetime.fromtimestamp(value / 1000, UTC).strftime("%H:%M:%S")
     return f"{value:.3g}{ {'reqps': ' req/s', 'cps': '/s'}.get(unit, '') }"
 
 
@@ -95,18 +97,23 @@ def _name(legend: str, labels: dict[str, str]) -> str:
 def _stat(axes: Axes, panel: dict[str, Any], store: Store) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
-    defaults, lines, color = panel["fieldConfig"]["defaults"], [], _NAMED["blue"]
-    names = panel["options"].get("textMode") == "name"
+    defaults, lines, colors = panel["fieldConfig"]["defaults"], [], []
+    mode = panel["options"].get("textMode")
     for legend, found in answers(panel, store):
         for series in found:
             value = float(series["value"][1])
-            lines.append(_name(legend, series["metric"]) if names else shown(value, defaults["unit"]))
+            own = _overrides(panel, _name(legend, series["metric"]))
+            name, number = own.get("displayName", _name(legend, series["metric"])), shown(value, defaults["unit"])
+            lines.append({"name": name, "value_and_name": f"{name}  {number}"}.get(mode, number))
             reached = [step for step in defaults["thresholds"]["steps"] if value >= (step["value"] or -math.inf)]
-            color = _overrides(panel, _name(legend, series["metric"])).get("color", {}).get("fixedColor")
-            color = color or reached[-1]["color"]
-            color = _NAMED.get(color, color)
-    text = "\n".join(lines[:4]) or defaults.get("noValue", "No data")
-    axes.set_facecolor(color if lines else "#bbbbbb")
+            color = own.get("color", {}).get("fixedColor") or reached[-1]["color"]
+            colors.append(_NAMED.get(color, color))
+    for place, color in enumerate(colors[:_MAX_LINES]):  # as Grafana, which divides the panel among its values
+        height = 1 / len(colors[:_MAX_LINES])
+        axes.axhspan(1 - (place + 1) * height, 1 - place * height, color=color)
+    axes.set_ylim(0, 1)
+    text = "\n".join(lines[:_MAX_LINES]) or defaults.get("noValue", "No data")
+    axes.set_facecolor("#bbbbbb")
     size = 13 if len(lines) < 2 else 8
     axes.text(0.5, 0.5, text, ha="center", va="center", color="white", fontsize=size, transform=axes.transAxes)
 
@@ -119,8 +126,9 @@ def _series(axes: Axes, panel: dict[str, Any], store: Store) -> None:
         over = _overrides(panel, target["refId"])
         for series in store.range(filled_in(target["expr"])):
             name = _name(target["legendFormat"], series["metric"])
-            color = _overrides(panel, name).get("color", over.get("color", {})).get("fixedColor")
-            color = _NAMED.get(color, color)
+            own = _overrides(panel, name)
+            color = own.get("color", over.get("color", {})).get("fixedColor")
+            color, name = _NAMED.get(color, color), own.get("displayName", name)
             values = [math.nan] * len(stack)
             for at, value in series["values"]:
                 values[int(at - BEGAN) // STEP_SECONDS] = float(value)
@@ -198,12 +206,16 @@ def _table(axes: Axes, panel: dict[str, Any], store: Store) -> None:
     organize = panel["transformations"][-1]["options"]
     units = {over["matcher"]["options"]: _overrides(panel, over["matcher"]["options"]).get("unit", "none")
              for over in panel["fieldConfig"]["overrides"]}  # fmt: skip
-    found: dict[str, dict[str, str]] = {}
-    for place, (_, series) in enumerate(answers(panel, store)):
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    brought = [series for _, series in answers(panel, store)]
+    common = (
+        set.intersection(*(set(each["metric"]) for series in brought for each in series)) if any(brought) else set()
+    )
+    for place, series in enumerate(brought):
         column = f"Value #{chr(ord('A') + place)}"
         unit = units.get(organize["renameByName"].get(column), "none")
-        for each in series:
-            cells = found.setdefault(each["metric"]["instance"], {})
+        for each in series:  # as the transformation `merge` joins them: by the labels that all have
+            cells = found.setdefault(tuple(each["metric"][label] for label in sorted(common)), {})
             cells.update({name: value for name, value in each["metric"].items() if name != "__name__"})
             cells[column] = shown(float(each["value"][1]), unit)
     columns = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
@@ -211,7 +223,8 @@ def _table(axes: Axes, panel: dict[str, Any], store: Store) -> None:
     heads = [organize["renameByName"].get(column, column) for column in columns]
     table = axes.table(cellText=text or [[""] * len(columns)], colLabels=heads, loc="upper center", cellLoc="left")
     table.auto_set_font_size(False)
-    table.set_fontsize(6)
+    table.set_fontsize(8)
+    table.scale(1, 1.4)
     table.auto_set_column_width(list(range(len(columns))))
 
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gated_proxy.door import Cost, Door, DoorLimits
 from gated_proxy.traffic import Connections
 from highwater.host.watch import HostNow
 from highwater.http.metrics import Counters, Exporter
@@ -104,11 +105,13 @@ class Server:
         self._incidents = {"died": 0, "hung": 0, "out_of_memory": 0, "start_failed": 0}
         self._sent = 0
         self._engine = _Engine()
+        self._door = Door(mode="on", limits=DoorLimits(decoded_bytes=4 * GIB, encoder_tokens=131_072))
         self._exporter = Exporter(
             Counters(),
             self._report,
             self._policy,
             held=lambda: 4 if self._phase == "acting" else 0,
+            door=self._door,
             connections=self._connections,
             incidents=lambda: self._incidents,
             growth=lambda: verdicts(2, exhausted_at=self.now + self._seconds_to_limit) if self.state == "ready" else (),
@@ -199,6 +202,11 @@ class Server:
             engine.latency["time_to_first_token"].observe(self._chance.lognormvariate(-1.6, 0.5) * slow)
             engine.latency["inter_token_latency"].observe(self._chance.lognormvariate(-3.7, 0.3) * slow)
             engine.latency["e2e_request_latency"].observe(self._chance.lognormvariate(1.2, 0.4) * slow)
+        door = self._door.counts
+        door.requests, door.items["jpeg"] = door.requests + count, door.items["jpeg"] + 2 * count
+        if self.load > 1.0:
+            door.waited, door.waited_seconds = door.waited + 1, door.waited_seconds + 0.5
+        self._door.inside = Cost(decoded_bytes=count * 80 * MIB, encoder_tokens=count * 2048, items=2 * count)
         engine.running.labels("0").set(count)
         engine.waiting.labels("0").set(max(count - 16, 0))
         engine.kv_cache.labels("0").set(min(0.15 + 0.7 * self.load, 1.0))
