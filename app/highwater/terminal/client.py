@@ -357,10 +357,10 @@ def _error_of(body: object) -> tuple[str, str] | None:
     if not isinstance(body, dict):
         return None
     error = body.get("error")
-    if isinstance(error, dict) and isinstance(error.get("code"), str) and "type" not in error:
-        return error["code"], str(error.get("message"))
-    if isinstance(error, dict) and "The sidecar's own:" in str(error.get("message")):
-        return "not_found", f"{error['message']}; is that a sidecar of this version?"
+    if isinstance(error, dict) and isinstance(error.get("code"), str):  # vLLM's is a number
+        is_foreign = "The sidecar's own:" in str(error.get("message"))
+        version = "; is that a sidecar of this version?" if is_foreign else ""
+        return error["code"], f"{error.get('message')}{version}"
     if isinstance(body.get("results"), list):
         results = [result for result in body["results"] if isinstance(result, dict)]
         return "refused", "; ".join(reasons_of((str(one.get("remedy")), str(one.get("reason"))) for one in results))
