@@ -41,6 +41,7 @@ GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "http" / "golden" / "metrics.t
 
 # What a family is about, by how its name begins behind `highwater_`.
 TOPICS = {
+    "verdict": "The verdict",
     "engine_": "The engine",
     "extension_": "The engine",
     "ranks_": "The engine",

@@ -5,8 +5,10 @@ It is made of what the report already says, and of nothing else: no reading, no 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from highwater.model.components import BY_NAME
@@ -31,6 +33,36 @@ VerdictState: TypeAlias = Literal[
     "unknown",
     "cannot_act",
 ]
+# Why it is in that state, for programs: the names of the tables in verdict.toml.
+Reason: TypeAlias = Literal[
+    "none",
+    "relief",
+    "growing",
+    "releasable",
+    "neighbour",
+    "in_use",
+    "observe",
+    "leak",
+    "host_memory",
+    "slow",
+    "paused",
+    "sleeping",
+    "loading",
+    "start_failed",
+    "unreachable",
+    "hung",
+    "starved",
+    "no_answer",
+    "stopped",
+    "kernel_oom",
+    "device_memory",
+    "not_memory",
+    "unknown",
+    "not_read",
+    "ranks_missing",
+    "rule_held",
+]
+_STEPS: Final[Mapping[str, Mapping[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _OF_ENGINE: Final[Mapping[EngineState, VerdictState]] = {
     "starting": "starting",
     "stuck": "stuck",
@@ -63,14 +95,21 @@ class Deed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``exit_status`` is that of `highwater status`; ``next`` is what happens by itself."""
+    """``exit_status`` is that of `highwater status`; ``next`` is what happens by itself.
+
+    Attributes:
+        step: The first thing to look at or do in this very state, in one sentence; ``runbook``: its whole page.
+    """
 
     state: VerdictState
     exit_status: int
+    reason: Reason
     sentence: str
     grew: str | None = None
     next: str | None = None
     do: Deed | None = None
+    step: str | None = None
+    runbook: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +123,8 @@ class JudgedReport(Report):
 
 def verdict(report: Report) -> Verdict:
     state = _state(report)
+    reason = _reason(report, state)
+    said = _STEPS[reason]
     parts = [
         f"The engine is {report.engine.state_text}." if state in _OF_ENGINE.values() else "",
         _of_memory(report, state),
@@ -91,11 +132,35 @@ def verdict(report: Report) -> Verdict:
     return Verdict(
         state=state,
         exit_status=_EXIT.get(state, ATTENTION) if report.engine.stopped_at is None else ATTENTION,
+        reason=reason,
         sentence=" ".join(filter(None, parts)),
         grew=_grew(report),
         next=_next(report),
         do=_do(report, state),
+        step=said.get("step"),
+        runbook=f"docs/runbooks/{said['runbook']}.html" if "runbook" in said else None,
     )
+
+
+_REASONS: Final[Mapping[VerdictState, Reason]] = {
+    "fine": "none",
+    "keeps_up": "relief",
+    "slow": "slow",
+    "paused": "paused",
+    "sleeping": "sleeping",
+    "starting": "loading",
+    "stuck": "hung",
+    "silent": "no_answer",
+    "dead": "unknown",
+    "unknown": "not_read",
+    "cannot_act": "rule_held",
+}
+
+
+def _reason(report: Report, state: VerdictState) -> Reason:
+    if state in ("short", "very_short"):
+        return "releasable" if any(rank.releasable_bytes for rank in report.ranks) else "in_use"
+    return _REASONS[state]
 
 
 def _state(report: Report) -> VerdictState:

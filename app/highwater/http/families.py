@@ -22,6 +22,7 @@ from gated_proxy.door import Mode as DoorMode
 from gated_proxy.door_media import Form
 from gated_proxy.traffic import Connections, Histogram, ProxyTraffic
 from highwater.act.rules import SIGNALS
+from highwater.diagnose.verdict import Verdict, VerdictState
 from highwater.host.parts import parts_of
 from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostNow
@@ -157,6 +158,11 @@ def _rank_families(report: Report) -> Iterator[Metric]:
     yield from known("growth_bytes_per_second", growth.bytes_per_second)
     ends = ((labelled[key], one.seconds_to_full) for one in growth.ranks if (key := one.key) in labelled)
     yield family("device_memory_seconds_to_full", _RANK_LABELS, ends)
+
+
+def verdict_families(verdict: Verdict) -> Iterator[Metric]:
+    yield one_of("verdict", "state", VerdictState, verdict.state)
+    yield from known("verdict_exit_status", verdict.exit_status)
 
 
 # --- the policy ---

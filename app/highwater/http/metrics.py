@@ -21,6 +21,7 @@ from gated_proxy.door import Door
 from gated_proxy.traffic import Connections, ProxyTraffic
 from highwater import __version__
 from highwater.diagnose.incident import IncidentKind
+from highwater.diagnose.verdict import verdict
 from highwater.host.kernel import memory_limit
 from highwater.host.watch import HostNow
 from highwater.http.families import (
@@ -34,6 +35,7 @@ from highwater.http.families import (
     policy_families,
     report_families,
     traffic_families,
+    verdict_families,
 )
 from highwater.model.components import COMPONENTS
 from highwater.model.growth import SeriesGrowth
@@ -134,6 +136,7 @@ class Exporter:
     """The page of metrics; the callables return each part's value as it stands.
 
     Args:
+        whole: The report with all that the verdict is made of; without it, report and policy alone.
         oom_kills: Of processes of the engine, over all its lives.
         process: Reads the sidecar's own process; once a second at most, since a descriptor is a file to list.
         process_memory_limit: Bytes; ``None`` without a limit. As often.
@@ -145,6 +148,7 @@ class Exporter:
         report: Callable[[], Report],
         policy: Callable[[], PolicyStatus],
         *,
+        whole: Callable[[], Report] | None = None,
         held: Callable[[], int] = lambda: 0,
         door: Door | None = None,
         connections: Callable[[], Connections] = Connections,
@@ -166,6 +170,9 @@ class Exporter:
             # The age goes on while the report stays what it is.
             return replace(report(), age_seconds=None)
 
+        def judged() -> Report:
+            return replace(report(), policy=policy()) if whole is None else whole()
+
         def process_families(_: int) -> Iterator[Metric]:
             yield from own_process.collect()
             yield from known("process_memory_limit_bytes", process_memory_limit())
@@ -175,6 +182,7 @@ class Exporter:
             _value("report_age_seconds", lambda: report().age_seconds),
             # To judge the rules takes longer than to render them, and they are judged by the report.
             _Part(lambda: (ageless(), counters.changes), lambda _: policy_families(policy())),
+            _Part(lambda: (ageless(), counters.changes), lambda _: verdict_families(verdict(judged()))),
             _Part(lambda: counters.changes, lambda _: counters.registry.collect()),
             _Part(lambda: counters.traffic.counted, lambda _: traffic_families(counters.traffic)),
             _Part(host, host_families),

@@ -126,6 +126,7 @@ class _App(Parts):
             self.counters,
             self.reports.current,
             self.governor.status,
+            whole=self._report,
             held=lambda: self.data.gate.held,
             door=None if self.door is None else self.data.door,
             connections=self.data.proxy.connections,
