@@ -14,9 +14,10 @@ import httpx
 import httpx_sse
 from pydantic import TypeAdapter, ValidationError
 
+from highwater.diagnose.verdict import JudgedReport
 from highwater.model.rank import RankReading
 from highwater.model.remedies import RemedyResult
-from highwater.model.report import Event, Report
+from highwater.model.report import Event
 from highwater.model.schema import SCHEMA
 from highwater.model.titles import reasons_of
 from highwater.model.units import MIB
@@ -25,7 +26,7 @@ from highwater.process.exit_codes import EXIT_STATUS_HEADER
 from highwater.process.flaws import without_credentials
 from highwater.process.untrusted import cleaned, plain
 
-_REPORT = TypeAdapter(Report)
+_REPORT = TypeAdapter(JudgedReport)
 _EVENT = TypeAdapter(Event)
 _RANKS = TypeAdapter(tuple[RankReading, ...])
 _REMEDY = TypeAdapter(RemedyResult)
@@ -38,7 +39,7 @@ def not_a_sidecar(path: str) -> SidecarUnreachable:
     )
 
 
-def report_of(data: object) -> Report:
+def report_of(data: object) -> JudgedReport:
     """Return the response of ``GET /memory``. Raises SidecarUnreachable where this version cannot read it."""
     if not isinstance(data, dict) or "engine" not in data:
         raise not_a_sidecar("/memory")
