@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 
@@ -11,7 +11,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from highwater import __version__
-from highwater.process.exit_codes import INTERRUPTED, OK
 
 # The list in `highwater --help`: each command with the module below `terminal` that has it, and at most 45 characters.
 COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
@@ -66,6 +65,19 @@ class _Lazy(Mapping[str, click.Command]):
         return len(_MODULES)
 
 
+@contextmanager
+def _said_in_one_line(ctx: click.Context) -> Iterator[None]:
+    """End with a line that begins as every other of ours where click would print the usage and ``Error:``."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.ClickException as exc:
+        hint = f"; see {exc.ctx.command_path} --help" if isinstance(exc, click.UsageError) and exc.ctx else ""
+        click.echo(f"highwater: {exc.format_message().rstrip('.')}{hint}", err=True)
+        ctx.exit(exc.exit_code)
+
+
 class _Grouped(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
@@ -73,22 +85,13 @@ class _Grouped(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(name, _TEXTS[name]) for name in rows], col_max=12)
 
-    def main(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - click's
-        """Run it; an error ends it with one line that begins as every other of ours, in place of click's ``Error``."""
-        if not options.pop("standalone_mode", True):
-            return super().main(*args, standalone_mode=False, **options)
-        try:
-            status = super().main(*args, standalone_mode=False, **options)
-        except click.exceptions.NoArgsIsHelpError as exc:
-            exc.show()
-            status = exc.exit_code
-        except click.ClickException as exc:
-            hint = f"; see {exc.ctx.command_path} --help" if isinstance(exc, click.UsageError) and exc.ctx else ""
-            click.echo(f"highwater: {exc.format_message().rstrip('.')}{hint}", err=True)
-            status = exc.exit_code
-        except click.Abort:
-            status = INTERRUPTED
-        sys.exit(status if isinstance(status, int) else OK)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _said_in_one_line(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
+        with _said_in_one_line(ctx):
+            return super().invoke(ctx)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete from the list above: to ask every command would import them all."""

@@ -224,7 +224,7 @@ class _Sections:
         parts: list[RenderableType] = [
             self._title(
                 f"ranks {report.ranks_reported} of {expected}",
-                f"{self.glyphs.mark} high water {sizes} free" if waters else "",
+                f"{self.glyphs.mark} acts at {sizes} free" if waters else "",
             ),
             grid,
             *map(_missing_line, missing),

@@ -57,7 +57,7 @@ def test_the_storys_numbers_are_read_at_a_glance():
     for words in (
         "vLLM 0.32.0 Qwen/Qwen3-VL-32B-Instruct",
         "ranks 2 of 2",
-        "high water 1.52 GiB free",
+        "acts at 1.52 GiB free",
         "93.6 % 57.06 GiB of 60.96 GiB",
         "encoder cache 3.69 GiB",
         "+3.69 GiB",
@@ -253,7 +253,7 @@ def test_a_rule_that_cannot_act_says_why():
 
 def test_ranks_that_act_at_different_fills_tell_the_span():
     rule = replace(DEVICE, ranks=(pressure(0), pressure(1, high_free_bytes=512 * MIB)))
-    assert "high water 512 MiB to 1.52 GiB free" in drawn(view(minutes=0, policy=policy(rule)))
+    assert "acts at 512 MiB to 1.52 GiB free" in drawn(view(minutes=0, policy=policy(rule)))
 
 
 def test_an_engine_that_is_stuck_is_said():
