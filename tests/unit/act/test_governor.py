@@ -11,6 +11,7 @@ import pytest
 
 from highwater.act.rules import DEFAULT_RULES, SIGNAL_REMEDIES, Rule
 from highwater.model.policy import RankFreed
+from highwater.model.units import gib_text
 from highwater.process.errors import NotAvailable, UnreachableWater
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, USED_READY, Core, core_on
 
@@ -111,7 +112,7 @@ async def test_a_shortage_that_nothing_here_can_help_is_told_once():
     assert len([one for one in core.summaries("policy") if one.startswith("rule device: short by")]) == 2
     status = core.governor.status()
     assert (status.level, status.rules[0].phase) == ("urgent", "urgent")
-    assert status.summary.startswith(f"short by {math.ceil((LOW - 256 * MIB) / MIB):,} MiB on rank 0")
+    assert status.summary.startswith(f"short by {gib_text(LOW - 256 * MIB)} on rank 0")
 
 
 async def test_more_than_an_hours_worth_of_actions_is_not_held_back():
@@ -258,7 +259,9 @@ async def test_observe_decides_and_does_nothing():
         await core.tick(10.0)
     assert core.fake.resets() == []
     assert counted.actions == [("device", "release", "observed"), ("device", "reset_encoder_cache", "observed")]
-    assert core.summaries("reset")[0] == "release observed: the policy is in observe mode"
+    assert core.summaries("reset")[0] == (
+        "release observed: the policy is in observe mode; why: short by 5.25 GiB on rank 0"
+    )
     assert core.governor.status().actions_last_hour == 0
     core.governor.replace_policy(core.governor.rules, "act", "now in earnest")
     await core.tick()
@@ -414,7 +417,7 @@ async def test_a_cancelled_reset_does_not_leave_the_rule_acting():
     for _ in range(100):
         await asyncio.sleep(0)
     assert core.governor.status().rules[0].phase == "acting"
-    assert " runs: " in (core.governor.status().rules[0].reason or "")
+    assert "giving back: release runs, " in (core.governor.status().rules[0].reason or "")
     task.cancel()
     await asyncio.wait({task})
     assert core.governor.status().rules[0].phase != "acting"
@@ -477,7 +480,7 @@ async def test_an_engine_that_is_gone_is_not_called_calm():
     await core.tick()
     told = [event.summary for event in core.history.events() if event.summary.startswith("memory: ")]
     assert core.governor.status().level in {"held", "unknown"}
-    assert [summary.split(": ")[1] for summary in told] == ["calm -> short"]
+    assert [summary.split(": ")[1] for summary in told] == ["fine -> short"]
 
 
 async def test_a_rule_that_was_replaced_meanwhile_is_not_judged():
