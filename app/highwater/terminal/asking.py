@@ -71,7 +71,8 @@ def asked_at(url: str, engine_url: str | None) -> Iterator[SidecarClient | Engin
     from highwater.server.settings.sources import load
 
     try:
-        settings = load({"engine_url": engine_url, "proxy.enabled": "false"})
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("HIGHWATER_ADMIN_TOKEN")}
+        settings = load({"engine_url": engine_url, "proxy.enabled": "false"}, environ=environ)
     except SettingsError as exc:
         raise click.UsageError("; ".join(exc.problems)) from exc
     logging.disable()  # the answer says it

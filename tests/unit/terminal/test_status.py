@@ -20,8 +20,12 @@ from highwater.terminal.status import status_json
 from tests.unit.terminal.reports import NOW, as_json, event, is_golden, ranks, report, short_policy
 
 RECLAIM = Deed(text="Reclaim 14.8 GiB", path="memory/reclaim", body={"remedies": ["release"], "mode": "safe"})
-LOOK = Deed(text="What to check", path="docs/runbooks/HighwaterEngineGone.html")
-LAST = replace(event("release done, gave back 14.8 GiB in 0.30 s", at=NOW - 240), rule="device")
+LOOK = Deed(text="See why it ended", path="memory/incidents/20261121T143233Z-died")
+LAST = replace(
+    event("release done, gave back 14.8 GiB in 0.30 s", at=NOW - 240),
+    rule="device",
+    why="no request ran for 30 s and 1.9 GiB are unused",
+)
 DIED = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
 
 # Each state with its exit status, its sentence, what grew, what is next, and what to do.

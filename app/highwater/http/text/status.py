@@ -67,12 +67,16 @@ def _start_one(engine_url: str) -> str:
 
 
 def _worst(report: Report) -> str:
-    rank = min((one for one in report.ranks if one.free_bytes is not None), key=_free, default=None)
+    def key(rank: RankReading) -> tuple[int, float]:
+        waters = report.pressure_of(rank)
+        return -(0 if waters is None else waters.short_bytes or 0), _free(rank)
+
+    rank = min((one for one in report.ranks if one.free_bytes is not None), key=key, default=None)
     if rank is None:
         return "no rank was read yet"
     waters = report.pressure_of(rank)
-    acts = "no rule watches it"
-    if waters is not None:
+    acts = "as last read" if report.stale else "no rule watches it"
+    if waters is not None and not report.stale:
         acts = f"acts at {size_text(waters.high_free_bytes)}, stops at {size_text(waters.low_free_bytes)}"
     return f"{rank.name}: {size_text(rank.free_bytes)} free of {size_text(rank.total_bytes)}; {acts}"
 
@@ -86,6 +90,8 @@ def _deed(deed: Deed | None, url: str) -> str:
         return "nothing" if deed is None else deed.text
     if deed.path == "memory/reclaim" and deed.body is not None:
         return f"{deed.text}: {shlex.join(['highwater', 'reclaim', *(deed.body.get('remedies') or ())])}"
+    if deed.path.startswith("memory/incidents/"):
+        return f"{deed.text}: highwater incidents {deed.path.rpartition('/')[2]}"
     return f"{deed.text}: {url}/{deed.path}"
 
 
@@ -97,7 +103,8 @@ def _last_act(events: Sequence[Event], now: float) -> str:
     by = f"rule {act.rule}" if act.rule else act.trigger or "?"
     if act.caller is not None:
         by += f" from {act.caller.address or 'an unknown address'}"
-    return f"{span_text(max(now - act.at, 0.0))} ago by {by}: {act.summary}"
+    why = "" if act.why is None else f". Why: {act.why}"
+    return f"{span_text(max(now - act.at, 0.0))} ago by {by}: {act.summary}{why}"
 
 
 def _incident(event: Event) -> str:
