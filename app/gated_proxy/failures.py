@@ -9,9 +9,12 @@ from http import HTTPStatus
 
 _KINDS = {
     400: "invalid_request_error",
+    401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     413: "request_too_large",
+    422: "invalid_request_error",
     431: "request_too_large",
     501: "invalid_request_error",
     508: "loop_detected",
@@ -114,11 +117,14 @@ def head_too_large(limit: int) -> Failure:
     return Failure(431, "head_too_large", message)
 
 
+def error_body(status: int, code: str, message: str) -> dict[str, object]:
+    """Return the one body that errors have, in the OpenAI API's shape: ``code`` is a word for programs."""
+    kind = _KINDS.get(status, "upstream_error" if status in SERVER_ERRORS else "request_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
 def error_response(failure: Failure, request_id: bytes, *, close: bool, without_body: bool = False) -> bytes:
-    """Return a whole HTTP response, its body an error in the OpenAI API's shape."""
-    kind = _KINDS.get(failure.status, "upstream_error" if failure.status in SERVER_ERRORS else "request_error")
-    error = {"message": failure.message, "type": kind, "param": None, "code": failure.status}
-    body = json.dumps({"error": error}).encode()
+    body = json.dumps(error_body(failure.status, failure.reason, failure.message)).encode()
     lines = [
         b"HTTP/1.1 %d %b" % (failure.status, HTTPStatus(failure.status).phrase.encode()),
         b"date: %b" % formatdate(usegmt=True).encode(),

@@ -247,7 +247,7 @@ async def test_refused_and_proxied_requests_share_a_connection(through, named):
     await client.send(get("/v1/a") + post("/collective_rpc", JSON % 1) + get("/v1/b") + get("/nowhere") + get("/v1/c"))
     answers = [await client.whole() for _ in range(5)]
     assert [answer.status for answer in answers] == [200, 403, 200, 404, 200]
-    assert json.loads(answers[1].body)["error"]["code"] == 403
+    assert json.loads(answers[1].body)["error"]["code"] == "forbidden"
     assert [call.target for call in named.calls] == ["/v1/a", "/v1/b", "/v1/c"]
 
 

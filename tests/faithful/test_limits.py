@@ -203,7 +203,7 @@ async def test_the_413_names_the_setting(fronts, engine):
     front = fronts.get("sidecar", SMALL)
     answer = await front.ask("POST", "/v1/x", ("content-length", "100001"))
     error = json.loads(answer.body)["error"]
-    assert (error["code"], error["type"]) == (413, "request_too_large")
+    assert (error["code"], error["type"]) == ("body_too_large", "request_too_large")
     assert "proxy.max_body_bytes" in error["message"]
 
 

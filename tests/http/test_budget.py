@@ -204,7 +204,7 @@ async def test_without_a_vllm_the_way_to_one_is_named(url, monkeypatch):
     monkeypatch.setattr(explain, "engine_here", lambda: None)
     result = await asyncio.to_thread(ran, "--against", "vllm serve MODEL", url=url)
     why = "no vLLM can be imported here; --engine-python PATH names a Python that has one"
-    assert (result.exit_code, result.output) == (1, f"Error: {why}\n")
+    assert (result.exit_code, result.output) == (1, f"highwater: {why}\n")
 
 
 async def test_a_vllm_that_cannot_be_asked_says_why_and_what_would_help(url, tmp_path):
@@ -215,7 +215,7 @@ async def test_a_vllm_that_cannot_be_asked_says_why_and_what_would_help(url, tmp
     line = ("--against", "vllm serve MODEL", "--engine-python", str(python))
     result = await asyncio.to_thread(ran, *line, url=url)
     assert result.exit_code == 1
-    assert result.output.endswith("Error: this vLLM cannot be asked: no config.json. copy it there\n")
+    assert result.output.endswith("highwater: this vLLM cannot be asked: no config.json. copy it there\n")
 
 
 async def test_without_any_start_the_command_says_why(tmp_path):

@@ -188,7 +188,7 @@ def error(answer: httpx.Response) -> tuple[int, str]:
     """Status and message, of the one shape that every error has."""
     body = answer.json()
     assert set(body) == {"error"}
-    assert set(body["error"]) == {"code", "message"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
     assert "Traceback" not in answer.text
     return answer.status_code, body["error"]["message"]
 

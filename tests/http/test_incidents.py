@@ -173,7 +173,7 @@ async def test_the_page_runs_nothing(shared):
 async def test_what_there_is_none_of_is_not_found(shared, incident_id, accept):
     answer = await shared.get(f"/{quote(incident_id, safe='')}", accept)
     assert answer.status_code == 404
-    assert set(answer.json()["error"]) == {"code", "message"}
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert answer.json()["error"]["code"] == "not_found"
 
 

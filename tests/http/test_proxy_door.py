@@ -86,7 +86,7 @@ async def test_an_image_that_can_never_fit_gets_413(start_proxy, upstream):
         answer = await front.post(PATH, chat(png(8192, 8192)))
         assert answer.status == 413
         error = json.loads(answer.body)["error"]
-        assert (error["code"], error["type"]) == (413, "request_too_large")
+        assert (error["code"], error["type"]) == ("door_too_large", "request_too_large")
         for words in ("268435456 bytes once decoded", "at most 1048576", "door.decoded_bytes"):
             assert words in error["message"]
         assert front.observed.refused == ["door_too_large"]

@@ -100,7 +100,7 @@ async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
             answer = await front.post("/v1/chat/completions", b"{}")
         assert (answer.status, answer.header("retry-after")) == (503, ["7"])
         error = json.loads(answer.body)["error"]
-        assert (error["code"], error["type"]) == (503, "service_unavailable_error")
+        assert (error["code"], error["type"]) == ("gate_full", "service_unavailable_error")
         assert "wait already for a cache reset to end" in error["message"]
         assert (front.observed.refused, front.observed.errors) == (["gate_full"], [])
         (ended,) = front.observed.ended

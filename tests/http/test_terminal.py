@@ -122,7 +122,7 @@ async def test_status_tells_scripts_and_people(sidecar, url):
     await sidecar.poll()
     people, scripts = await run("status", url=url), await run("status", "--json", url=url)
     assert people.exit_code == scripts.exit_code == 0, people.output
-    assert people.output.startswith("OK: the engine is ready, 2 ranks")
+    assert people.output.startswith("FINE: ")
     assert json.loads(scripts.output)["status"] == "ok"
 
 
@@ -138,7 +138,7 @@ async def test_a_reset_is_told_with_what_it_freed(sidecar, url):
     assert result.exit_code == 0, result.output
     assert "encoder cache" in result.output
     assert re.search(r"encoder cache +3\.69 GiB +3\.69 GiB", result.output)
-    assert "last reset" in (await run("status", url=url)).output
+    assert "reset_encoder_cache done" in " ".join((await run("status", url=url)).output.split())
 
 
 @shares
@@ -214,6 +214,53 @@ async def test_check_knows_a_sidecar_that_trusts_loopback():
         result = await run("check", url=f"http://127.0.0.1:{open_one.port}")
     assert "trust_loopback is set" in result.output
     assert "the policy has no rules" in result.output
+
+
+# --- an engine without a sidecar ---
+
+
+@shares
+async def test_status_and_check_ask_an_engine_that_has_no_sidecar(tmp_path):
+    """By the parts of a sidecar, with the verdict first; nothing is reset or left behind."""
+    fake = FakeEngine()
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    async with serving(fake) as port:
+        at = f"http://127.0.0.1:{port}"
+        status, check = [
+            await run(command, "--engine-url", at, url="http://127.0.0.1:9", **state) for command in ("status", "check")
+        ]
+        told = await run("status", "--engine-url", at, "--json", url="http://127.0.0.1:9", **state)
+    first = json.loads(told.output)["verdict"]["sentence"]
+    assert status.output.startswith(f"FINE: {first}"[:60])
+    assert f"highwater serve --engine-url {at}" in status.output
+    assert check.output.startswith("FINE: ")
+    assert "2 of 2 report" in check.output
+    for line in ("policy      needs a sidecar", "incidents   needs a sidecar", "control     needs a sidecar"):
+        assert line in check.output
+    assert (status.exit_code, fake.resets(), list(tmp_path.iterdir())) == (0, [], [])
+
+
+def test_an_engine_that_is_not_there_is_said():
+    result = ran("status", "--engine-url", "http://127.0.0.1:9", url="")
+    assert result.exit_code == 1
+    assert "http://127.0.0.1:9" in result.output
+    refused = ran("check", "--engine-url", "gpu-7", url="")
+    assert (refused.exit_code, refused.stderr.startswith("highwater: engine_url: 'gpu-7' must be ")) == (2, True)
+
+
+# --- the start of a sidecar ---
+
+
+def test_a_start_is_three_lines_and_a_taken_port_is_one(lonely):
+    """The taken port before anything else is loaded, or looked for."""
+    lines = lonely.log_path.read_text().splitlines()
+    serving_at = next(number for number, line in enumerate(lines) if "serving " in line)
+    assert serving_at == 2, lines
+    command = [sys.executable, "-m", "highwater", "serve", "--port", str(lonely.port)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 2
+    assert f"port {lonely.port}: address already in use (what has it answers /livez, as a sidecar does)" in line
 
 
 # --- a sidecar without an engine ---

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Literal
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from highwater.process.flaws import masked, sentences
 
@@ -56,7 +58,52 @@ def test_what_holds_none_is_shown_as_it_is(text):
 
 def test_a_value_that_is_no_text_is_shown_as_python_writes_it():
     assert "limit: [1, 2] " in refusal([1, 2])
-    assert refusal(["x://u:p@h"]) == "limit: Input should be a valid integer"
+    assert refusal(["x://u:p@h"]) == "limit: must be a whole number"
+
+
+class Own(BaseModel):
+    """A key of each kind."""
+
+    model_config = {"extra": "forbid"}
+    count: int = Field(1, ge=1, le=10)
+    mode: Literal["act", "observe"] = "act"
+    name: str = Field("a", min_length=1, pattern="^a")
+    rules: tuple[int, ...] = ()
+    is_on: bool = True
+    ratio: float = 0.5
+    section: dict[str, int] = {}
+    folder: Path = Path()
+
+    @field_validator("ratio")
+    @classmethod
+    def _share(cls, value: float) -> float:
+        if value > 1:
+            raise ValueError("must be a share, such as 0.5")
+        return value
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"count": 99}, "count: 99 must be less than or equal to 10"),
+        ({"count": "x"}, "count: 'x' must be a whole number"),
+        ({"mode": "off"}, "mode: 'off' must be 'act' or 'observe'"),
+        ({"name": ""}, "name: '' must have at least 1 character"),
+        ({"name": "b"}, "name: 'b' must match pattern '^a'"),
+        ({"rules": 1}, "rules: 1 must be a JSON list"),
+        ({"is_on": "maybe"}, "is_on: 'maybe' must be true or false"),
+        ({"ratio": "half"}, "ratio: 'half' must be a number"),
+        ({"ratio": 2.5}, "ratio: 2.5 must be a share, such as 0.5"),
+        ({"section": 1}, "section: 1 must be a JSON object"),
+        ({"folder": 1}, "folder: 1 must be a path"),
+        ({"colour": "red"}, "colour: there is no such key"),
+    ],
+)
+def test_each_is_said_in_our_own_words(given, said):
+    """Key, value, what would be right; and nothing of the library's."""
+    with pytest.raises(ValidationError) as caught:
+        Own.model_validate(given)
+    assert list(sentences(caught.value.errors())) == [said]
 
 
 @pytest.mark.parametrize(
@@ -76,4 +123,4 @@ def test_a_deeply_nested_value_is_refused_as_any_other():
     nested: object = "x"
     for _ in range(900):
         nested = [nested]
-    assert refusal(nested) == "limit: Input should be a valid integer"
+    assert refusal(nested) == "limit: must be a whole number"

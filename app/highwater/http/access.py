@@ -25,6 +25,7 @@ from starlette.routing import Match, compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gated_proxy.allowlist import SAFE_METHODS
+from gated_proxy.failures import error_body
 from gated_proxy.logs import LimitedLog, printable
 from highwater.model.report import Caller, Credential
 from highwater.process.admin_token import AdminToken
@@ -218,7 +219,7 @@ class BodyLimit:
             more = message.get("more_body", False)
             if len(body) > self._max_bytes:
                 text = f"the body is over {self._max_bytes} bytes, which no control call needs"
-                await JSONResponse({"error": {"code": "too_large", "message": text}}, 413)(scope, receive, send)
+                await JSONResponse(error_body(413, "too_large", text), 413)(scope, receive, send)
                 return
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
@@ -254,8 +255,8 @@ class ControlGuard:
                     await self._app(scope, receive, send)
                     return
                 self._access.report(request, denial)
-                error = {"code": _CODES[denial.status], "message": denial.message}
-                await JSONResponse({"error": error}, denial.status, denial.headers)(scope, receive, send)
+                error = error_body(denial.status, _CODES[denial.status], denial.message)
+                await JSONResponse(error, denial.status, denial.headers)(scope, receive, send)
                 return
         await self._limited(scope, receive, send)
 

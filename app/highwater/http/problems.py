@@ -1,4 +1,4 @@
-"""Errors as HTTP responses of one shape, ``{"error": {"code", "message"}}``, and never a traceback."""
+"""Errors as HTTP responses of one shape, that of the data plane (``failures.error_body``), and never a traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from gated_proxy.failures import RETRY_AFTER_SECONDS
+from gated_proxy.failures import RETRY_AFTER_SECONDS, error_body
 from gated_proxy.logs import LimitedLog
 from highwater.process.errors import NotAvailable, RequestError, TooManyWaiting
 from highwater.process.flaws import sentences
@@ -30,10 +30,12 @@ limited = LimitedLog(log)
 
 
 class Problem(BaseModel):
-    """A code for programs, and a sentence for people."""
+    """A sentence for people, and a word for programs; ``type`` and ``param`` as OpenAI's clients know them."""
 
-    code: str
     message: str
+    type: str
+    param: None = None
+    code: str
 
 
 class ProblemAnswer(BaseModel):
@@ -69,7 +71,8 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
             )
         if any(error["type"] == "json_invalid" for error in exc.errors()):
             return _problem(400, "bad_json", "the body is not valid JSON")
-        problems = list(sentences(exc.errors()))
+        # A caller knows where it wrote a key: in the body, or behind the path.
+        problems = list(sentences(error | {"loc": error["loc"][1:] or error["loc"]} for error in exc.errors()))
         more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
         return _problem(422, "invalid", "; ".join([*problems[:MAX_PROBLEMS], *more]))
 
@@ -97,4 +100,4 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
 
 
 def _problem(status: int, code: str, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"code": code, "message": message}}, status)
+    return JSONResponse(error_body(status, code, message), status)

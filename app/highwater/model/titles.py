@@ -24,9 +24,25 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, words: int =
     return tabulate(rows, headers, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
 
 
+def narrow_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, headers among them, without lines and padding: nine columns of sizes fit 80 cells."""
+    align = ("left", *("right" for _ in rows[0][1:]))
+    return tabulate(rows, tablefmt="plain", colalign=align, disable_numparse=True)
+
+
 def device_title(device: Device) -> str:
     kind = device.type or "unknown"
     return kind if device.index is None else f"{kind}:{device.index}"
+
+
+def names_text(labels: Sequence[str]) -> str:
+    """Return the names of equal ranks: ``3``, ``0-3 6 (x5)``."""
+    runs: list[list[str]] = []
+    for label in labels:
+        follows = bool(runs) and label.isdecimal() and runs[-1][-1].isdecimal() and int(label) == int(runs[-1][-1]) + 1
+        runs[-1:] = [[*runs[-1], label]] if follows else [*runs[-1:], [label]]
+    few = " ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:3])
+    return f"{few}{' ..' if len(runs) > 3 else ''}{f' x{len(labels)}' if len(labels) > 1 else ''}"  # noqa: PLR2004
 
 
 def missing_text(ranks: Sequence[MissingRank]) -> str:

@@ -13,8 +13,7 @@ OK: Final = 0
 FAILED: Final = 1  # click's, too, for an error that ends a command with one line
 INVALID: Final = 2  # click's, too, for a command line that cannot be understood
 NO_SIDECAR: Final = 3
-CANNOT_LISTEN: Final = 4
-CANNOT_BE_ASKED: Final = 4  # by `plan`, which listens nowhere
+CANNOT_BE_ASKED: Final = 4
 
 # What a judgement ends with, beside OK.
 ATTENTION: Final = 1
@@ -47,11 +46,11 @@ MEANINGS: Final[Sequence[tuple[Sequence[int], str]]] = (
     ),
     (
         (INVALID,),
-        "`status`: the engine is gone or hangs; `check`: something is wrong; `plan`: the input is refused; `serve`: "
-        "invalid settings; or an invalid command line",
+        "`status`: memory is very short, or the engine is dead or hangs; `check`: something is wrong; `plan`: the "
+        "input is refused; `serve`: invalid settings, or a port that is taken; or an invalid command line",
     ),
     ((NO_SIDECAR,), "no sidecar answers at the URL; stderr says what does, and what to do"),
-    ((CANNOT_LISTEN,), "`serve` cannot listen on its address and port; `plan`: this vLLM cannot be asked"),
+    ((CANNOT_BE_ASKED,), "`plan`: this vLLM cannot be asked"),
     ((NOT_EXECUTABLE, NOT_FOUND), "`measure`: the command is not executable, or not found"),
     ((HUNG_UP, INTERRUPTED, TERMINATED), "`top`: its terminal was closed; interrupted; terminated"),
 )

@@ -20,19 +20,32 @@ _SHOWN_LENGTH = 120
 # normalize them. Both patterns, and what uses them, take time in proportion to a text's length: anybody may send one.
 _COLON = re.compile("[:\uff1a]|%(?:25)*3a", re.IGNORECASE)
 _AT = re.compile("[@\uff20\ufe6b]|%(?:25)*40")
-# Where pydantic names a Python type, and not what an operator writes.
+# Where pydantic names a Python type or its own parser, and not what an operator writes; of the others see `_wrong`.
 _PLAIN = {
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "tuple_type": "must be a JSON list",
+    "missing": "is missing",
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "must be a number"),
+    **dict.fromkeys(("tuple_type", "list_type", "set_type"), "must be a JSON list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "dataclass_type"), "must be a JSON object"),
+    "string_type": "must be text",
+    "path_type": "must be a path",
 }
+_SAID_OF_IT = re.compile(r"^(?:Value error|Assertion failed), |^[A-Z][\w ]*? should (?=be|have|match|only)")
 
 
 def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
     """Return the first of a pydantic error list, of a value from outside: where, and what is wrong, never the value."""
     first = next(iter(errors))
     where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}".removeprefix(": ")
+    return f"{where}: {_wrong(first)}".removeprefix(": ")
+
+
+def _wrong(error: Mapping[str, Any]) -> str:
+    """Return what is wrong in our words: ``must be less than or equal to 65535``."""
+    said: str = error["msg"]
+    own = _SAID_OF_IT.sub(lambda found: "must " if found[0].endswith("should ") else "", said)
+    return _PLAIN.get(error["type"], own)
 
 
 def without_credentials(url: object) -> object:
@@ -83,7 +96,7 @@ def sentences(
             shown = f"{masked(given)!r} "
         else:
             shown = "" if _may_hold_credentials(repr(given)) else f"{given!r} "
-        message = _PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+        message = _wrong(error)
         if shown and error["type"] == "tuple_type" and str(error["input"]).startswith("/"):
             message += f", such as {json.dumps([error['input']])}"
         yield f"{key}: {shown if len(shown) <= _SHOWN_LENGTH else ''}{message}".removeprefix(": ")

@@ -47,7 +47,9 @@ def configure_log(level: str, form: LogFormat) -> None:
     handler.addFilter(_with_plain_name)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(capture=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call tells nothing new
+    # One line for each control call tells nothing new; what uvicorn says of its start, our own lines say.
+    for name in ("httpx", "uvicorn.error"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
 
 
 Part: TypeAlias = Literal[

@@ -45,8 +45,6 @@ def wire_access(settings: Settings, denied: Callable[[DenialReason], None]) -> t
         token = AdminToken(None, settings.admin_token_file)
     else:
         token = AdminToken(None, default_token_file(settings.control_plane_port, os.environ), is_temporary=True)
-    if settings.trust_loopback:
-        log.info("control calls from this machine's own addresses need no token (trust_loopback)")
     port, trust_loopback = settings.control_plane_port, settings.trust_loopback
     return token, Access(token, port=port, trust_loopback=trust_loopback, denied=denied)
 

@@ -21,7 +21,7 @@ from highwater.process.clocks import Clocks
 from highwater.process.logs import InternalErrors
 from highwater.process.resources import control_connections, default_connections
 from highwater.server.settings.settings import Settings
-from highwater.server.sidecar import ListeningPort
+from highwater.server.sidecar import ListeningPort, why_no_data_plane
 from highwater.watch.history import History
 
 log = logging.getLogger("highwater")
@@ -109,9 +109,8 @@ def listening_ports(settings: Settings, proxy: Proxy, front: Front, paths: Sidec
     if settings.has_data_plane:
         elsewhere = f"which is the control port: what the engine serves is on port {settings.port} (port)"
     else:
-        why = _why_no_data_plane(settings)
+        why = why_no_data_plane(settings)
         elsewhere = f"and no request is passed on ({why}): send it to the engine itself"
-        log.info("no requests are passed on to the engine: %s", why)
     control = ListeningPort(
         "port" if settings.control_port is None else "control_port",
         settings.control_plane_port,
@@ -121,12 +120,3 @@ def listening_ports(settings: Settings, proxy: Proxy, front: Front, paths: Sidec
     if not settings.has_data_plane:
         return (control,)
     return (ListeningPort("port", settings.port, "the data plane", protocol(proxy, front)), control)
-
-
-def _why_no_data_plane(settings: Settings) -> str:
-    if settings.proxy.enabled is False:
-        return "proxy.enabled is false"
-    return (
-        "recorder_dir is set, and neither engine_url nor another setting that concerns requests; with "
-        "proxy.enabled=true they are passed on"
-    )

@@ -62,8 +62,9 @@ class DoorWatch:
         facts = self._facts(ranks)
         mode, why = mode_of(self._mode, facts)
         if (mode, why) != (self._door.mode, self._why):
+            if self._why:  # the first is no change
+                log.info("images and videos at the door: %s, because %s (door.mode)", mode, why)
             self._why = why
-            log.info("images and videos at the door: %s, because %s (door.mode)", mode, why)
         self._door.change(mode=mode, limits=limits_of(self._given, facts))
 
     def _facts(self, ranks: Sequence[RankReading]) -> DoorFacts:

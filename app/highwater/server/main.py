@@ -13,10 +13,11 @@ second. Both ports share one ``Proxy``, with a limit of clients each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any, Final
 
 import httpx
 from fastapi import FastAPI
@@ -33,10 +34,15 @@ from highwater.server.control_plane import wire_access, wire_control_plane
 from highwater.server.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane
 from highwater.server.door import DoorWatch
 from highwater.server.parts import Parts
+from highwater.server.settings.sections import IncidentSettings
 from highwater.server.settings.settings import Settings
 from highwater.server.sidecar import Loops, Sidecar, WaitingLog
 from highwater.watch.encoder_cache import EncoderCacheEntries
 from highwater.watch.snapshots import Snapshots
+
+# An engine's first answer may tell that it was restarted, and what a recorder writes next shows that it runs.
+FIRST_READINGS: Final = 3
+FIRST_PAUSE_SECONDS: Final = 0.3
 
 
 def create_app(
@@ -44,6 +50,29 @@ def create_app(
 ) -> Sidecar:
     """Wire a sidecar. Tests replace the clocks and the network towards the engine on the control plane."""
     return _App(settings, clocks, transport).sidecar()
+
+
+async def read_once(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
+    """Return what a sidecar with these settings would answer, once the engine was read; no loop runs, nothing acts.
+
+    What it would keep is in memory only.
+    """
+    kept = {"state_file": None, "access_log": None, "incidents": IncidentSettings()}
+    app = _App(settings.model_copy(update=kept), SYSTEM, None)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app.sidecar().control), base_url="http://highwater")
+    try:
+        for _ in range(FIRST_READINGS):
+            report = await app.poller.poll()
+            if report.ranks and not report.stale:
+                break
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)
+        return {path: (await client.get(path)).raise_for_status().json() for path in paths}
+    finally:
+        await client.aclose()
+        if app.recorders is not None:
+            app.recorders.close()
+        await app.data.proxy.aclose()
+        await app.engine.aclose()
 
 
 class _App(Parts):

@@ -84,16 +84,32 @@ class Sidecar:
 # --- the log lines of its start ---
 
 
-def start_line(settings: Settings) -> str:
+def start_line(settings: Settings, *, is_compiled: bool = False) -> str:
     rules = "; ".join(map(_rule, settings.policy.rules)) or "no rules"
     parts = [
         f"engine {settings.engine_url}",
+        _data_plane(settings, is_compiled=is_compiled),
         f"policy {settings.policy.mode}: {rules}",
         f"control calls need {_token(settings)}",
         f"recorders {f'in {settings.recorder_dir}' if settings.recorder_dir else 'disabled (recorder_dir)'}",
         f"incidents {f'in {settings.incidents.folder}' if settings.incidents.folder else 'in memory only'}",
     ]
     return plain(f"highwater {__version__}: {', '.join(parts)}")
+
+
+def _data_plane(settings: Settings, *, is_compiled: bool) -> str:
+    if not settings.has_data_plane:
+        return f"no requests are passed on to the engine: {why_no_data_plane(settings)}"
+    return f"data plane: {'compiled' if is_compiled else 'pure Python'}"
+
+
+def why_no_data_plane(settings: Settings) -> str:
+    if settings.proxy.enabled is False:
+        return "proxy.enabled is false"
+    return (
+        "recorder_dir is set, and neither engine_url nor another setting that concerns requests; with "
+        "proxy.enabled=true they are passed on"
+    )
 
 
 def _rule(rule: Rule) -> str:

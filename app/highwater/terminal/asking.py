@@ -6,24 +6,28 @@ user of a machine. What reads sends none: it cannot leak.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
 from highwater.process.admin_token import FoundToken, find_token
-from highwater.process.errors import SidecarError, SidecarUnreachable
+from highwater.process.errors import SettingsError, SidecarError, SidecarUnreachable
 from highwater.process.exit_codes import NO_SIDECAR
 from highwater.process.untrusted import printable
 from highwater.terminal.client import Answer, SidecarClient, report_of
 
 # For reading; remedies may have to wait for running requests.
 ASK_SECONDS = 8.0
+# What `status` and `check` ask of an engine that has no sidecar.
+ALONE_PATHS: Final = ("/memory", "/memory/events", "/memory/findings")
 _JSON: Final = "application/json"
 _TEXTS: Final = ("text/", "application/openmetrics-text")
 
@@ -42,6 +46,40 @@ def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bo
         SidecarClient(url, token=found.value, token_source=found.source, timeout_seconds=seconds) as sidecar,
     ):
         yield sidecar
+
+
+class EngineAlone(NamedTuple):
+    """What a sidecar would answer, by an engine's URL, of the few paths that were asked."""
+
+    url: str
+    answers: Mapping[str, Any]
+
+    def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
+        if params and "since" in params:
+            raise click.UsageError("--since: only a sidecar remembers marks")
+        return self.answers[path]
+
+
+@contextmanager
+def asked_at(url: str, engine_url: str | None) -> Iterator[SidecarClient | EngineAlone]:
+    """Ask the sidecar, or the engine itself by the parts that a sidecar has, in this process; ends as `sidecar_at`."""
+    if engine_url is None:
+        with sidecar_at(url) as sidecar:
+            yield sidecar
+        return
+    from highwater.server.main import read_once
+    from highwater.server.settings.sources import load
+
+    try:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("HIGHWATER_ADMIN_TOKEN")}
+        settings = load({"engine_url": engine_url, "proxy.enabled": "false"}, environ=environ)
+    except SettingsError as exc:
+        raise click.UsageError("; ".join(exc.problems)) from exc
+    logging.disable()  # the answer says it
+    try:
+        yield EngineAlone(engine_url, asyncio.run(read_once(settings, ALONE_PATHS)))
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @contextmanager

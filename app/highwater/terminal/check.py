@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,20 +17,24 @@ from pydantic import TypeAdapter
 from highwater import __version__
 from highwater.diagnose.finding import finding
 from highwater.diagnose.rules.setup import Answer, NotKnown, SetupCheck, shown
+from highwater.diagnose.verdict import JudgedReport
+from highwater.http.text.status import NEEDS_SIDECAR, headline, wrapped
 from highwater.model.schema import SCHEMA
 from highwater.process.admin_token import FoundToken, find_token, is_loopback
 from highwater.process.errors import SidecarRefused
 from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.process.untrusted import cleaned
-from highwater.terminal.asking import ASK_SECONDS, ending_well
-from highwater.terminal.client import SidecarClient, understood
-from highwater.terminal.options import examples, json_option, url_option
+from highwater.terminal.asking import ASK_SECONDS, asked_at, ending_well
+from highwater.terminal.client import SidecarClient, report_of, understood
+from highwater.terminal.options import engine_option, examples, json_option, url_option
 
 # What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
 ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token", "closed", "unknown"]
 
 _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 _OPTIONAL_COUNTS = {"note": "could be better", "skip": "could not be checked"}
+# Questions of the set-up about what only a sidecar has.
+_OF_SIDECAR = ("thresholds", "policy", "state file", "incidents")
 _CHECKS = TypeAdapter(tuple[SetupCheck, ...])
 
 
@@ -37,24 +42,33 @@ _CHECKS = TypeAdapter(tuple[SetupCheck, ...])
     epilog=examples(
         "highwater check",
         "highwater check --url https://vllm-7:8001 || exit 1",
+        "highwater check --engine-url http://vllm-7:8000      before there is a sidecar",
         "highwater check --json | jq -r '.findings[] | select(.level == \"fail\") | .change'",
     )
 )
 @url_option
+@engine_option
 @json_option
-def check(url: str, *, as_json: bool) -> None:
+def check(url: str, engine_url: str | None, *, as_json: bool) -> None:
     """Check that engine and sidecar are set up correctly; say what to change.
 
     Changes nothing. Exits with 0 if all is as it should be, 1 if there is something to look at, 2 if
     something is wrong, 3 if no sidecar answers.
     """
-    with ending_well():
-        found = gather(
-            lambda held: SidecarClient(url, token=held, timeout_seconds=ASK_SECONDS), find_token(url, os.environ)
-        )
+    if engine_url is not None:
+        with asked_at(url, engine_url) as asked:
+            found = of_engine(asked.get("/memory/findings"))
+            verdict = report_of(asked.get("/memory"))
+    else:
+        with ending_well():
+            verdict, found = gather(
+                lambda held: SidecarClient(url, token=held, timeout_seconds=ASK_SECONDS), find_token(url, os.environ)
+            )
     # https://no-color.org
     colour = False if os.environ.get("NO_COLOR") else None
-    click.echo(json.dumps(check_json(found), indent=1) if as_json else check_text(found), color=colour)
+    width = shutil.get_terminal_size().columns
+    text = json.dumps(check_json(found), indent=1) if as_json else check_text(found, headline(verdict), width)
+    click.echo(text, color=colour)
     sys.exit(exit_code(found))
 
 
@@ -75,14 +89,29 @@ class Caller:
     sidecar_version: str | None = None
 
 
-def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> tuple[SetupCheck, ...]:
-    """Return every check; ``connect`` takes a token or None. Raises SidecarError without a sidecar."""
+def of_engine(judged: Any) -> tuple[SetupCheck, ...]:  # noqa: ANN401 - JSON
+    """Return the checks of an engine that has no sidecar; what asks about one is not answered."""
+    checks = {one.name: one for one in _checks(judged)} | {
+        name: shown(name, NotKnown(NEEDS_SIDECAR)) for name in ("sidecar", "control", "transport", *_OF_SIDECAR)
+    }
+    return tuple(sorted(checks.values(), key=lambda one: one.text == NEEDS_SIDECAR))
+
+
+def _checks(judged: Any) -> tuple[SetupCheck, ...]:  # noqa: ANN401 - JSON
+    with understood("/memory/findings"):
+        return _CHECKS.validate_python(cleaned(judged.get("checks", ())))
+
+
+def gather(
+    connect: Callable[[str | None], SidecarClient], token: FoundToken
+) -> tuple[JudgedReport, tuple[SetupCheck, ...]]:
+    """Return the report and every check; ``connect`` takes a token or None. Raises SidecarError without a sidecar."""
     with_token: ControlAccess | None = None
     if token.value is not None:
         with connect(token.value) as sidecar:
             with_token = _access(_optional(sidecar, "/policy"))
     with connect(None) as sidecar:
-        sidecar.get("/memory")
+        report = report_of(sidecar.get("/memory"))
         info = _optional(sidecar, "/memory/openapi.json").get("info")
         caller = Caller(
             url=sidecar.url,
@@ -91,10 +120,9 @@ def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) ->
             token_source=token.source,
             sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
         )
-        judged = _optional(sidecar, "/memory/findings")
-        with understood("/memory/findings"):
-            found = _CHECKS.validate_python(cleaned(judged.get("checks", ())))
-    return *caller_checks(caller), *(found or (shown("set-up", NotKnown(f"{sidecar.url} does not judge its set-up")),))
+        found = _checks(_optional(sidecar, "/memory/findings"))
+    not_judged = shown("set-up", NotKnown(f"{sidecar.url} does not judge its set-up"))
+    return report, (*caller_checks(caller), *(found or (not_judged,)))
 
 
 def caller_checks(caller: Caller) -> Iterator[SetupCheck]:
@@ -150,17 +178,18 @@ def exit_code(checks: Sequence[SetupCheck]) -> int:
     return CRITICAL if "fail" in levels else ATTENTION if "warn" in levels else OK
 
 
-def check_text(checks: Sequence[SetupCheck]) -> str:
+def check_text(checks: Sequence[SetupCheck], first: str, width: int) -> str:
     lines = []
     for one in checks:
-        lines.append(f"{click.style(f'{one.level:<5}', fg=_COLOURS[one.level])} {one.name:<11} {one.text}")
+        text = wrapped(f"{one.level:<5} {one.name:<11} {one.text}", width, indent=18)
+        lines.append(click.style(text[:5], fg=_COLOURS[one.level]) + text[5:])
         if one.change is not None:
-            lines.append(f"{'':<17} {click.style('change:', bold=True)} {one.change}")
+            lines.append(wrapped(f"{'':<17} change: {one.change}", width, indent=18))
     counts = {level: sum(one.level == level for one in checks) for level in _COLOURS}
     warnings = "1 warning" if counts["warn"] == 1 else f"{counts['warn']} warnings"
     summary = [f"{counts['fail']} failed", warnings, f"{counts['ok']} ok"]
     summary += [f"{counts[name]} {text}" for name, text in _OPTIONAL_COUNTS.items() if counts[name]]
-    return "\n".join([*lines, ", ".join(summary)])
+    return "\n".join([wrapped(first, width), ", ".join(summary), *lines])
 
 
 def check_json(checks: Sequence[SetupCheck]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
@@ -64,12 +65,33 @@ class _Lazy(Mapping[str, click.Command]):
         return len(_MODULES)
 
 
+@contextmanager
+def _said_in_one_line(ctx: click.Context) -> Iterator[None]:
+    """End with a line that begins as every other of ours where click would print the usage and ``Error:``."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.ClickException as exc:
+        hint = f"; see {exc.ctx.command_path} --help" if isinstance(exc, click.UsageError) and exc.ctx else ""
+        click.echo(f"highwater: {exc.format_message().rstrip('.')}{hint}", err=True)
+        ctx.exit(exc.exit_code)
+
+
 class _Grouped(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
         for title, rows in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, _TEXTS[name]) for name in rows], col_max=12)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _said_in_one_line(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
+        with _said_in_one_line(ctx):
+            return super().invoke(ctx)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete from the list above: to ask every command would import them all."""

@@ -14,9 +14,10 @@ import httpx
 import httpx_sse
 from pydantic import TypeAdapter, ValidationError
 
+from highwater.diagnose.verdict import JudgedReport
 from highwater.model.rank import RankReading
 from highwater.model.remedies import RemedyResult
-from highwater.model.report import Event, Report
+from highwater.model.report import Event
 from highwater.model.schema import SCHEMA
 from highwater.model.titles import reasons_of
 from highwater.model.units import MIB
@@ -25,7 +26,7 @@ from highwater.process.exit_codes import EXIT_STATUS_HEADER
 from highwater.process.flaws import without_credentials
 from highwater.process.untrusted import cleaned, plain
 
-_REPORT = TypeAdapter(Report)
+_REPORT = TypeAdapter(JudgedReport)
 _EVENT = TypeAdapter(Event)
 _RANKS = TypeAdapter(tuple[RankReading, ...])
 _REMEDY = TypeAdapter(RemedyResult)
@@ -38,7 +39,7 @@ def not_a_sidecar(path: str) -> SidecarUnreachable:
     )
 
 
-def report_of(data: object) -> Report:
+def report_of(data: object) -> JudgedReport:
     """Return the response of ``GET /memory``. Raises SidecarUnreachable where this version cannot read it."""
     if not isinstance(data, dict) or "engine" not in data:
         raise not_a_sidecar("/memory")
@@ -357,10 +358,10 @@ def _error_of(body: object) -> tuple[str, str] | None:
     if not isinstance(body, dict):
         return None
     error = body.get("error")
-    if isinstance(error, dict) and isinstance(error.get("code"), str) and "type" not in error:
-        return error["code"], str(error.get("message"))
-    if isinstance(error, dict) and "The sidecar's own:" in str(error.get("message")):
-        return "not_found", f"{error['message']}; is that a sidecar of this version?"
+    if isinstance(error, dict) and isinstance(error.get("code"), str):  # vLLM's is a number
+        is_foreign = "The sidecar's own:" in str(error.get("message"))
+        version = "; is that a sidecar of this version?" if is_foreign else ""
+        return error["code"], f"{error.get('message')}{version}"
     if isinstance(body.get("results"), list):
         results = [result for result in body["results"] if isinstance(result, dict)]
         return "refused", "; ".join(reasons_of((str(one.get("remedy")), str(one.get("reason"))) for one in results))

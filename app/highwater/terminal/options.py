@@ -47,6 +47,9 @@ def url_option_of(text: str) -> Callable[[Command], Command]:
 
 
 url_option: Final = url_option_of("the sidecar; its admin token is found as `highwater token` finds it")
+engine_option: Final = click.option(
+    "--engine-url", metavar="URL", help="ask vLLM itself at this URL: no sidecar need run; what needs one is said"
+)
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="as JSON")
 
 

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from highwater.process.errors import SettingsError, os_reason
-from highwater.process.exit_codes import CANNOT_LISTEN, FAILED, INVALID
+from highwater.process.exit_codes import FAILED, INVALID
 from highwater.process.flaws import masked
 from highwater.process.logs import configure_log
 from highwater.process.resources import raise_limit, retain_freed_memory
@@ -23,7 +23,7 @@ from highwater.server.settings.settings import Settings, is_list, keys, variable
 from highwater.server.settings.sources import CONFIG_VARIABLE, load
 from highwater.terminal.healthcheck import PATHS, ask
 
-_PROBE_SECONDS: Final = 0.3
+_PROBE_SECONDS: Final = 0.2
 _NOT_HERE: Final = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 # The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -76,10 +76,8 @@ def run(settings: Settings) -> None:
     from highwater.server.sidecar import start_line
     from highwater.terminal.server import Server
 
-    logging.getLogger("highwater").info("%s", start_line(settings))
-    if settings.has_data_plane:
-        is_pure = exchange.__file__.endswith(".py")
-        logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
+    is_compiled = not exchange.__file__.endswith(".py")
+    logging.getLogger("highwater").info("%s", start_line(settings, is_compiled=is_compiled))
     server = Server(create_app(settings), listening, shutdown_seconds=settings.shutdown_seconds)
     with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
         server.run()
@@ -98,7 +96,7 @@ def listen(settings: Settings) -> dict[str, list[socket.socket]]:
         except OSError as exc:
             problem = listening_problem(exc, setting, settings.host, port)
             logging.getLogger("highwater").error("%s", problem)  # noqa: TRY400 - complete without a traceback
-            sys.exit(CANNOT_LISTEN)
+            sys.exit(INVALID)
     return listening
 
 

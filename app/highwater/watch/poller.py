@@ -182,7 +182,7 @@ class Poller:
         if before.state != self._verdict.state:
             change = f"engine {before.state} -> {status.state}{f': {status.hint}' if status.hint else ''}"
             self._history.record("state", change)
-            log.log(logging.WARNING if status.traits.level == "bad" else logging.INFO, "%s", change)
+            log.warning("%s", change)
 
     def _judge(self, seen: Round, before: EngineVerdict, *, is_lost: bool) -> None:
         core = self._processes.silent_core()

@@ -118,8 +118,8 @@ async def test_defaults_written_out_are_no_other_configuration(path):
 @pytest.mark.parametrize(
     ("section", "word"),
     [
-        ({"policy": {}}, "configured: Field required"),
-        ({"configured": "x", "policy": {"mode": "off"}}, "policy.mode: 'off' Input should be 'act' or 'observe'"),
+        ({"policy": {}}, "configured: is missing"),
+        ({"configured": "x", "policy": {"mode": "off"}}, "policy.mode: 'off' must be 'act' or 'observe'"),
         ({"configured": "x", "policy": {"modus": "act"}}, "policy.modus: there is no such key"),
         ({"configured": "x", "policy": {"rules": [{"name": "a"}]}}, "policy.rules.0.signal"),
     ],

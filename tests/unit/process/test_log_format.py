@@ -17,6 +17,7 @@ from highwater.process.logs import configure_log
 configure_log("info", {form!r})
 logging.getLogger("highwater").info("one\\ntwo %s", "\\u2028\\x1b[31m")
 logging.getLogger("uvicorn.error").info("Started")
+logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
 logging.getLogger("httpx").info("no news")
 logging.getLogger("highwater").debug("too low")
 warnings.warn("careful", stacklevel=1)
@@ -33,16 +34,16 @@ def written(form: str) -> list[str]:
 
 
 def test_json_is_one_object_a_line():
-    """uvicorn's, Python's warnings and tracebacks included; nothing below the level."""
+    """uvicorn's, Python's warnings and tracebacks included; not what is below the level, nor uvicorn's own start."""
     lines = [json.loads(line) for line in written("json") if line]
     assert [line["logger"] for line in lines] == ["highwater", "uvicorn", "py.warnings", "highwater"]
-    assert [line["level"] for line in lines] == ["info", "info", "warning", "error"]
+    assert [line["level"] for line in lines] == ["info", "warning", "warning", "error"]
     assert lines[0]["message"] == "one\ntwo \u2028\x1b[31m"
     assert lines[3]["exception"].endswith("ZeroDivisionError: division by zero")
 
 
 def test_text_is_for_people():
-    assert any(line.endswith(" INFO uvicorn: Started") for line in written("text"))
+    assert any(line.endswith(" WARNING uvicorn: Invalid HTTP request received.") for line in written("text"))
 
 
 def test_no_line_break_or_escape_stands_in_a_line_of_json():

@@ -22,9 +22,9 @@ def line(**flags: str) -> str:
 
 def test_the_defaults_are_said_in_one_line():
     assert line() == (
-        f"highwater {__version__}: engine http://127.0.0.1:8000, policy act: device (device_free_bytes, waters from "
-        "the engine's own plan), control calls need the admin token (highwater token prints it), "
-        "recorders disabled (recorder_dir), incidents in memory only"
+        f"highwater {__version__}: engine http://127.0.0.1:8000, data plane: pure Python, policy act: device "
+        "(device_free_bytes, waters from the engine's own plan), control calls need the admin token "
+        "(highwater token prints it), recorders disabled (recorder_dir), incidents in memory only"
     )
 
 
@@ -38,6 +38,7 @@ def test_the_defaults_are_said_in_one_line():
         ({"admin_token_file": "/etc/t"}, "need the admin token in /etc/t"),
         ({"trust_loopback": "true"}, "but from this machine (trust_loopback)"),
         ({"recorder_dir": "/dev/shm/hw"}, "recorders in /dev/shm/hw"),
+        ({"proxy__enabled": "false"}, "no requests are passed on to the engine: proxy.enabled is false"),
     ],
 )
 def test_each_setting_that_decides_is_in_it(flags, words):

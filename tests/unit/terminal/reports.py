@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from highwater.diagnose.verdict import JudgedReport
 from highwater.engine.capabilities import Capabilities
 from highwater.model.engine import EngineStatus
 from highwater.model.growth import Growth
@@ -16,6 +19,7 @@ from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event, Report
 from tests.fakes.engine import MIB, FakeEngine
 
+GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_763_660_000.0
 CAPABILITIES = Capabilities(
     dev_mode=True,
@@ -65,7 +69,7 @@ def ranks(count: int = 2, *, images: int = 0) -> tuple[RankReading, ...]:
     return tuple(replace(rank, launch=Launch(expandable_segments=True)) for rank in fake.readings())
 
 
-def report(**changed: Any) -> Report:
+def report(**changed: Any) -> JudgedReport:
     """A report of two ranks with all well; `state` and other parts of the engine's status may be given too."""
     engines = ("state", "hint", "version", "capabilities", "url", "stopped_at")
     parts = {name: changed.pop(name) for name in engines if name in changed}
@@ -91,7 +95,7 @@ def report(**changed: Any) -> Report:
         growth=Growth(since_ready_bytes=3_965_517_824, bytes_per_second=1_048_576.0),
         policy=policy(),
     )
-    return replace(made, **changed)
+    return JudgedReport.of(replace(made, **changed))
 
 
 def policy(*rules: RuleStatus, **changed: Any) -> PolicyStatus:
@@ -131,3 +135,11 @@ def event(summary: str = "reset_encoder_cache done", *, id_: int = 1, at: float 
 def as_json(value: Any) -> Any:
     """As it comes over the wire."""
     return TypeAdapter(type(value)).dump_python(value, mode="json")
+
+
+def is_golden(name: str, shown: str) -> bool:
+    """Whether a screen is the one that was read. After a change that is meant: HIGHWATER_GOLDEN=write pytest."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("HIGHWATER_GOLDEN") == "write":
+        path.write_text(f"{shown}\n", encoding="utf-8")
+    return path.read_text(encoding="utf-8") == f"{shown}\n"

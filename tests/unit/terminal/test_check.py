@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import click
 import pytest
 
 from highwater import __version__
 from highwater.diagnose.rules.setup import SetupCheck, checked
-from highwater.terminal.check import Caller, caller_checks, check_json, check_text, exit_code
+from highwater.terminal.check import Caller, caller_checks, check_json, check_text, exit_code, of_engine
 from tests.unit.diagnose.test_setup import GONE, facts
 from tests.unit.terminal.reports import policy
 
@@ -44,11 +45,22 @@ def test_the_exit_status_is_of_the_worst(changed, status):
 
 
 def test_the_lines_tell_what_to_change():
-    shown = check_text(checked(facts(rules=policy(mode="observe"))))
-    lines = shown.splitlines()
+    """The verdict and the counts first; nothing is wider than the terminal."""
+    shown = check_text(checked(facts(rules=policy(mode="observe"))), "FINE: it is calm.", 80)
+    first, counts, *lines = click.unstyle(shown).splitlines()
+    assert (first, counts) == ("FINE: it is calm.", "0 failed, 0 warnings, 15 ok, 1 could be better")
     at = next(index for index, line in enumerate(lines) if "only observes" in line)
-    assert "HIGHWATER_POLICY__MODE=act" in lines[at + 1]
-    assert lines[-1] == "0 failed, 0 warnings, 15 ok, 1 could be better"
+    assert "HIGHWATER_POLICY__MODE=act" in " ".join(lines[at : at + 6])
+    assert max(map(len, lines)) <= 80
+
+
+def test_an_engine_without_a_sidecar_has_its_own_checks_and_says_which_need_one():
+    told = [asdict(one) for one in checked(facts())]
+    found = {one.name: one for one in of_engine({"checks": told})}
+    needing = {name for name, one in found.items() if one.text == "needs a sidecar"}
+    assert needing == {"sidecar", "control", "transport", "thresholds", "policy", "state file", "incidents"}
+    assert {found[name].level for name in needing} == {"skip"}
+    assert found["vLLM"].level == "ok"
 
 
 def test_for_programs():
@@ -59,4 +71,4 @@ def test_for_programs():
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0 warnings"), (1, "1 warning,"), (2, "2 warnings")])
 def test_warnings_are_counted_in_words(count, words):
-    assert words in check_text([SetupCheck("a", "warn", "text")] * count)
+    assert words in check_text([SetupCheck("a", "warn", "text")] * count, "", 80)

@@ -118,7 +118,7 @@ def test_a_refusal_is_the_sidecars_own_word(answering):
             "release, reset_mm_cache: it sleeps",
         ),
         ({"ready": False, "engine": "gone", "reason": "nothing answers"}, "nothing answers"),
-        ({"error": {"message": "/x is not. The sidecar's own: /memory", "code": 404}}, "of this version?"),
+        ({"error": {"message": "/x is not. The sidecar's own: /memory", "code": "not_admitted"}}, "of this version?"),
     ],
 )
 def test_other_errors_of_a_sidecar_are_its_own_too(answering, body, message):

@@ -31,7 +31,8 @@ def test_what_is_refused_fails_in_one_sentence(tmp_path):
     (tmp_path / "theirs").mkdir()
     result = copy_to(tmp_path)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: {tmp_path} holds theirs, which `highwater extension` did not write; name")
+    said = f"highwater: {tmp_path} holds theirs, which `highwater extension` did not write; name"
+    assert result.stderr.startswith(said)
 
 
 def test_the_folder_must_be_named():

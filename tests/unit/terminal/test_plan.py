@@ -56,7 +56,7 @@ def test_what_fits_is_one_screen(asked) -> None:
     result = asked("--device H100", "--max-model-len 32768")
     lines = result.stdout.splitlines()
     assert (result.exit_code, len(lines) <= 24, max(map(len, lines)) <= 100) == (0, True, True)
-    assert lines[0].startswith("It fits: 13.9")
+    assert lines[0].startswith("Fits: one request of 32,768 tokens needs 4.00 GiB of ")
     assert lines[1] == "vLLM 0.32.0 itself, on the meta device; NVIDIA H100 80GB HBM3, 79.19 GiB"
     assert any(line.startswith("bound by") and "--gpu-memory-utilization 0.92" in line for line in lines)
     assert any("WWWWWWWWWW" in line and "KKKKKKKKKK" in line for line in lines)
@@ -66,7 +66,8 @@ def test_a_refusal_is_one_screen_and_ends_with_ways_out_that_were_asked(asked) -
     result = asked("--device L4", "--max-model-len 65536")
     lines = result.stdout.splitlines()
     assert (result.exit_code, len(lines) <= 24, max(map(len, lines)) <= 100) == (1, True, True)
-    assert lines[0].startswith("It does not fit: one request of 65,536 tokens needs 8.00 GiB of KV cache, and at most ")
+    assert lines[0].startswith("Does not fit: ")
+    assert "missing; one request of 65,536 tokens needs 8.00 GiB of KV cache, and at most" in " ".join(lines[:3])
     ways = [
         line.split("  fits: ")[0].strip()
         for line in lines[lines.index("ways out, each asked:") + 1 :]
@@ -86,7 +87,7 @@ def test_a_size_that_is_a_label_is_called_so_and_bounds_leave_it_open(asked) -> 
     assert (len(lines) <= 24, max(map(len, lines)) <= 100) == (True, True)
     assert " more: --json" in "".join(lines)
     assert "(0 to " not in result.stdout  # blocks of the bound at which the start is refused
-    assert result.stdout.startswith("It may not fit: one request of 23,840 tokens needs 2.91 GiB")
+    assert result.stdout.startswith("May not fit: one request of 23,840 tokens needs 2.91 GiB")
     assert "note: 24GB is a label; drivers show less, in GiB: A10 22.49, L4 22.49, RTX4090 23.52" in result.stdout
 
 
@@ -134,11 +135,11 @@ def test_given_bytes_are_judged_by_the_card_too(asked) -> None:
 def test_a_wish_has_its_command_line_and_without_a_card_the_bytes_that_it_needs(asked, model: Path) -> None:
     on_card, alone = asked("--device H100", "", "--wish", "4 x 8k"), asked("", "", "--wish", "4 x 8k")
     assert (on_card.exit_code, alone.exit_code) == (0, 0)
-    assert on_card.stdout.splitlines()[0] == "It fits."
-    assert alone.stdout.splitlines()[0].startswith("The KV cache needs 4.00 GiB on each rank. No device was named")
+    assert on_card.stdout.splitlines()[0] == "Fits: 4 x 8,192 tokens need 4.00 GiB of 56.44 GiB."
+    assert alone.stdout.splitlines()[0].startswith("4 x 8,192 tokens need 4.00 GiB on each rank; no device was named")
     assert f"  vllm serve {model} --max-model-len 8192 --max-num-seqs 4" in on_card.stdout
     assert "--kv-cache-memory-bytes 4297064448" in alone.stdout
-    assert "No device was named" in alone.stdout
+    assert "no device was named" in alone.stdout
 
 
 def test_json_is_the_answer_with_what_was_asked_beside(asked) -> None:
@@ -271,7 +272,7 @@ def test_an_answer_of_another_machine_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "answer.json"
     file.write_text(json.dumps({"schema": 1, **found}))
     result = run(file)
-    assert (result.exit_code, result.stdout.startswith("It does not fit: ")) == (1, True)
+    assert (result.exit_code, result.stdout.startswith("Does not fit: ")) == (1, True)
     assert "vLLM 0.32.0 itself; as on an NVIDIA" in result.stdout
 
 

@@ -66,7 +66,7 @@ def test_flags_go_out_as_they_were_given(sidecar: FakeSidecar, plan: Callable[..
     result = plan(*live("--max-model-len", "64k", "--kv-cache-dtype", "fp8"))
     assert sidecar.bodies == [{"max_model_len": 64_000, "kv_cache_dtype": "fp8"}]
     lines = result.output.splitlines()
-    assert (result.exit_code, lines[0].startswith("It fits: ")) == (0, True)
+    assert (result.exit_code, lines[0].startswith("Fits: ")) == (0, True)
     assert "bytes that were given" not in result.output
     assert "on vLLM 0.12.0, as it started, with --max-model-len 64000 --kv-cache-dtype fp8" in " ".join(lines)
 
@@ -76,7 +76,7 @@ def test_what_does_not_fit_has_an_exit_status_and_the_longest(
 ) -> None:
     result = plan(*live("--max-model-len", "700000"))
     said = " ".join(result.output.split())
-    assert (result.exit_code, "It does not fit: " in said) == (1, True)
+    assert (result.exit_code, "Does not fit: " in said) == (1, True)
     assert "the longest that fits is 645,120." in said
 
 
@@ -142,10 +142,10 @@ def test_what_a_running_engine_or_a_wish_decides_is_refused_on_the_command_line(
 def test_a_live_plan_that_the_bounds_leave_open_may_not_fit(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
     """Twice the tokens of a step are taken to double the activation peak at most."""
     words = live("--max-num-batched-tokens", "64K", "--max-model-len", "610K")
-    assert "It may not fit: one request of 624,640 tokens needs 42.89 GiB" in plan(*words).output
+    assert "May not fit: one request of 624,640 tokens needs 42.89 GiB" in plan(*words).output
     answer = json.loads(plan(*words, "--json").output)
     assert (answer["status"], answer["kv_cache"]["fits"]) == ("may_not_fit", None)
-    assert "It fits:" in plan(*live("--max-num-batched-tokens", "64K")).output
+    assert "Fits:" in plan(*live("--max-num-batched-tokens", "64K")).output
 
 
 def test_a_pasted_line_is_named_where_flags_alone_are_meant(plan: Callable[..., Result]) -> None:

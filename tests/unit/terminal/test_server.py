@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from highwater.process.exit_codes import CANNOT_LISTEN
+from highwater.process.exit_codes import INVALID
 from highwater.server.settings.sources import load
 from highwater.terminal.serve import listen, listening_problem
 
@@ -78,7 +78,7 @@ def test_each_port_is_listened_on_at_every_address_of_the_host(monkeypatch):
             sock.close()
         with pytest.raises(SystemExit) as ended:
             listen(load({"port": "1", "control_port": "2"}, environ={}))
-    assert ended.value.code == CANNOT_LISTEN
+    assert ended.value.code == INVALID
 
 
 def lacks_ipv6(monkeypatch, fails, *hosts):
@@ -110,7 +110,7 @@ def test_a_host_without_any_address_that_the_kernel_has_ends_the_start(monkeypat
     lacks_ipv6(monkeypatch, errno.EAFNOSUPPORT, "::1")
     with pytest.raises(SystemExit) as ended:
         listen(load({"host": "::1"}, environ={}))
-    assert ended.value.code == CANNOT_LISTEN
+    assert ended.value.code == INVALID
     assert "host: '::1' is no address of this machine" in caplog.text
 
 
@@ -119,6 +119,6 @@ def test_an_address_that_is_none_ends_the_start():
     command = [sys.executable, "-m", "highwater", "serve", "--host", "256.1.1.1", "--log-format", "json"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("HIGHWATER_")}
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == CANNOT_LISTEN
+    assert ended.returncode == INVALID
     assert "host: '256.1.1.1' is no address of this machine" in ended.stderr
     assert all(line.startswith('{"time": ') for line in ended.stderr.splitlines())

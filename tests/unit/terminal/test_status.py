@@ -1,162 +1,174 @@
-"""A report judged, and on one screen."""
+"""The verdict on one screen, in each state; the ranks, what grows and what changed behind it."""
 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 
 import pytest
 
-from highwater.http.text.report import report_text
-from highwater.model.engine import MissingRank, Progress, StartFailure
+from highwater.diagnose.finding import Advice
+from highwater.diagnose.verdict import Deed, JudgedReport, Verdict
+from highwater.http.findings import FoundFinding
+from highwater.http.text.status import ranks_text, since_text, status_text, why_text
+from highwater.model.growth import SeriesGrowth
 from highwater.model.remedies import RemedyResult
-from highwater.model.report import HostSummary
-from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
-from highwater.terminal.status import judged, since_text, status_json, status_text
-from tests.fakes.engine import MIB
-from tests.unit.terminal.reports import DEVICE, HELD, NOW, as_json, event, policy, report, short_policy
+from highwater.model.report import Event
+from highwater.model.titles import names_text
+from highwater.model.units import GIB
+from highwater.terminal.status import status_json
+from tests.unit.terminal.reports import NOW, as_json, event, is_golden, ranks, report, short_policy
 
-SLEEPING = "the engine is sleeping"
-RESTING = policy(replace(DEVICE, phase="resting", reason="the last relief did not reach low water: cooldown"))
-
-
-@pytest.mark.parametrize(
-    ("changed", "code", "reason"),
-    [
-        ({}, OK, None),
-        ({"policy": RESTING}, OK, None),
-        ({"policy": policy(level="unknown"), "stale": True}, ATTENTION, "the readings are stale"),
-        (
-            {"policy": policy(replace(HELD, reason="the engine is sleeping", is_dormant=False)), "state": "sleeping"},
-            ATTENTION,
-            SLEEPING,
-        ),
-        ({"policy": None}, OK, None),
-        ({"ranks_expected": None}, OK, None),
-        ({"state": "paused"}, ATTENTION, "the engine is paused"),
-        ({"state": "starting", "taken_at": None, "stale": True}, ATTENTION, "no worker was read yet"),
-        ({"stale": True}, ATTENTION, "the readings are stale"),
-        ({"ranks_expected": 3}, ATTENTION, "1 of 3 ranks are missing"),
-        (
-            {"policy": short_policy()},
-            ATTENTION,
-            "rule device is short: short by 620 MiB on rank 1; nothing here to give back",
-        ),
-        (
-            {"policy": short_policy("urgent", can_release=MIB)},
-            ATTENTION,
-            "rule device is urgent: short by 620 MiB on rank 1",
-        ),
-        (
-            {"policy": short_policy("acting", can_release=MIB)},
-            ATTENTION,
-            "rule device is acting: short by 620 MiB on rank 1",
-        ),
-        (
-            {"policy": short_policy("resting", can_release=MIB)},
-            ATTENTION,
-            "rule device is resting: short by 620 MiB on rank 1",
-        ),
-        ({"policy": policy(HELD, level="held")}, ATTENTION, f"rule device cannot act: {HELD.reason}"),
-        ({"host": HostSummary(processes=3, warnings=("it is full in 2 min",))}, ATTENTION, "it is full in 2 min"),
-        ({"host": HostSummary(processes=3)}, OK, None),
-        ({"state": "gone"}, CRITICAL, "the engine is gone"),
-        ({"state": "stuck"}, CRITICAL, "the engine is stuck"),
-        ({"state": "not_answering"}, CRITICAL, "the engine is not answering"),
-        ({"state": "slow"}, ATTENTION, "the engine is slow"),
-    ],
+RECLAIM = Deed(text="Reclaim 14.8 GiB", path="memory/reclaim", body={"remedies": ["release"], "mode": "safe"})
+LOOK = Deed(text="See why it ended", path="memory/incidents/20261121T143233Z-died")
+LAST = replace(
+    event("release done, gave back 14.8 GiB in 0.30 s", at=NOW - 240),
+    rule="device",
+    why="no request ran for 30 s and 1.9 GiB are unused",
 )
-def test_what_is_made_of_a_report(changed, code, reason):
-    """0: all is well; 1: somebody should look; 2: the engine is gone or hangs."""
-    verdict = judged(report(**changed))
-    assert verdict.code == code
-    assert (reason in verdict.reasons) if reason else verdict.reasons == ()
-    assert len(verdict.reasons) <= 1 or changed.get("state") == "starting"
+DIED = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
+
+# Each state with its exit status, its sentence, what grew, what is next, and what to do.
+VERDICTS = {
+    "fine": (0, "7.6 GiB free on every rank. Nothing grows.", None, "At 1.5 GiB free Highwater gives back.", None),
+    "keeps_up": (0, "It fills every 16 s and is given back each time.", None, "Next release in about 9 s.", None),
+    "short": (
+        1,
+        "Rank 1 has 1.4 GiB free of 61.0 GiB, 0.6 GiB too little, and loses 58 MiB/s: it is full in 40 s.",
+        "encoder cache +1.9 GiB in 40 s",
+        "Highwater releases 14.8 GiB by itself; no request waits.",
+        RECLAIM,
+    ),
+    "very_short": (2, "Rank 1 has 0.4 GiB free of 61.0 GiB and nothing is left to give back.", None, None, None),
+    "slow": (1, "The engine is slow. Rank 0 has 7.6 GiB free.", None, None, None),
+    "paused": (1, "The engine is paused. Rank 0 has 7.6 GiB free.", None, None, None),
+    "sleeping": (1, "The engine is sleeping.", None, None, None),
+    "starting": (1, "Loading weights for 1 min 12 s; the last start took 3 min 40 s.", None, None, None),
+    "stuck": (2, "Rank 0 is in one step for 130 s.", None, None, LOOK),
+    "silent": (2, "The engine does not answer for 70 s; its processes live.", None, None, LOOK),
+    "dead": (2, "The engine died 4 min ago and nobody has restarted it. Memory was not short.", None, None, LOOK),
+    "unknown": (1, "Nothing was read yet.", None, None, None),
+    "cannot_act": (1, "The rule device cannot act: it is over its water at rest.", None, None, None),
+}
 
 
-def test_a_crash_loop_leads_with_the_start_that_failed():
-    failure = StartFailure(at=NOW, recorder_instance="x", summary="the engine's start failed: it ended", ranks=())
-    told = replace(report(state="starting"), start_failure=failure)
-    screen = status_text(told, judged(told), None, now=NOW)
-    assert screen.startswith("ATTENTION: the engine's start failed: it ended")
+def judged(state: str, **changed) -> JudgedReport:
+    """A report with that state's verdict."""
+    status, sentence, grew, then, do = VERDICTS[state]
+    step = None if status == 0 else "Look at the ranks first."
+    runbook = None if status == 0 else "docs/runbooks/HighwaterShort.html"
+    verdict = Verdict(
+        state=state, exit_status=status, reason="none", sentence=sentence, grew=grew, next=then, do=do, step=step,
+        runbook=runbook,
+    )  # fmt: skip
+    return replace(report(**changed), verdict=verdict)
 
 
-def test_a_start_that_goes_on_leads_and_the_failed_one_follows():
-    failure = StartFailure(at=NOW, recorder_instance="x", summary="the engine did not start: rank 0 failed", ranks=())
-    told = replace(report(state="starting"), start_failure=failure)
-    told = replace(told, engine=replace(told.engine, is_loading=True))
-    assert judged(told).reasons == ("the engine is starting", "the engine did not start: rank 0 failed")
+def screen(told: JudgedReport, events: tuple[Event, ...] = (LAST, DIED), **options) -> str:
+    """What stands on 80 columns."""
+    return status_text(told, events, now=NOW, **{"url": "http://127.0.0.1:8001", "width": 80, **options})
 
 
-def test_workers_that_nothing_could_show_are_not_missing():
-    """Without worker extension and recorders nobody knows whether they run."""
-    lost = MissingRank(dp_rank=0, pp_rank=0, tp_rank=0, status="never seen")
-    blind = {"ranks": (), "ranks_reported": 0, "ranks_expected": 1, "ranks_missing": (lost,)}
-    told = report(capabilities={"dev_mode": True, "collective_rpc": False}, **blind)
-    screen = status_text(told, judged(told), None, now=NOW)
-    assert "the workers cannot be read" in judged(told).reasons[0]
-    assert "missing" not in screen
-    seen = report(**blind)
-    assert judged(seen).reasons == ("1 of 1 ranks are missing",)
-    assert "missing: " in status_text(seen, judged(seen), None, now=NOW)
+@pytest.mark.parametrize("state", VERDICTS)
+def test_the_screen_of_a_state_is_the_golden_one(state):
+    """The state's word and the sentence first, then seven facts, each by its name; nothing is wider than 80."""
+    changed = {"policy": short_policy(can_release=2**30)} if "short" in state else {}
+    shown = screen(judged(state, **changed))
+    facts = [line.split()[0] for line in shown.splitlines() if not line.startswith(" ")]
+    assert facts[-7:] == ["worst", "grew", "next", "do", "step", "last", "look"]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert is_golden(f"status_{state}", shown)
 
 
-def test_an_engine_that_stopped_in_order_is_calm():
-    """With when, and what to do; nothing else of it is a worry. A death has no such time."""
-    told = report(state="gone", stale=True)
-    told = replace(told, engine=replace(told.engine, stopped_at=NOW))
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NOW))
-    screen = status_text(told, judged(told), None, now=NOW + 60)
-    assert screen.startswith(f"ATTENTION: the engine stopped in order at {at}; start it again\n")
-    assert ": stopped in order, 2 of 2 ranks" in screen
-    assert "gone" not in screen
-
-
-def test_the_verdict_stands_above_the_sidecars_own_text():
-    last = replace(event("release done, gave back 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
-    told = report(progress=Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end"))
-    screen = status_text(told, judged(told), last, now=NOW)
-    assert screen.startswith("OK: the engine is ready, 2 ranks, policy calm\nvLLM 0.32.0 ")
-    assert report_text(told) in screen
-    assert screen.endswith("last reset: 4 min ago by rule device: release done, gave back 282.0 MiB in 0.34 s")
-
-
-def test_the_last_incident_stands_below_the_last_reset():
-    told = report(state="gone")
-    last = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
-    screen = status_text(told, judged(told), None, now=NOW, last_incident=last)
-    shown = "incident 20261121T143233Z-died: the engine died"
-    assert screen.endswith(
-        f"last incident: 1 min 40 s ago: {shown} (what to change: highwater incidents 20261121T143233Z-died)"
-    )
+def test_without_a_sidecar_it_says_what_needs_one():
+    shown = screen(judged("short"), (), url="http://gpu-7:8000", is_alone=True)
+    assert shown.count("needs a sidecar") == 3
+    assert "highwater serve --engine-url http://gpu-7:8000" in shown
+    assert "reclaim" not in shown
 
 
 def test_a_screen_without_anything_to_tell():
-    told = report(state="starting", hint="is vLLM running there?", version=None, ranks=(), policy=None, stale=True,
-                  taken_at=None, age_seconds=None, encoder_cache=None)  # fmt: skip
-    screen = status_text(told, judged(told), None, now=NOW)
-    assert screen.startswith("ATTENTION: the engine is starting; no worker was read yet")
-    assert "is vLLM running there?" in screen
-    assert "none that the sidecar remembers" in screen
-    assert "None" not in screen
+    bare = judged("unknown", ranks=(), policy=None, taken_at=None, age_seconds=None, stale=True, encoder_cache=None)
+    shown = screen(bare, ())
+    assert "worst  no rank was read yet" in shown
+    assert "last   none that the sidecar remembers" in shown
+    assert "None" not in shown
+
+
+def test_equal_ranks_are_one_row_and_the_least_free_is_first():
+    crowd = list(ranks(8))
+    crowd[3] = ranks(8, images=31)[3]
+    head, _, first, *rest = ranks_text(report(ranks=tuple(crowd))).splitlines()
+    assert head.split()[:3] == ["GiB", "of", "free"]
+    assert first.split()[:3] == ["3", "60.96", "3.89"]
+    assert [line.split()[:4] for line in rest] == [["0-2", "4-7", "x7", "60.96"]]
+    assert max(map(len, (head, first, *rest))) <= 80
+
+
+def test_what_no_rank_tells_is_no_column():
+    bare = replace(ranks()[0], components=replace(ranks()[0].components, encoder_cache_bytes=None))
+    assert "encoder" not in ranks_text(report(ranks=(bare,)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        (["3"], "3"),
+        (["0", "1", "2", "4"], "0-2 4 x4"),
+        (["0", "2", "4", "6"], "0 2 4 .. x4"),
+        (["1.0", "1.1"], "1.0 1.1 x2"),
+    ],
+)
+def test_ranks_are_named_in_runs(labels, name):
+    assert names_text(labels) == name
+
+
+def test_why_is_short():
+    """The leak, the counts, and of what is running or was started each finding with the first thing to change."""
+    change = Advice(setting="--max-num-seqs", change="Lower it, say to 32. Each takes memory.", cost="Less at once.")
+    found = FoundFinding(
+        name="x", weight="likely", title="it was planned too tightly", text="Long.", advice=(change,), where="start"
+    )
+    asked = FoundFinding(name="y", weight="note", title="not asked for", text="", where="set-up")
+    flat = [series(verdict="flat"), series(verdict="not_known"), series(verdict="not_known")]
+    told = report()
+    told = replace(told, growth=replace(told.growth, series=tuple(flat)))
+    shown = why_text(told, [found, asked], 80)
+    assert shown.splitlines() == [
+        "grows  2 not known, 1 flat",
+        "why    it was planned too tightly; --max-num-seqs: Lower it, say to 32",
+        "look   highwater growth, highwater explain",
+    ]
+    assert "no known cause was found" in why_text(report(), [], 80)
+
+
+def series(**changed) -> SeriesGrowth:
+    """A series of memory that was judged."""
+    known = {
+        "series": "s", "owner": "EngineCore", "measure": "anonymous_bytes", "place": "host", "unit": "bytes",
+        "text": "", "ground": "idle",
+    }  # fmt: skip
+    return SeriesGrowth(**{**known, **changed})
 
 
 def test_for_programs_the_report_is_as_it_was_told():
-    told = report(state="gone")
+    """Today's keys, and the verdict."""
+    told = judged("dead")
     last = replace(event(), result=RemedyResult(remedy="release", outcome="done"))
-    body = json.loads(json.dumps(status_json(judged(told), as_json(told), last)))
-    assert (body["status"], body["exit_code"], body["reasons"]) == ("critical", 2, ["the engine is gone"])
+    body = json.loads(json.dumps(status_json(told, as_json(told), [last])))
+    assert (body["status"], body["exit_code"], body["reasons"]) == ("critical", 2, [told.verdict.sentence])
+    assert (body["verdict"]["state"], body["verdict"]["do"]["path"]) == ("dead", LOOK.path)
     assert body["report"]["ranks"][0]["used_bytes"] == told.ranks[0].used_bytes
     assert body["last_reset"]["result"]["remedy"] == "release"
 
 
-def test_what_changed_since_a_mark_is_a_table():
-    ranks = [{"rank": 0, "used_bytes": 2**30, "components": {"encoder_cache_bytes": 2**30, "kv_cache_bytes": None}}]
-    shown = since_text("before bench", {"ranks": ranks}).splitlines()
-    assert shown[0].split() == ["since", "'before", "bench'", "rank", "0"]
-    assert shown[2].split() == ["used", "+1.00", "GiB"]
-    assert shown[5].split() == ["-", "encoder", "cache", "+1.00", "GiB"]
+def test_what_changed_since_a_mark_is_a_row_for_each_rank():
+    parts = {"encoder_cache_bytes": GIB, "kv_cache_bytes": None}
+    told = [{"rank": number, "used_bytes": GIB, "components": parts} for number in range(3)]
+    title, head, below, row = since_text("before bench", {"ranks": told}).splitlines()
+    assert title == "since 'before bench'"
+    assert (head.split(), below.split()) == (["GiB", "used", "encoder"], ["cache"])
+    assert row.split() == ["0-2", "x3", "+1.00", "+1.00"]
 
 
 @pytest.mark.parametrize("since", [None, {}, {"ranks": []}])

@@ -129,7 +129,7 @@ async def test_an_engine_whose_process_runs_seems_to_be_loading(core):
 
 
 async def test_an_engine_that_goes_is_gone_and_asked_anew_when_it_is_back(core, caplog):
-    """Another version with other options may stand there then. That it went is a warning in the log, once."""
+    """Another version with other options may stand there then. Each change is a warning in the log, once."""
     await core.tick()
     core.fake.down = True
     await core.tick(0.0)
@@ -147,7 +147,7 @@ async def test_an_engine_that_goes_is_gone_and_asked_anew_when_it_is_back(core, 
         "engine gone -> ready",
     ]
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [line.partition(":")[0] for line in warnings] == ["engine ready -> gone"]
+    assert warnings == core.summaries("state")
 
 
 async def test_one_broken_connection_is_not_an_end(core):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -54,12 +55,17 @@ Ranks: TypeAlias = list[dict[str, Any]]
 
 @contextmanager
 def stage(
-    environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None]
+    environment: EngineEnvironment,
+    options: EngineOptions,
+    port: int | None,
+    *,
+    say: Callable[[str], None],
+    stays: bool = False,
 ) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
     """Start an engine with recorders and a sidecar that sees it, and say where; both are ended at the end.
 
     Raises DemoError where something failed: it begins and ends with the cause, and names their folder, which is
-    otherwise removed.
+    otherwise removed. Where an engine died and somebody ``stays``, the sidecar waits for Ctrl-C before.
     """
     folder = Path(tempfile.mkdtemp(prefix="highwater-demo-"))
     for name in ("recorders", "incidents", "engine"):
@@ -77,7 +83,13 @@ def stage(
                 yield engine, sidecar
             except DemoError as exc:
                 incident = None if isinstance(exc, NotInTime) else incident_of(engine, sidecar)
-                raise DemoError(failure_text(str(exc), incident, folder)) from exc
+                text = failure_text(str(exc), incident, folder)
+                if stays and incident is not None:
+                    page = f"{sidecar.url}/memory/incidents/{incident['id']}?format=html"
+                    say(f"{text}\nThe sidecar is still up; Ctrl-C ends it. Read what it kept: {page}")
+                    with suppress(KeyboardInterrupt):
+                        signal.pause()
+                raise DemoError(text) from exc
             finally:
                 engine.stop()
     except KeyboardInterrupt:

@@ -29,7 +29,7 @@ _PARTS: Final = {
 def show(answer: Mapping[str, Any]) -> None:
     """Print an answer in the form of docs/plan-by-vllm.md, with what `highwater plan` adds to it."""
     is_wished = "wish" in answer and not (answer.get("kv_cache") or {}).get("on_card")
-    said = _verdict_of_a_wish(answer["wish"]) if is_wished else verdict(answer)
+    said = _verdict_of_a_wish(answer["wish"], answer) if is_wished else verdict(answer)
     lines = [*_wrapped(said).splitlines(), *_wrapped(_who(answer)).splitlines(), ""]
     if "wish" in answer:
         lines += _wish(answer, answer["wish"])
@@ -71,18 +71,22 @@ def verdict(answer: Mapping[str, Any]) -> str:
     needs = f"{request} needs {size_text(kv.get('needed_bytes'))}"
     low, high = kv.get("available_bytes_low"), kv.get("available_bytes_high")
     if (card := kv.get("on_card")) and status != "fits" and (kv.get("needed_bytes") or 0) <= (high or 0):
-        return f"It {'does' if status == 'does_not_fit' else 'may'} not fit: {card}"
+        return f"{'Does' if status == 'does_not_fit' else 'May'} not fit: {card}"
     if status == "fits":
         held = kv.get("max_concurrency")
-        at_once = "vLLM starts" if held is None else f"{held:,.2f} requests of {length:,} tokens at once"
-        return f"It fits: {at_once}. {card or ''}".rstrip()
+        has = kv.get("available_bytes")
+        of = f"{needs} of {size_text(has)}" if has else needs if kv.get("needed_bytes") else "vLLM starts"
+        at_once = "" if held is None else f"; {held:,.2f} at once"
+        return f"Fits: {of}{at_once}. {card or ''}".rstrip()
     if status == "does_not_fit":
         longest = kv.get("max_model_len_that_fits")
         most, likely = ("at most ", "likely ") if high != low else ("", "")  # the longest is that of the likely bytes
         at_most = f"the longest that fits is {likely}{longest:,}" if longest else f"{likely}no length fits"
-        return f"It does not fit: {needs} of KV cache, and {most}{size_text(high)} are left for it; {at_most}."
+        missing = size_text(max((kv.get("needed_bytes") or 0) - (high or 0), 0))
+        left = f"{needs} of KV cache, and {most}{size_text(high)} are left for it"
+        return f"Does not fit: {missing} missing; {left}; {at_most}."
     if status == "may_not_fit":
-        return f"It may not fit: {needs} of KV cache, and {size_text(low)} to {size_text(high)} are left for it."
+        return f"May not fit: {needs} of KV cache, and {size_text(low)} to {size_text(high)} are left for it."
     if status == "not_known":
         unknown = (
             "What a start leaves of the card is not known (below); --measured or --kv-cache-memory-bytes gives it."
@@ -173,16 +177,18 @@ def _figure(part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON: an object, 
     return part if isinstance(part, Mapping) else {"bytes": part[0]}
 
 
-def _verdict_of_a_wish(wish: Mapping[str, Any]) -> str:
-    chosen = wish["chosen"]
+def _verdict_of_a_wish(wish: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    chosen, asked = wish["chosen"], wish["wish"]
+    what = f"{asked['conversations']} x {asked['tokens']:,} tokens"
     if chosen is None:
-        return "It does not fit, and no other flags that were tried make it fit."
+        return f"Does not fit: {what}, and no other flags that were tried make it fit."
+    needs = f"{what} need {size_text(chosen['needed_bytes'])}"
+    if "kv_cache_memory_bytes" in chosen["flags"]:
+        return f"{needs} on each rank; no device was named, so nothing was compared."
+    available = (answer.get("kv_cache") or {}).get("available_bytes") or chosen["available_bytes"]
     if not wish["fits"]:
-        return f"It does not fit as it is. With {chosen['why']} it fits."
-    if "kv_cache_memory_bytes" not in chosen["flags"]:
-        return "It fits."
-    needed = size_text(chosen["needed_bytes"])
-    return f"The KV cache needs {needed} on each rank. No device was named, so nothing was compared."
+        return f"Does not fit as it is; with {chosen['why']} it fits: {needs} of {size_text(available)}."
+    return f"Fits: {needs} of {size_text(available)}."
 
 
 def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:

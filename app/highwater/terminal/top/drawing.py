@@ -1,14 +1,14 @@
-"""A view as a screen of any size, in rich's tables. Pure.
+"""A view as a screen of any size, in rich's tables: the verdict first, the keys last. Pure.
 
-Sections are drawn whole where there is room. Where there is not, the least urgent are shortened or left out first:
-events, the chart, the rules, the components, the ranks with the lowest use.
+Sections are drawn whole where there is room, and the chart takes what is left. Where there is none, the least urgent
+are shortened or left out first: events, the chart, the rules, the components, the ranks with the most free.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -20,21 +20,24 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from highwater.http.text.report import engine_facts
-from highwater.model.components import COMPONENTS
+from highwater.http.text.status import headline
+from highwater.model.components import COMPONENTS, Component
 from highwater.model.engine import MissingRank
 from highwater.model.policy import RankPressure, RuleStatus
 from highwater.model.rank import RankReading
 from highwater.model.remedies import can_give, gains
 from highwater.model.report import Event
-from highwater.model.titles import device_title, signal_text, waters_text
+from highwater.model.titles import device_title, names_text, signal_text, waters_text
 from highwater.model.totals import fullest
-from highwater.model.units import UNKNOWN, share_text, size_text, span_text
+from highwater.model.units import GIB, MIB, UNKNOWN, share_text, size_text, span_text
+from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.terminal.top.feed import HISTORY_SECONDS, View
 from highwater.terminal.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
 
 _WIDE = 76
 _WIDER = 110
 _DIM = "bright_black"
+_EXITS = {OK: "bold green", ATTENTION: "bold yellow", CRITICAL: "bold red"}
 _LEVELS = {"good": "green", "warn": "yellow", "bad": "bold red"}
 _PHASES = {
     "calm": "green",
@@ -50,16 +53,38 @@ _OLD_SECONDS = 15.0
 # A chart's full height is at least this share of the device, so that noise looks like noise.
 _MIN_RANGE = 0.01
 _SOON_SECONDS = 3600.0
-_CHART_LINES = 6
 _FEW_EVENTS, _MANY_EVENTS = 3, 20
-_PROBLEM_LINES = 3
+_PROBLEM_LINES, _VERDICT_LINES = 3, 4
+_HELP = (
+    "bars     each letter or colour is a part of the memory, dots are free; the line is where a rule acts",
+    "ranks    the least free first, equal ones in one row; s sorts them by number",
+    "parts    of the fullest rank; all sparklines have one scale, so that what moves most stands out",
+    "chart    what is used over 15 minutes; a mark below it is a time when memory was given back",
+    "keys     1 all, 2 ranks, 3 parts, 4 policy, 5 events, s sort, ? this page, q or Ctrl-C leaves",
+)
 _MAX_SHORT_RANKS = 4
 
 _Span: TypeAlias = tuple[float, float]
+_Lines: TypeAlias = list[list[Segment]]
 _left: Final = partial(Column, no_wrap=True, overflow="ellipsis")
 _right: Final = partial(_left, justify="right")
 _text: Final = partial(Text, no_wrap=True, overflow="ellipsis")
 _row: Final = partial(Text.assemble, no_wrap=True, overflow="ellipsis")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What somebody chose to see, by keys."""
+
+    shown: str = "1"
+    by_number: bool = False
+
+    def after(self, key: str) -> Look:
+        if key == "s":
+            return replace(self, by_number=not self.by_number)
+        if key == "?" and self.shown == key:
+            return replace(self, shown="1")
+        return replace(self, shown=key) if key in "12345?" else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,40 +93,64 @@ class Drawing:
 
     view: View
     now: float
+    look: Look = Look()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height, options = options.height, options.reset_height()
-        sections = _Sections(self.view, self.now, console, options)
+        sections = _Sections(self.view, self.now, console, options, self.look)
 
-        def lines(section: RenderableType) -> list[list[Segment]]:
+        def lines(section: RenderableType) -> _Lines:
             return console.render_lines(section, options, pad=False)
 
+        verdict = lines(sections.verdict())[:_VERDICT_LINES]
         problems = [line for problem in sections.problems() for line in lines(problem)[:_PROBLEM_LINES]]
-        head, load = [*lines(sections.head()), *problems], lines(sections.load())
-        components, policy = lines(sections.components()), lines(sections.policy())
+        head = [*lines(sections.head()), *verdict, *problems]
         if height is None:
-            ranks, chart, events = lines(sections.ranks(None)), [], lines(sections.events(_MANY_EVENTS))
+            whole = (sections.ranks(None), sections.components(), sections.load(), sections.policy())
+            drawn = [*head, *(line for section in whole for line in lines(section))]
+            drawn += lines(sections.events(_MANY_EVENTS))
         else:
-            room = height - len(head) - len(load)
-            shown = len(components) if room >= len(components) + 3 else 0
-            # A few rules are shown where that leaves at least three ranks.
-            rules = min(len(policy), 3) if room - shown >= 7 else 0  # noqa: PLR2004 - see above
-            ranks = lines(sections.ranks(max(room - shown - rules, 2)))
-            components = components if room >= len(ranks) + len(components) else []
-            room -= len(ranks) + len(components)
-            policy = policy[: max(room, 0)]
-            room -= len(policy)
-            few = len(lines(sections.events(_FEW_EVENTS)))
-            chart = lines(sections.chart(min(room - few - 2, _CHART_LINES)))
-            events = lines(sections.events(room - len(chart) - 1))
-        for line in [*head, *ranks, *components, *load, *chart, *policy, *events][:height]:
+            room = height - len(head) - 1
+            body = _body(sections, lines, room, self.look.shown)[: max(room, 0)]
+            blank: _Lines = [[] for _ in range(room - len(body))]
+            drawn = [*head, *body, *blank][: height - 1] + lines(sections.keys())[:1]
+        for line in drawn:
             yield from line
             yield Segment.line()
 
 
+def _body(sections: _Sections, lines: Callable[[RenderableType], _Lines], room: int, shown: str) -> _Lines:
+    """Return what stands between head and keys, in about so many lines."""
+    if shown == "?":
+        return lines(Text("\n".join(_HELP)))
+    if shown == "2":
+        return lines(sections.ranks(room))
+    components, policy = lines(sections.components()), lines(sections.policy())
+    if shown == "3":
+        return [*components, *lines(sections.chart(room - len(components) - 2))]
+    if shown == "4":
+        return policy
+    if shown == "5":
+        return lines(sections.events(room - 1))
+    load = lines(sections.load())
+    room -= len(load)
+    parts = len(components) if room >= len(components) + 3 else 0
+    # A few rules are shown where that leaves at least three ranks.
+    rules = min(len(policy), 3) if room - parts >= 7 else 0  # noqa: PLR2004 - see above
+    ranks = lines(sections.ranks(max(room - parts - rules, 2)))
+    components = components if room >= len(ranks) + len(components) else []
+    room -= len(ranks) + len(components)
+    policy = policy[: max(room, 0)]
+    room -= len(policy)
+    few = len(lines(sections.events(_FEW_EVENTS)))
+    chart = lines(sections.chart(room - few - 2))
+    events = lines(sections.events(room - len(chart) - 1))
+    return [*ranks, *components, *load, *chart, *policy, *events]
+
+
 class _Sections:
-    def __init__(self, view: View, now: float, console: Console, options: ConsoleOptions) -> None:
-        self.view, self.now, self.console, self.options = view, now, console, options
+    def __init__(self, view: View, now: float, console: Console, options: ConsoleOptions, look: Look) -> None:
+        self.view, self.now, self.console, self.options, self.look = view, now, console, options, look
         self.report, self.glyphs = view.report, glyphs_of(options)
         # Room for more columns, and for columns that follow from others.
         self.is_wide, self.is_wider = options.max_width >= _WIDE, options.max_width >= _WIDER
@@ -109,15 +158,13 @@ class _Sections:
     # --- the head ---
 
     def head(self) -> Table:
-        engine, policy = self.report.engine, self.report.policy
+        engine = self.report.engine
         if self.view.problem is None:
             state = Text(f"{self.glyphs.dot} {engine.state_text}", _LEVELS[engine.traits.level])
         else:
             state = Text(f"NO SIDECAR, was {engine.state_text}", "bold red")
         age = self.view.age_seconds(self.now)
         read = Text("never read" if age is None else f"read {span_text(age)} ago", _DIM)
-        if policy is not None:
-            read = Text.assemble(("policy ", _DIM), (policy.level, _PHASES[policy.level]), (", ", _DIM), read)
         if self.report.stale or age is None:
             read.append("  STALE", "bold red")
         elif age > _OLD_SECONDS:
@@ -128,28 +175,48 @@ class _Sections:
         grid.add_row(Text(self.view.url, _DIM), read)
         return grid
 
+    def verdict(self) -> Text:
+        verdict = self.report.verdict
+        style = _EXITS.get(verdict.exit_status, "") if self.view.problem is None else _DIM
+        text = Text.assemble((f"{self.glyphs.bar}{headline(self.report)}", style))
+        facts = (("grew", verdict.grew), ("next", verdict.next), ("do", verdict.do.text if verdict.do else None))
+        for name, fact in facts:
+            text.append("" if fact is None else f"\n{self.glyphs.bar}{name}: {fact}", "" if style != _DIM else _DIM)
+        return text
+
+    def keys(self) -> Text:
+        names = {"1": "all", "2": "ranks", "3": "parts", "4": "policy", "5": "events"}
+        parts = [(f"{key} {name}  ", "bold reverse" if key == self.look.shown else _DIM) for key, name in names.items()]
+        order = "by number" if self.look.by_number else "least free"
+        return _row(("q quit  ? help  ", _DIM), *parts, (f"s sort: {order}", _DIM))
+
     def problems(self) -> Iterator[Text]:
         if self.view.problem is not None:
             silent = span_text(self.now - (self.view.lost_at or self.now))
             yield Text(f"! no news for {silent}, trying again: {self.view.problem}", "bold red")
-        if self.report.engine.hint:
+        said = f"{self.report.verdict.sentence} {self.report.verdict.next}"
+        if self.report.engine.hint and self.report.engine.hint not in said:
             colour = "bold red" if self.report.engine.traits.level == "bad" else "yellow"
             yield Text(f"! {self.report.engine.hint}", colour)
 
     # --- ranks ---
 
     def ranks(self, most: int | None) -> Group:
-        """Return a bar for each rank; of more than ``most`` lines hold, those with the highest use."""
-        report, shown, missing = self.report, self.report.ranks, self.report.ranks_missing
-        count = len(shown) + len(missing)
+        """Return a bar for each rank, equal ones in one; of too many for ``most`` lines those with the least free."""
+        report, missing = self.report, self.report.ranks_missing
+        alike: dict[object, list[RankReading]] = {}
+        for rank in report.ranks if self.look.by_number else fullest(report.ranks):
+            alike.setdefault(self._looks(rank), []).append(rank)
+        rows = list(alike.values())
+        count = len(rows) + len(missing)
         if most is not None and count > most - 1:
             room = max(most - 2, 1)
             missing = missing[: max(room - 1, 0)]
-            chosen = set(map(id, fullest(shown)[: max(room - len(missing), 1)]))
-            shown = tuple(rank for rank in shown if id(rank) in chosen)
+            rows = rows[: max(room - len(missing), 1)]
+        shown = sum(map(len, rows))
         grid = _grid(_left(), _left(ratio=1), *(_right() for _ in range(2 + self.is_wide + self.is_wider)))
-        for rank in shown:
-            grid.add_row(*self._rank(rank))
+        for row in rows:
+            grid.add_row(*self._rank(row))
         pressures = (report.pressure_of(rank) for rank in report.ranks)
         waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
         sizes = " to ".join(dict.fromkeys(map(size_text, (waters[0], waters[-1])))) if waters else ""
@@ -157,22 +224,31 @@ class _Sections:
         parts: list[RenderableType] = [
             self._title(
                 f"ranks {report.ranks_reported} of {expected}",
-                f"{self.glyphs.mark} high water {sizes} free" if waters else "",
+                f"{self.glyphs.mark} acts at {sizes} free" if waters else "",
             ),
             grid,
             *map(_missing_line, missing),
         ]
-        if left_out := count - len(shown) - len(missing):
-            parts.append(_text(f"  and {left_out} more, with less in use", _DIM))
+        if left_out := len(report.ranks) + len(report.ranks_missing) - shown - len(missing):
+            which = "" if self.look.by_number else ", with less in use"
+            parts.append(_text(f"  and {left_out} more{which}", _DIM))
         if not report.ranks:
             parts.append(_text("  no reading of any worker yet", _DIM))
         return Group(*parts)
 
-    def _rank(self, rank: RankReading) -> Iterator[RenderableType]:
+    def _looks(self, rank: RankReading) -> object:
+        """Return what decides how a rank is drawn."""
+        pressure = self.report.pressure_of(rank)
+        sizes = (rank.total_bytes, rank.used_bytes, *(getattr(rank.components, part.name) for part in COMPONENTS))
+        shown = tuple(None if size is None else round(size / (GIB / 10)) for size in sizes)
+        return shown, rank.host, pressure is not None and bool(pressure.short_bytes), self.report.high_water_of(rank)
+
+    def _rank(self, alike: Sequence[RankReading]) -> Iterator[RenderableType]:
+        rank = alike[0]
         pressure = self.report.pressure_of(rank)
         style = "bold red" if pressure is not None and pressure.short_bytes else ""
         sizes = [getattr(rank.components, component.name) for component in COMPONENTS]
-        yield self._rank_name(rank)
+        yield self._rank_name(rank) if len(alike) == 1 else names_text([one.label for one in alike])
         yield StackedBar(sizes, _whole(rank), self.report.high_water_of(rank))
         yield Text(share_text(rank.used_ratio), style)
         yield Text(size_text(rank.used_bytes), style)
@@ -197,24 +273,37 @@ class _Sections:
         if not ranks:
             return Group()
         rank, span = ranks[0], self._span(ranks[0])
+        scale = max((self._moved(rank, component.name, span) for component in COMPONENTS), default=0.0)
         grid = _grid(_left(), _left(), _right(), _right(), _left(ratio=1), _right())
         for index, component in enumerate(COMPONENTS):
             size: int | None = getattr(rank.components, component.name)
             share = size / rank.used_bytes if size is not None and rank.used_bytes else None
             cells = (component.title, size_text(size), share_text(share))
-            graph, change = self._change(rank, component.name, component.terminal, span)
+            graph, change = self._change(rank, component, span, scale)
             legend = component_cell(self.console, self.options, index)
             grid.add_row(legend, *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
         which = f"rank {self._rank_name(rank)}{', the fullest' if len(ranks) > 1 else ''}"
         return Group(self._title(which, "" if span is None else f"change in {span_text(span[1] - span[0])}"), grid)
 
-    def _change(self, rank: RankReading, name: str, colour: str, span: _Span | None) -> tuple[RenderableType, Text]:
-        known = [value for at, value in self.view.points(rank, name) if value is not None and span and at >= span[0]]
-        if span is None or not known or getattr(rank.components, name) is None:
+    def _known(self, rank: RankReading, name: str, span: _Span | None) -> list[float]:
+        if span is None or getattr(rank.components, name) is None:
+            return []
+        return [value for at, value in self.view.points(rank, name) if value is not None and at >= span[0]]
+
+    def _moved(self, rank: RankReading, name: str, span: _Span | None) -> float:
+        known = self._known(rank, name, span)
+        return max(known, default=0.0) - min(known, default=0.0)
+
+    def _change(
+        self, rank: RankReading, component: Component, span: _Span | None, scale: float
+    ) -> tuple[RenderableType, Text]:
+        known = self._known(rank, component.name, span)
+        if span is None or not known:
             return "", Text("")
         change = known[-1] - known[0]
-        graph = self._area(rank, name, span, style=colour if change else _DIM)
-        return graph, Text(size_text(change, signed=True) if change else "=", "" if change else _DIM)
+        is_change = abs(change) >= MIB
+        graph = self._area(rank, component.name, span, style=component.terminal if is_change else _DIM, scale=scale)
+        return graph, Text(size_text(change, signed=True) if is_change else "=", "" if is_change else _DIM)
 
     def _span(self, rank: RankReading) -> _Span | None:
         points = self.view.points(rank, "used_bytes")
@@ -224,9 +313,9 @@ class _Sections:
         return max(points[0][0], until - HISTORY_SECONDS), until
 
     def _area(
-        self, rank: RankReading, name: str, span: tuple[float, float], *, style: str, height: int = 1
+        self, rank: RankReading, name: str, span: _Span, *, style: str, height: int = 1, scale: float = 0.0
     ) -> AreaChart:
-        least = _MIN_RANGE * _whole(rank)
+        least = max(_MIN_RANGE * _whole(rank), scale)
         return AreaChart(self.view.points(rank, name), *span, least_range=least, height=height, style=style)
 
     # --- load, chart ---

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+from highwater.diagnose.verdict import JudgedReport
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.points import ROW, MemoryPoint
 from highwater.model.rank import RankKey, RankReading, key_of
-from highwater.model.report import Event, Report
+from highwater.model.report import Event
 from highwater.process.errors import SidecarError
 from highwater.terminal.client import SidecarClient, event_of, events_of, follow, report_of, understood
 
@@ -39,14 +40,14 @@ class View:
     """
 
     url: str
-    report: Report
+    report: JudgedReport
     received_at: float
     past: Past = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     problem: str | None = None
     lost_at: float | None = None
 
-    def with_report(self, report: Report, now: float) -> View:
+    def with_report(self, report: JudgedReport, now: float) -> View:
         view = replace(self, report=report, received_at=now, problem=None, lost_at=None)
         if report.taken_at is None or report.stale:
             return view

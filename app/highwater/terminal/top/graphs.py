@@ -32,10 +32,11 @@ class Glyphs(NamedTuple):
     mark: str
     dot: str
     reset: str
+    bar: str
 
 
-_UNICODE = Glyphs(levels=" ▁▂▃▄▅▆▇█", free="·", mark="┃", dot="●", reset="▲")
-_ASCII = Glyphs(levels=" .:-=+*#@", free=".", mark="|", dot="*", reset="^")
+_UNICODE = Glyphs(levels=" ▁▂▃▄▅▆▇█", free="·", mark="┃", dot="●", reset="▲", bar="▌")
+_ASCII = Glyphs(levels=" .:-=+*#@", free=".", mark="|", dot="*", reset="^", bar="")
 
 
 def glyphs_of(options: ConsoleOptions) -> Glyphs:

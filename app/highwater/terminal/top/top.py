@@ -25,7 +25,7 @@ from highwater.process.exit_codes import HUNG_UP, INTERRUPTED, TERMINATED
 from highwater.terminal.asking import ASK_SECONDS, sidecar_at
 from highwater.terminal.client import SidecarClient, report_of
 from highwater.terminal.options import examples, json_option, url_option
-from highwater.terminal.top.drawing import Drawing
+from highwater.terminal.top.drawing import Drawing, Look
 from highwater.terminal.top.feed import Feed, View, first_view, follow_memory
 
 LOOK_SECONDS = 0.2
@@ -35,7 +35,7 @@ _ESCAPE = b"\x1b"
 
 @click.command(
     epilog=examples(
-        "highwater top                          q or Ctrl-C leaves",
+        "highwater top                          ? shows the keys, q or Ctrl-C leaves",
         "highwater top --once | less",
         "highwater top --once --json | jq '.ranks[].used_ratio'",
         "highwater top --json >> memory.jsonl   a report a line, until Ctrl-C",
@@ -46,7 +46,7 @@ _ESCAPE = b"\x1b"
 @click.option("--once", is_flag=True, help="print it once, and end; so it does where the output is no terminal")
 @json_option
 def top(url: str, *, once: bool, as_json: bool) -> None:
-    """Show where the memory is, live: ranks, components, growth, requests, policy, events.
+    """Show where the memory is, live: the verdict, ranks, components, growth, requests, policy, events.
 
     One bar for each rank, with a line at high water; below them the components of the fullest rank, and their change.
     While the sidecar does not respond, the age of the figures is shown; they continue once it responds again.
@@ -92,10 +92,10 @@ def _show(url: str, *, once: bool) -> None:
 def _live(view: View, url: str, console: Console) -> None:
     feed = Feed(view, partial(SidecarClient, url, timeout_seconds=ASK_SECONDS))
     feed.start()
-    with Screen(console, lambda: Drawing(feed.view, time.monotonic())) as screen:
+    with Screen(console, lambda look: Drawing(feed.view, time.monotonic(), look)) as screen:
         drawn, drawn_at = None, 0.0
         while not screen.asked_to_quit(LOOK_SECONDS):
-            now = feed.view, console.size
+            now = feed.view, screen.look, console.size
             if now != drawn or time.monotonic() - drawn_at >= REDRAW_SECONDS:
                 screen.draw()
                 drawn, drawn_at = now, time.monotonic()
@@ -109,9 +109,10 @@ class Screen:
     shell continues this process.
     """
 
-    def __init__(self, console: Console, drawn: Callable[[], RenderableType]) -> None:
+    def __init__(self, console: Console, drawn: Callable[[Look], RenderableType]) -> None:
+        self.look = Look()
         self._drawn = drawn
-        self._live = Live(drawn(), console=console, screen=True, auto_refresh=False)
+        self._live = Live(drawn(self.look), console=console, screen=True, auto_refresh=False)
         self._keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
         self._modes: list[Any] = [] if self._keyboard is None else termios.tcgetattr(self._keyboard)
 
@@ -130,7 +131,7 @@ class Screen:
         self._give_back()
 
     def draw(self) -> None:
-        self._live.update(self._drawn(), refresh=True)
+        self._live.update(self._drawn(self.look), refresh=True)
 
     def asked_to_quit(self, seconds: float) -> bool:
         if self._keyboard is None:
@@ -140,6 +141,8 @@ class Screen:
         if not ready:
             return False
         keys = os.read(self._keyboard, 64)
+        for key in keys.decode("ascii", "ignore").lower():
+            self.look = self.look.after(key)
         # Ready and empty: the terminal was closed. An escape on its own is the key.
         return not keys or keys == _ESCAPE or b"q" in keys.lower()
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from highwater.diagnose.case import Case, Setup, of_report
 from highwater.diagnose.rules.setup import checked
+from highwater.diagnose.verdict import Deed, JudgedReport
+from highwater.http.text.status import ranks_text, status_text
 from highwater.model.engine import EngineStatus
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event, Report
 from highwater.terminal.check import exit_code
 from highwater.terminal.client import event_of, report_of
-from highwater.terminal.status import judged, status_text
 from highwater.terminal.top.drawing import Drawing
 from highwater.terminal.top.feed import View
 from tests.unit.terminal.reports import as_json
@@ -35,6 +36,7 @@ def anything_of(kind: type) -> st.SearchStrategy:
     hints = typing.get_type_hints(kind)
     special = {
         EngineStatus: {"capabilities": CAN},
+        Deed: {"body": st.none()},
         RemedyResult: {"detail": st.just(())},
         # An event of no year that a terminal can show is left out (tests/unit/terminal/test_client.py).
         Event: {"at": st.floats(0, 2e11)},
@@ -51,7 +53,7 @@ def of_hint(hint: typing.Any) -> st.SearchStrategy:
         return st.lists(of_hint(arguments[0]), max_size=2).map(tuple)
     if arguments and type(None) in arguments:
         return st.one_of(st.none(), *(of_hint(argument) for argument in arguments if argument is not type(None)))
-    if isinstance(hint, type) and hint.__module__.startswith("highwater.model."):
+    if isinstance(hint, type) and hint.__module__.startswith(("highwater.model.", "highwater.diagnose.verdict")):
         return anything_of(hint)
     return st.from_type(hint)
 
@@ -59,7 +61,12 @@ def of_hint(hint: typing.Any) -> st.SearchStrategy:
 @pytest.mark.slow("reports and screens, drawn by chance")
 @pytest.mark.untraced
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
-@given(first=anything_of(Report), second=anything_of(Report), event=anything_of(Event), height=st.integers(1, 60))
+@given(
+    first=anything_of(JudgedReport),
+    second=anything_of(JudgedReport),
+    event=anything_of(Event),
+    height=st.integers(1, 60),
+)
 def test_any_report_is_drawn_judged_and_checked(first, second, event, height):
     """Nothing raises, no line is too long, none too many, nothing is there that a terminal obeys."""
     told = [report_of(as_json(replace(report, schema=1))) for report in (first, second)]
@@ -68,7 +75,8 @@ def test_any_report_is_drawn_judged_and_checked(first, second, event, height):
     view = View("http://s", told[0], 1.0).with_report(told[0], 1.0).with_report(told[1], 2.0).with_history({}, [event])
     for colours, width, most in ((False, 60, height), (True, 120, None)):
         assert all(line.isprintable() for line in drawn(Drawing(view, 3.0), width, most, colours=colours))
-    assert status_text(told[0], judged(told[0]), event, now=4.0)
+    assert status_text(told[0], [event], url="http://s", now=4.0, width=80)
+    assert ranks_text(told[0])
     assert exit_code(checked(facts(told[1], event))) in (0, 1, 2)
 
 

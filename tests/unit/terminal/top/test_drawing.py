@@ -6,14 +6,29 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.diagnose.verdict import Deed, Verdict
 from highwater.model.engine import MissingRank, Progress
 from highwater.model.growth import Growth
 from highwater.terminal.client import report_of
-from highwater.terminal.top.drawing import Drawing
+from highwater.terminal.top.drawing import Drawing, Look
 from highwater.terminal.top.feed import View
 from tests.fakes.engine import MIB
-from tests.unit.terminal.reports import DEVICE, HELD, NOW, as_json, event, policy, pressure, ranks, report, short_policy
+from tests.unit.terminal.reports import (
+    DEVICE,
+    HELD,
+    NOW,
+    as_json,
+    event,
+    is_golden,
+    policy,
+    pressure,
+    ranks,
+    report,
+    short_policy,
+)
 from tests.unit.terminal.top import screens
+
+ALL = Look()
 
 
 def view(*, minutes: int = 2, **changed) -> View:
@@ -28,9 +43,9 @@ def view(*, minutes: int = 2, **changed) -> View:
     return made.with_report(replace(made.report, **changed), 100.0)
 
 
-def drawn(made: View, width: int = 100, height: int | None = None, *, now: float = 100.0) -> str:
+def drawn(made: View, width: int = 100, height: int | None = None, *, now: float = 100.0, look: Look = ALL) -> str:
     """The screen in letters, without what only aligns columns."""
-    return "\n".join(" ".join(line.split()) for line in screens.drawn(Drawing(made, now), width, height))
+    return "\n".join(" ".join(line.split()) for line in screens.drawn(Drawing(made, now, look), width, height))
 
 
 FULL = view()
@@ -42,7 +57,7 @@ def test_the_storys_numbers_are_read_at_a_glance():
     for words in (
         "vLLM 0.32.0 Qwen/Qwen3-VL-32B-Instruct",
         "ranks 2 of 2",
-        "high water 1.52 GiB free",
+        "acts at 1.52 GiB free",
         "93.6 % 57.06 GiB of 60.96 GiB",
         "encoder cache 3.69 GiB",
         "+3.69 GiB",
@@ -57,7 +72,7 @@ def test_the_storys_numbers_are_read_at_a_glance():
 
 
 def test_each_rank_has_a_bar_with_its_parts_and_the_mark():
-    (bar,) = [line for line in drawn(FULL, 300).splitlines() if line.startswith("1 npu:1")]
+    (bar,) = [line for line in drawn(FULL, 300).splitlines() if line.startswith("0-1 x2 ")]
     cells = bar.split()[2]
     assert [letter for letter in "WKEOCN|" if letter not in cells] == []
     assert cells.index("W") < cells.index("K") < cells.index("E") < cells.index("N") <= len(cells)
@@ -77,18 +92,78 @@ def test_where_there_is_room_each_rank_tells_what_is_free():
 
 
 def test_sixteen_ranks_on_a_small_terminal_are_the_fullest():
-    crowd = list(ranks(16))
+    crowd = [ranks(16, images=number)[number] for number in range(16)]
     crowd[11] = ranks(16, images=31)[11]
     shown = drawn(replace(FULL, report=replace(FULL.report, ranks=tuple(crowd), ranks_expected=16)), 80, 24)
     assert "11 npu:11 " in shown
     assert "more, with less in use" in shown
     assert "rank 11 npu:11, the fullest" in shown
-    assert "policy calm" in shown
 
 
 def test_all_ranks_are_there_where_there_is_room():
-    crowd = replace(FULL, report=replace(FULL.report, ranks=ranks(16), ranks_expected=16))
-    assert all(f"{number} npu:{number} " in drawn(crowd) for number in range(16))
+    crowd = tuple(ranks(16, images=2 * number)[number] for number in range(16))
+    shown = drawn(replace(FULL, report=replace(FULL.report, ranks=crowd, ranks_expected=16)))
+    assert all(f"{number} npu:{number} " in shown for number in range(16))
+    by_number = replace(FULL, report=replace(FULL.report, ranks=crowd, ranks_expected=16))
+    lines = drawn(by_number, 120, 50, look=Look(by_number=True)).splitlines()
+    assert [line.split()[0] for line in lines if " npu:" in line][:16] == [str(number) for number in range(16)]
+
+
+def test_equal_ranks_are_one_row():
+    crowd = list(ranks(8))
+    crowd[3] = ranks(8, images=31)[3]
+    shown = drawn(replace(FULL, report=replace(FULL.report, ranks=tuple(crowd), ranks_expected=8)), 120)
+    rows = [line.partition(" WW")[0] for line in shown.splitlines() if line.endswith("GiB free") and "WWW" in line]
+    assert rows == ["3 npu:3", "0-1 x2", "2 4-7 x5"]  # the first two have a rule's line, the others none
+
+
+# --- the whole screen ---
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
+def test_the_whole_screen_is_the_golden_one(width, height):
+    """The verdict in its frame, the keys in the last line, and no line of the terminal unused by the chart."""
+    verdict = Verdict(
+        state="short",
+        exit_status=1,
+        reason="growing",
+        sentence="Rank 1 has 3.89 GiB free of 60.96 GiB and loses 58 MiB/s.",
+        grew="encoder cache +3.69 GiB in 14 min",
+        next="Highwater gives back at 1.52 GiB free.",
+        do=Deed(text="Reclaim 14.8 GiB"),
+    )
+    made = view(minutes=14)
+    shown = screens.drawn(Drawing(replace(made, report=replace(made.report, verdict=verdict)), 100.0), width, height)
+    assert len(shown) == height
+    assert is_golden(f"top_{width}x{height}", "\n".join(line.rstrip() for line in shown))
+    assert shown[-1].startswith("q quit  ? help  1 all")
+    assert sum(not line.strip() for line in shown) <= 1
+
+
+@pytest.mark.parametrize(
+    ("key", "there", "not_there"),
+    [
+        ("2", "ranks 2 of 2", "policy: calm"),
+        ("3", "the fullest", "ranks 2 of 2"),
+        ("4", "policy: calm", "ranks 2 of 2"),
+        ("5", "reset_encoder_cache done", "ranks 2 of 2"),
+        ("?", "the least free first, equal ones in one row", "ranks 2 of 2"),
+    ],
+)
+def test_a_key_shows_one_view_and_the_first_shows_all(key, there, not_there):
+    """The verdict stays above each; `?` again goes back; what is no key changes nothing."""
+    look = Look().after(key)
+    shown = drawn(FULL, 100, 24, look=look)
+    assert (there in shown, not_there in shown, "FINE: " in shown) == (True, False, True)
+    assert look.after("1") == Look()
+    assert Look().after("?").after("?") == Look()
+    assert look.after("x") == look
+
+
+def test_rows_have_one_scale():
+    """What moves by a byte is flat beside what moves by gigabytes."""
+    lines = [line for line in drawn(FULL, 120).splitlines() if line.startswith(("E encoder", "N non-torch"))]
+    assert [line.split()[-1] for line in lines] == ["GiB", "="]
 
 
 def test_ranks_of_several_engines_and_hosts_are_told_apart():
@@ -178,7 +253,7 @@ def test_a_rule_that_cannot_act_says_why():
 
 def test_ranks_that_act_at_different_fills_tell_the_span():
     rule = replace(DEVICE, ranks=(pressure(0), pressure(1, high_free_bytes=512 * MIB)))
-    assert "high water 512 MiB to 1.52 GiB free" in drawn(view(minutes=0, policy=policy(rule)))
+    assert "acts at 512 MiB to 1.52 GiB free" in drawn(view(minutes=0, policy=policy(rule)))
 
 
 def test_an_engine_that_is_stuck_is_said():
