@@ -16,6 +16,10 @@ _MINUTE, _DAY = 60.0, 86_400.0
 _SPANS: Final = ((_DAY, "d", "h", HOUR_SECONDS), (HOUR_SECONDS, "h", "min", _MINUTE), (_MINUTE, "min", "s", 1.0))
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def ceil_div(value: int, by: int) -> int:
     return -(-value // by)
 
