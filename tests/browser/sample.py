@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 from highwater.model.engine import EngineStatus, WorkCounts
@@ -34,8 +35,10 @@ def an_hour(
     """A reading for each second until now; before each, `move(seconds ago)` changes the engine."""
     history._samples.clear()  # the poll that found the engine is of now, and would stand before the hour
     history.began_at = time.time() - seconds
+    begin = history.began_at
+    for place, event in enumerate(history._events):  # it was found before the hour, too
+        history._events[place] = replace(event, at=begin)
     with dated(history, clock):
-        begin = time.time() - seconds
         for second in range(seconds):
             clock.at = begin + second
             move(seconds - second)

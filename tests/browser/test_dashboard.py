@@ -148,7 +148,7 @@ async def test_the_worst_rank_is_first_and_equal_ones_are_one_row(visit):
         here.fake.workers[3].non_torch += GIB
         await here.sidecar.poll()
         page = await visit(here.port)
-        rows = panel(page, "Free by rank, least first").get_by_role("link")
+        rows = panel(page, "Free by rank, GiB").get_by_role("link")
         names = [await one.get_attribute("aria-label") for one in await rows.all()]
         assert [name.partition(":")[0] for name in names] == [
             "rank 3",
@@ -173,6 +173,54 @@ async def test_what_moves_is_sorted_by_its_change(visit):
         assert "trim" in await rows.nth(1).inner_text()
         assert await rows.count() == 5
         await shown(panel(page, "What fills it").locator("p"), "weights 29.30")
+
+
+async def test_what_others_took_is_a_part_with_its_process(visit):
+    """Beside what is not PyTorch's and vLLM's own, from the sidecar's figures."""
+    async with beside(policy=PolicySettings(), **HOUR) as here:
+        an_hour(here.history, here.fake, here.clock, lambda _: None, seconds=600)
+        for worker in here.fake.workers:
+            worker.non_torch += 2 * GIB
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        ranks = [one | {"shared_with": "another process (pid 812)"} for one in (await here.memory())["ranks"]]
+        await page.evaluate(TAKE, {"ranks": ranks})
+        row = page.get_by_role("row", name="outside vLLM")
+        await shown(row, "another process (pid 812)")
+        assert "2.00" in await row.inner_text()
+        assert "+2.00" in await row.inner_text()
+        assert "1.15" in await page.get_by_role("row", name="non-torch").inner_text()
+
+
+async def test_while_it_gives_back_it_says_what_it_waits_for(visit):
+    async with beside(policy=PolicySettings()) as here:
+        page = await visit(here.port)
+        answered = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            if not route.request.post_data_json.get("dry_run"):
+                await answered.wait()
+            await route.continue_()
+
+        await page.route("**/memory/reclaim", late)
+        await button(page, re.compile("^Reclaim")).click()
+        await button(page.get_by_role("dialog"), re.compile("^Reclaim")).click()
+        await told(page, "Giving memory back")
+        await page.evaluate(TAKE, {"relief": {"text": "giving back: waits for 2 requests, 3 s"}})
+        await told(page, "waits for 2 requests, 3 s")
+        answered.set()
+        await told(page, "Gave back")
+
+
+async def test_an_act_says_why(visit):
+    async with beside(policy=PolicySettings()) as here:
+        page = await visit(here.port)
+        why = "no request for 30 s and 1.90 GiB unused"
+        result = {"remedy": "release", "outcome": "done", "credited_bytes": 2 * GIB, "seconds": 0.3, "ranks": []}
+        event = {"id": 900, "at": 2e9, "kind": "reset", "summary": "release done", "result": result, "why": why}
+        await page.evaluate(f"async (event) => {{ (await ({STATE})()).events.unshift(event); }}", event)
+        await page.evaluate(TAKE, {"stale": False})
+        await shown(panel(page, "What happened"), f"gave back 2.00 GiB: release, 0.3 s. Why: {why}")
 
 
 async def test_a_chart_is_also_a_table(visit):
@@ -276,7 +324,7 @@ async def test_a_time_can_be_dragged_for_and_sent_to_a_colleague(visit):
         colleague = await visit(here.port, view=page.url.partition("#")[2])
         await colleague.get_by_role("link", name=re.compile(r"\d to \d")).wait_for()
         await page.keyboard.press("Escape")
-        await page.get_by_role("link", name="24 h").click()
+        await page.get_by_role("link", name="24h").click()
         await page.wait_for_url(re.compile("#now&t=24h$"))
         await page.wait_for_function(f"() => ({length})().then((rows) => rows > 40 && rows < 200)")
 
@@ -411,7 +459,7 @@ async def test_a_phone_shows_what_matters_at_three_in_the_morning(visit):
         page = await visit(here.port, viewport=PHONE)
         await verdict_is(page, "fine")
         assert await button(page, re.compile("^Reclaim")).is_visible()
-        assert await panel(page, "Free by rank, least first").get_by_role("link").count() == 1
+        assert await panel(page, "Free by rank, GiB").get_by_role("link").count() == 1
         assert await panel(page, "What happened").get_by_role("listitem").count() == 2
         assert not await panel(page, "What moved").is_visible()
         assert await page.evaluate("document.documentElement.scrollHeight") <= PHONE["height"]
@@ -422,19 +470,22 @@ async def test_a_phone_shows_what_matters_at_three_in_the_morning(visit):
 
 
 async def test_the_verdicts_button_says_what_it_gives(visit):
-    """The dry run does nothing; the real one frees, and tells by component; the act is a line and a flag."""
+    """It asks first, with the bytes of a dry run that does nothing; then it frees; the act is a line and a flag."""
     async with beside(policy=PolicySettings()) as here:
         here.fake.serve_images()
         await here.sidecar.poll()
         page = await visit(here.port)
-        gain = f"Reclaim {2 * CACHED / GIB:.2f} GiB"
-        await button(page, "Dry run").click()
-        await told(page, f"release: would run; {gain}")
+        size = f"{2 * CACHED / GIB:.2f} GiB"
+        await button(page, f"Reclaim {size} now").click()
+        asked = page.get_by_role("dialog", name=f"Reclaim {size} now?")
+        await shown(asked, f"release could give back {size}; no request has to wait for it")
+        await page.keyboard.press("Escape")
         assert done(here.fake) == []
-        await button(page, gain).click()
-        await told(page, f"Gave back {2 * CACHED / GIB:.2f} GiB")
+        await button(page, f"Reclaim {size} now").click()
+        await button(asked, f"Reclaim {size} now").click()
+        await told(page, f"Gave back {size}")
         assert done(here.fake) == ["release"]
-        act = f"gave back {2 * CACHED / GIB:.2f} GiB: release"
+        act = f"gave back {size}: release"
         await shown(panel(page, "What happened").get_by_role("listitem"), act)
         await shown(page.get_by_role("list", name="What was done"), "release done")
 
@@ -449,6 +500,7 @@ async def test_a_reset_by_its_button_shows_what_it_freed(visit):
         await told(page, "PyTorch's allocator keeps 7.39 GiB of that")
         await told(page, "it gave no device memory back")
         await button(page, "Reclaim memory").click()
+        await button(page.get_by_role("dialog"), re.compile("^Reclaim")).click()
         given = f"{2 * (CACHED + IMAGES * IMAGE_BYTES) / GIB:.2f} GiB"
         await told(page, f"Gave back {given}")
         await open_view(page, "Events")
@@ -535,10 +587,12 @@ async def test_the_token_is_asked_for_and_kept_nowhere(visit):
 
 
 async def test_a_token_that_is_not_given_does_nothing(visit):
-    """The dialog can be left, and the page says what it needs; forgetting a token is as good as none."""
+    """What it would give can be asked without one; the dialog can be left, and the page says what it needs."""
     async with beside(admin_token=TOKEN) as here:
         page = await visit(here.port, view="policy")
         await button(page, "Reclaim memory").click()
+        await button(page.get_by_role("dialog"), re.compile("^Reclaim")).click()
+        await page.get_by_label("Token", exact=True).wait_for()
         await button(page, "Cancel").click()
         await told(page, "needs the admin token")
         await button(page, "Admin token").click()
@@ -687,7 +741,7 @@ async def test_without_the_extension_it_says_how_to_load_it(visit):
         await shown(page.locator("#verdict"), "--worker-extension-cls")
         lost = {"dp_rank": 0, "pp_rank": 0, "tp_rank": 0, "status": "never seen"}
         await page.evaluate(TAKE, {"ranks_expected": 1, "ranks_missing": [lost]})
-        await shown(panel(page, "Free by rank"), "The workers cannot be read")
+        assert await page.get_by_role("list", name="Ranks that are missing").count() == 0
 
 
 async def test_missing_ranks_are_named(visit):
@@ -899,6 +953,8 @@ async def test_it_can_be_used_by_keyboard_alone(visit):
             assert await page.evaluate(ring)
             if (await page.evaluate("document.activeElement.innerText")).startswith("Reclaim"):
                 break
+        await page.keyboard.press("Enter")
+        await page.get_by_role("dialog").wait_for()
         await page.keyboard.press("Enter")
         await told(page, "Gave back")
         assert done(here.fake) == ["release"]

@@ -7,7 +7,7 @@ import { hasToken, post, Refusal, useToken } from "./api.js";
 import { COMPONENTS } from "./facts.js";
 import { duration, gib, gibNumber, joined, known, words } from "./format.js";
 import { Component, html } from "./html.js";
-import { rankName } from "./model.js";
+import { rankName, total } from "./model.js";
 import { changed, state } from "./store.js";
 
 const MIN_KEPT = 32 * 1024 * 1024;
@@ -39,18 +39,19 @@ export async function act(doing, call, done) {
 
 function refused({ status, message, body }) {
   if (status === FORBIDDEN) say("The sidecar has no admin token", "bad", [message]);
-  else if (body?.results) tell(body.results, Boolean(body.dry_run));
-  else if (body?.outcome) tell([body], false);
+  else if (body?.results) tell(body.results);
+  else if (body?.outcome) tell([body]);
   else say(status === 0 ? "It could not be asked" : "Refused", "bad", [message]);
 }
 
-/** A reclaim, as the verdict or somebody wants it. */
+/** A reclaim, as the verdict or somebody wants it: what it would give is asked first, which changes nothing. */
 export function reclaim(path, body) {
-  const doing = body.dry_run ? "Asking what it would do" : "Giving memory back";
-  return act(doing, () => post(path.replace(/^\//, ""), body), ({ results }) => tell(results, Boolean(body.dry_run)));
+  const then = () => act("Giving memory back", () => post(path, body), ({ results }) => tell(results));
+  const ask = ({ results }) => changed({ action: null, dialog: { kind: "reclaim", results, mode: body.mode, then } });
+  return act("Asking what it would give back", () => post(path, { ...body, dry_run: true }), ask);
 }
 
-export const reset = (path, mode) => act(words(path), () => post(`${path}?mode=${mode}`), (body) => tell([body], false));
+export const reset = (path, mode) => act(words(path), () => post(`${path}?mode=${mode}`), (body) => tell([body]));
 
 /** In mode now, ask first. */
 export function confirmed(what, mode, then) {
@@ -58,14 +59,14 @@ export function confirmed(what, mode, then) {
   else changed({ dialog: { kind: "confirm", what, then } });
 }
 
-function tell(results, isDry) {
+function tell(results) {
   const done = results.filter(({ outcome }) => outcome === "done");
   const freed = done.reduce((sum, { credited_bytes: bytes }) => sum + (bytes?.total ?? 0), 0);
   const isRefused = results.every(({ outcome }) => outcome === "refused");
   const isBad = isRefused || results.some(({ outcome }) => outcome === "failed");
   const nothing = done.length ? "Done: it gave no device memory back" : "Nothing was given back";
-  const title = isDry ? "What it would do" : isRefused ? "Refused" : freed > 0 ? `Gave back ${gib(freed)}` : nothing;
-  say(title, isBad ? "bad" : freed > 0 ? "good" : "quiet", results.flatMap((result) => became(result, isDry)));
+  const title = isRefused ? "Refused" : freed > 0 ? `Gave back ${gib(freed)}` : nothing;
+  say(title, isBad ? "bad" : freed > 0 ? "good" : "quiet", results.flatMap(became));
 }
 
 /** What is less in use, by component, in words. */
@@ -81,11 +82,10 @@ export function ranksText(ranks) {
 }
 
 /** One remedy's fate, a line each. */
-function became(result, isDry) {
+function became(result) {
   const { remedy, outcome, reason, freed_bytes: freed, quiesced_by: by, held_seconds: held, seconds } = result;
-  const isDone = outcome === "done" && !isDry;
-  const gave = `gave back ${gib(result.credited_bytes?.total)} in ${duration(seconds)}`;
-  const what = isDone ? gave : isDry && outcome !== "refused" ? `would run; ${state.report?.verdict.do?.text ?? ""}` : outcome;
+  const isDone = outcome === "done";
+  const what = isDone ? `gave back ${gib(result.credited_bytes?.total)} in ${duration(seconds)}` : outcome;
   const kept = isDone ? -(freed?.components.torch_cached_bytes ?? 0) : 0;
   return [
     `${words(remedy)}: ${joined(", ", what, by === "gate" && "with new requests held", held && `requests waited ${duration(held)}`)}`,
@@ -93,7 +93,6 @@ function became(result, isDry) {
     isDone && ranksText(freed?.ranks),
     kept > MIN_KEPT && `PyTorch's allocator keeps ${gib(kept)} of that; release gives it back to the device.`,
     reason,
-    isDone || isDry ? "" : `It can free ${result.frees}; not ${result.does_not_free}.`,
   ].filter(Boolean);
 }
 
@@ -102,16 +101,13 @@ function mark(name) {
   return act("Marking", () => post("memory/marks", { name }), () => say(`Marked “${name}”.`, "good", [told]));
 }
 
-/** What the last call did, until it is put away. */
+/** What the last call did, until it is put away; while it runs, what it waits for. */
 export function result() {
-  const { action } = state;
+  const { action, report } = state;
+  const lines = busy && report?.relief ? [report.relief.text] : (action?.lines ?? []);
   return html`<div class="result ${action ? "" : "empty"}" role="status" aria-label="What it did" aria-busy=${busy ? "true" : "false"} data-level=${action?.level}>
-    ${
-      action
-        ? html`<strong>${action.title}</strong>${action.lines.map((line) => html`<p>${line}</p>`)}
-            <button type="button" class="quiet" aria-label="Put this away" onClick=${() => changed({ action: null })}>✕</button>`
-        : null
-    }
+    ${action ? html`<strong>${action.title}</strong>${lines.map((line) => html`<p>${line}</p>`)}
+      <button type="button" class="quiet" aria-label="Put this away" onClick=${() => changed({ action: null })}>✕</button>` : null}
   </div>`;
 }
 
@@ -129,7 +125,7 @@ export function askToken(problem = "", again = () => {}) {
 class Dialog extends Component {
   componentDidMount() {
     this.element.showModal();
-    this.element.querySelector("[autofocus], input, button")?.focus();
+    this.element.querySelector(this.props.first ?? "input, button")?.focus();
   }
 
   render({ name, title, children, submit, onSubmit }) {
@@ -140,16 +136,29 @@ class Dialog extends Component {
         ${children}
         <div class="dialog-buttons">
           <button type="button" class="quiet" onClick=${() => this.element.close()}>Cancel</button>
-          <button type="submit" class="primary">${submit}</button>
+          ${submit ? html`<button type="submit" class="primary">${submit}</button>` : null}
         </div>
       </form>
     </dialog>`;
   }
 }
 
+const CUTS_SHORT = "In mode “now” requests under way may be cut short or slowed down, as with vLLM's own call. “safe” waits for a moment that harms nobody, or refuses.";
+
+function reclaimDialog({ results, mode, then }) {
+  const able = results.filter(({ outcome }) => outcome !== "refused");
+  const gain = total(able.map(({ can_give_bytes: bytes }) => bytes));
+  const text = `Reclaim ${known(gain) ? gib(gain) : "memory"} now`;
+  return html`<${Dialog} key="reclaim" name="reclaim" title="${text}?" submit=${able.length ? text : null} first=${mode === "now" ? "button" : "[type=submit]"} onSubmit=${then}>
+    <ul class="findings">${results.map(({ remedy, outcome, reason }) => html`<li key=${remedy}><b>${words(remedy)}</b> ${outcome === "refused" ? "would be refused: " : ""}${(reason ?? "").replace(/^dry run; /, "")}</li>`)}</ul>
+    ${mode === "now" ? html`<p>${CUTS_SHORT}</p>` : null}
+  <//>`;
+}
+
 /** The dialog that is open, if one is. */
 export function dialog() {
   const { kind, problem, again, what, then } = state.dialog ?? {};
+  if (kind === "reclaim") return reclaimDialog(state.dialog);
   if (kind === "token")
     return html`<${Dialog} key="token" name="token" title="Admin token" submit="Use it" onSubmit=${({ token }) => (useToken(token.value), changed(), again())}>
       <p>Marks, reclaims and resets need it. Where the sidecar runs, <code>highwater token</code> prints it. It stays in this page's memory until you close or reload it.</p>
@@ -160,7 +169,7 @@ export function dialog() {
     <//>`;
   if (kind === "confirm")
     return html`<${Dialog} key="confirm" name="confirm" title="Do it now?" submit="Do it now" onSubmit=${then}>
-      <p>${what} in mode “now” does not wait for a moment in which it harms nobody: requests under way may be cut short or slowed down, as with vLLM's own call. “safe” waits for one, or refuses.</p>
+      <p>${what}: ${CUTS_SHORT}</p>
     <//>`;
   if (kind === "mark")
     return html`<${Dialog} key="mark" name="mark" title="Mark this moment" submit="Mark" onSubmit=${({ name }) => mark(name.value.trim())}>

@@ -5,6 +5,7 @@
 
 // "./" and not "/": the page also works beneath a reverse proxy's prefix.
 const BASE = new URL("./", document.baseURI);
+const OURS = { cache: "no-store", credentials: "same-origin", redirect: "error" };
 
 let token = null;
 
@@ -33,14 +34,7 @@ async function call(method, path, body, asOperator = false) {
   if (asOperator) Object.assign(headers, authorization());
   let response;
   try {
-    response = await fetch(new URL(path, BASE), {
-      method,
-      headers,
-      body: body === undefined ? undefined : JSON.stringify(body),
-      cache: "no-store",
-      credentials: "same-origin",
-      redirect: "error",
-    });
+    response = await fetch(new URL(path, BASE), { ...OURS, method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch {
     throw new Refusal(0, "the sidecar does not answer; is it running?");
   }
@@ -63,14 +57,8 @@ async function answered(response) {
  * EventSource: that one hides keep-alives, statuses and reasons.
  */
 export async function* serverEvents(path, signal, alive) {
-  const response = await fetch(new URL(path, BASE), {
-    // There is always a place for whoever has the token.
-    headers: { Accept: "text/event-stream", ...authorization() },
-    cache: "no-store",
-    credentials: "same-origin",
-    redirect: "error",
-    signal,
-  });
+  // There is always a place for whoever has the token.
+  const response = await fetch(new URL(path, BASE), { ...OURS, headers: { Accept: "text/event-stream", ...authorization() }, signal });
   if (!response.ok || response.body === null) await answered(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

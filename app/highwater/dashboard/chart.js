@@ -137,10 +137,7 @@ export class Chart extends Component {
     const { ctx, bbox } = this.plot;
     const ratio = uPlot.pxRatio;
     ctx.save();
-    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
-    ctx.textAlign = "left";
-    ctx.textBaseline = "bottom";
-    ctx.lineWidth = 1.5 * ratio;
+    Object.assign(ctx, { font: `${11 * ratio}px system-ui, sans-serif`, textAlign: "left", textBaseline: "bottom", lineWidth: 1.5 * ratio });
     for (const { value, variable, name } of this.props.waters ?? []) {
       const y = Math.round(this.plot.valToPos(value / (this.props.per ?? 1), "y", true));
       ctx.strokeStyle = ctx.fillStyle = colour(variable);
@@ -176,9 +173,7 @@ export class Chart extends Component {
       <ul class="flags" aria-label="What was done">
         ${flags(time).map(
           ({ moment, kind, level, title }) =>
-            html`<li key=${moment} class="flag" data-kind=${kind} data-level=${level} style=${at(Math.min(moment, time[1]))} title=${title}>
-              <span class="visually-hidden">${title}</span>
-            </li>`,
+            html`<li key=${moment} class="flag" data-kind=${kind} data-level=${level} style=${at(Math.min(moment, time[1]))} title=${title}><span class="visually-hidden">${title}</span></li>`,
         )}
       </ul>
       ${band(time)}
@@ -187,10 +182,7 @@ export class Chart extends Component {
           ? html`<div class="readout" aria-hidden="true" style=${left > this.plot.over.clientWidth / 2 ? { left: `${LEFT + 8}px` } : { right: `${RIGHT + 8}px` }}>
               <b>${clock(this.plot.data[0][shown])}</b>
               <table>
-                ${lines.map(
-                  (line, index) =>
-                    html`<tr><th>${swatch(line.variable)}${line.name}</th><td>${line.format(this.told[index][shown])}</td></tr>`,
-                )}
+                ${lines.map((line, index) => html`<tr><th>${swatch(line.variable)}${line.name}</th><td>${line.format(this.told[index][shown])}</td></tr>`)}
               </table>
             </div>`
           : null
@@ -199,13 +191,17 @@ export class Chart extends Component {
   }
 }
 
+/** The kind of flag that an event is; an act that was not done is another than one that was. */
+export const flagOf = ({ kind, result }) => (kind === "reset" && result && result.outcome !== "done" ? "refusal" : kind);
+
 /** What was done and marked in that time, oldest first; those that stand close together are one flag. */
 function flags([from, to]) {
   const shown = [];
-  for (const { at, kind: given, result, summary } of [...state.events].reverse()) {
-    if (!FLAGGED.has(given) || result?.outcome === "observed" || at < from || (at > to && state.place.from !== null)) continue;
-    const kind = given === "reset" && result?.outcome !== "done" ? "refusal" : given;
-    const level = given === "reset" && !(result?.credited_bytes > 0) ? "quiet" : "good";
+  for (const event of [...state.events].reverse()) {
+    const { at, result, summary } = event;
+    if (!FLAGGED.has(event.kind) || result?.outcome === "observed" || at < from || (at > to && state.place.from !== null)) continue;
+    const kind = flagOf(event);
+    const level = event.kind === "reset" && !(result?.credited_bytes > 0) ? "quiet" : "good";
     const title = joined(" ", clock(at), known(result?.credited_bytes) && `gave back ${gib(result.credited_bytes)}:`, summary);
     const last = shown[shown.length - 1];
     if (last?.kind === kind && at - last.moment < (to - from) * NEAR) last.title += `\n${title}`;
@@ -240,9 +236,7 @@ function band([from, to]) {
 export function timeSwitch() {
   const { place } = state;
   return html`<div class="switch" role="group" aria-label="Time shown">
-    ${Object.keys(SPANS).map(
-      (t) => html`<a key=${t} href=${hrefOf(place, { t })} aria-current=${place.t === t ? "true" : undefined}>${t.replace(/(\d+)/, "$1 ").replace(/m$/, "min")}</a>`,
-    )}
+    ${Object.keys(SPANS).map((t) => html`<a key=${t} href=${hrefOf(place, { t })} aria-current=${place.t === t ? "true" : undefined}>${t}</a>`)}
     ${place.from !== null ? html`<a key="window" href=${hrefOf(place, { t: "1h" })} aria-current="true" title="Back to the last hour">${clock(place.from).slice(0, -3)} to ${clock(place.to).slice(0, -3)} ✕</a>` : null}
   </div>`;
 }

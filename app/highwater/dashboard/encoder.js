@@ -12,7 +12,6 @@ import { Asked, state } from "./store.js";
 const SHOWN = 8;
 const ASK_EVERY_MS = 15_000;
 const HASH_SHOWN = 6; // at either end
-const QUIET = new Set(["progressing", "idle", "unknown"]);
 const asked = new Asked(`memory/encoder-cache?limit=${SHOWN}`, Infinity);
 let readAt = null;
 let seen = ""; // what the report said of the cache when the list was asked for
@@ -59,16 +58,10 @@ async function ask(now) {
   if (asked.problem === "") readAt = Date.now() / 1000 - (asked.value.age_seconds ?? 0);
 }
 
-/** Why the workers are left alone; null where they are not. */
-function reasonNot({ engine, progress, ranks }) {
-  // Where the workers record themselves, the entries come from a file.
-  if (!engine.capabilities.collective_rpc)
-    return ranks.some(({ source }) => source === "recorder") ? null : "the workers cannot be asked: the worker extension is not loaded";
-  const traits = STATES[engine.state];
-  // The entries are asked of the workers themselves: never where that could be one call too many.
-  if (!traits?.answers || !traits.takes_remedies)
-    return known(engine.stopped_at) ? "the engine was stopped in order" : `not asked while the engine is ${engine.state}`;
-  return progress && !QUIET.has(progress.verdict) ? `not asked while the ranks are ${progress.verdict}` : null;
+/** Why the workers are left alone, where the entries are not in their recorders' files; null where they are not. */
+function reasonNot({ engine, ranks }) {
+  if (ranks.every(({ source }) => source === "recorder")) return null;
+  return STATES[engine.state]?.takes_remedies ? null : `not asked while the engine is ${engine.state}`;
 }
 
 function list() {

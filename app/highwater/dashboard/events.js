@@ -3,13 +3,15 @@
  */
 
 import { partsText, ranksText } from "./actions.js";
+import { flagOf } from "./chart.js";
 import { clock, count, duration, gib, joined, outcomeLevel, words } from "./format.js";
 import { html, panel } from "./html.js";
 import { changed, state } from "./store.js";
 
-const SHOWN_FIRST = 3;
-const MAX_WORDS = 14; // of an event on the first screen; the whole text is its title
+// Events on the first screen, and beside a verdict of more words; and words of the newest act there, and of others.
+const [SHOWN, FEW, LONG_VERDICT, ACT_WORDS, MAX_WORDS] = [3, 2, 24, 20, 10];
 const QUIET_SECONDS = 2; // states that follow one another closer than this are not told on the first screen
+const OUTCOMES = { observed: "would have run" };
 const KEPT_AWAY = "highwater-put-away";
 const LEVELS = { incident: "bad", refusal: "warn", state: "quiet", mark: "mark", baseline: "warn", recovery: "warn", sidecar: "warn" };
 
@@ -38,15 +40,10 @@ function by({ caller, rule, trigger }) {
 function actText(event) {
   const { result } = event;
   if (!result) return joined(" ", event.summary, by(event) && `(${by(event)})`);
-  const gave = result.outcome === "done" ? (result.credited_bytes > 0 ? `gave back ${gib(result.credited_bytes)}` : "gave nothing back") : result.outcome;
-  return joined(
-    ", ",
-    `${gave}: ${words(result.remedy)}`,
-    result.seconds ? duration(result.seconds) : "",
-    result.held_seconds ? `requests waited ${duration(result.held_seconds)}` : "",
-    by(event),
-    result.reason,
-  );
+  const gave = result.outcome === "done" ? (result.credited_bytes > 0 ? `gave back ${gib(result.credited_bytes)}` : "gave nothing back") : (OUTCOMES[result.outcome] ?? result.outcome);
+  const waited = result.held_seconds && `requests waited ${duration(result.held_seconds)}`;
+  const did = joined(", ", `${gave}: ${words(result.remedy)}`, result.seconds && duration(result.seconds), waited, by(event), result.reason);
+  return joined(". Why: ", did, event.why);
 }
 
 /** What was less in use after an act, with all that changed meanwhile. */
@@ -61,48 +58,44 @@ function all() {
     id: incident.id,
     at: incident.last_at ?? incident.at,
     kind: "incident",
+    level: incident.ended_at ? "quiet" : "bad",
     href: `memory/incidents/${encodeURIComponent(incident.id)}`,
-    summary: joined(
-      "",
-      words(incident.kind ?? "incident"),
-      incident.count > 1 ? `, ${count(incident.count)} times` : "",
-      incident.ended_at ? `, over at ${clock(incident.ended_at)}` : "",
-      `: ${incident.summary || incident.problem || ""}`,
-    ),
+    summary: `${joined(", ", words(incident.kind ?? "incident"), incident.count > 1 && `${count(incident.count)} times`, incident.ended_at && `over at ${clock(incident.ended_at)}`)}: ${incident.summary || incident.problem || ""}`,
   }));
   const events = state.events.filter(({ kind }) => kind !== "incident" || !incidents.length);
   return [...events, ...incidents].sort((one, other) => other.at - one.at);
 }
 
-function cut(text) {
-  const words_ = text.split(" ");
-  return words_.length > MAX_WORDS ? `${words_.slice(0, MAX_WORDS).join(" ")} …` : text;
-}
+const cut = (all, most) => (all.length > most ? `${all.slice(0, most).join(" ")} …` : all.join(" "));
 
-function line(event, isFirst) {
+/** An event as a line; on the first screen in so many words at most. */
+function line(event, most) {
   const name = `${event.kind} ${event.id} ${event.at}`;
   const text = actText(event);
-  const shown = isFirst ? cut(text) : text;
+  const shown = most ? cut(text.split(" "), most) : text;
+  const level = event.result ? outcomeLevel(event.result) : (event.level ?? LEVELS[event.kind] ?? "quiet");
   return html`<li key=${name} data-kind=${event.kind}>
     <time datetime=${new Date(event.at * 1000).toISOString()}>${clock(event.at)}</time>
-    <span class="tag" data-level=${event.result ? outcomeLevel(event.result) : (LEVELS[event.kind] ?? "quiet")}>${event.kind}</span>
-    <span class="what" title=${text}>${event.href ? html`<a href=${event.href}>${shown}</a>` : shown}${isFirst ? null : lessText(event)}</span>
-    ${isFirst && event.kind === "incident" ? html`<button type="button" class="quiet" aria-label="Put this incident away" onClick=${() => changed((away = awayWith(name)) && {})}>✕</button>` : null}
+    ${most ? html`<i class="flag" role="img" aria-label=${event.kind} data-kind=${flagOf(event)} data-level=${level}></i>` : html`<span class="tag" data-level=${level}>${event.kind}</span>`}
+    <span class="what" title=${text}>${event.href ? html`<a href=${event.href}>${shown}</a>` : shown}${most ? null : lessText(event)}</span>
+    ${most && event.kind === "incident" ? html`<button type="button" class="quiet" aria-label="Put this incident away" onClick=${() => changed((away = awayWith(name)) && {})}>✕</button>` : null}
   </li>`;
 }
 
 export function eventsPanel() {
   const events = all();
+  const { sentence, grew, next, step } = state.report?.verdict ?? {};
+  const shown = joined(" ", sentence, grew, next, step).split(" ").length > LONG_VERDICT ? FEW : SHOWN;
   const told = events.filter((event, index) => {
     const newer = events[index - 1];
-    const isPassing = event.kind === "state" && newer?.kind === "state" && newer.at - event.at < QUIET_SECONDS;
+    const isPassing = event.kind === "state" && ["state", "incident"].includes(newer?.kind) && newer.at - event.at < QUIET_SECONDS;
     return !isPassing && event.kind !== "policy" && !away.has(`${event.kind} ${event.id} ${event.at}`);
   });
   return panel(
     "events",
     "What happened",
     html`<a class="aside" href="dashboard#events">all</a>`,
-    html`<ol class="timeline">${told.slice(0, SHOWN_FIRST).map((event) => line(event, true))}</ol>`,
+    html`<ol class="timeline">${told.slice(0, shown).map((event, index) => line(event, event.result && !index ? ACT_WORDS : MAX_WORDS))}</ol>`,
   );
 }
 
@@ -118,15 +111,14 @@ let kindShown = "all";
 export function eventsView() {
   const events = all();
   const told = events.filter(OF_KIND[kindShown]);
-  const choices = Object.keys(OF_KIND).map(
-    (kind) => html`<button type="button" key=${kind} aria-pressed=${String(kind === kindShown)} onClick=${() => ((kindShown = kind), changed())}>${kind}</button>`,
-  );
+  const choose = (kind) => () => ((kindShown = kind), changed());
+  const choices = Object.keys(OF_KIND).map((kind) => html`<button type="button" key=${kind} aria-pressed=${String(kind === kindShown)} onClick=${choose(kind)}>${kind}</button>`);
   return panel(
     "events-all",
     "What happened",
     html`<div class="switch" role="group" aria-label="Kind">${choices}</div>`,
     told.length ? null : html`<p class="empty">None since ${clock(events[events.length - 1]?.at)}.</p>`,
     state.incidents.problem ? html`<p class="problem">${state.incidents.problem}</p>` : null,
-    html`<ol class="timeline" aria-label="Events, newest first">${told.map((event) => line(event, false))}</ol>`,
+    html`<ol class="timeline" aria-label="Events, newest first">${told.map((event) => line(event))}</ol>`,
   );
 }

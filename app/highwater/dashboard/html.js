@@ -17,12 +17,7 @@ export function table({ caption, head, rows, numeric = [], wide = [], label = ca
       <caption>${caption}</caption>
       <thead><tr>${head.map((text, index) => html`<th scope="col" class=${kind(index)}>${text}</th>`)}</tr></thead>
       <tbody>
-        ${rows.map(
-          ([first, ...rest]) => html`<tr>
-            <th scope="row">${first}</th>
-            ${rest.map((cell, index) => html`<td class=${kind(index + 1)}>${cell}</td>`)}
-          </tr>`,
-        )}
+        ${rows.map(([first, ...rest]) => html`<tr><th scope="row">${first}</th>${rest.map((cell, index) => html`<td class=${kind(index + 1)}>${cell}</td>`)}</tr>`)}
       </tbody>
     </table>
   </div>`;
@@ -43,10 +38,7 @@ export function bar(parts, whole, lines, label) {
   const width = Math.max(parts.reduce((sum, { bytes }) => sum + bytes, 0), whole ?? 0, 1);
   const share = (bytes) => `${(bytes / width) * 100}%`;
   return html`<div class="bar" role="img" aria-label=${label}>
-    ${parts.map(
-      ({ key, name, bytes, colour }) =>
-        html`<span key=${key} title=${name} style=${{ width: share(bytes), background: `var(${colour})` }}></span>`,
-    )}
+    ${parts.map(({ key, name, bytes, colour }) => html`<span key=${key} title=${name} style=${{ width: share(bytes), background: `var(${colour})` }}></span>`)}
     ${lines.map(({ bytes, title, kind }) => html`<i class=${kind} title=${title} style=${{ left: share(bytes) }}></i>`)}
   </div>`;
 }

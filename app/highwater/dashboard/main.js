@@ -55,10 +55,7 @@ function page() {
     ${result()}
     <nav class="views" aria-label="Views">
       <a href=${hrefOf(place, { view: "now" })} aria-current=${place.view === "now" ? "page" : undefined} data-key="Esc">Now</a>
-      ${VIEWS.map(
-        ([name, text], index) =>
-          html`<a key=${name} href=${hrefOf(place, { view: name })} aria-current=${place.view === name ? "page" : undefined} aria-keyshortcuts=${index + 1} data-key=${index + 1}>${text}</a>`,
-      )}
+      ${VIEWS.map(([name, text], index) => html`<a key=${name} href=${hrefOf(place, { view: name })} aria-current=${place.view === name ? "page" : undefined} aria-keyshortcuts=${index + 1} data-key=${index + 1}>${text}</a>`)}
     </nav>
     ${dialog()}
   </div>`;

@@ -24,13 +24,12 @@ export function byFree(ranks) {
   return [...ranks].sort((one, other) => free(one) - free(other) || (one.rank ?? 0) - (other.rank ?? 0));
 }
 
-/** The rank as the first rule sees it that has waters for it; null where none has. */
+/** The rank as the rule sees it that acts first on its device; null where none has waters for it. */
 export function pressureOf(report, rank) {
-  return (
-    (report.policy?.rules ?? [])
-      .flatMap((rule) => rule.ranks)
-      .find((one) => rankKey(one) === rankKey(rank) && known(one.high_free_bytes)) ?? null
-  );
+  return (report.policy?.rules ?? [])
+    .flatMap((rule) => rule.ranks)
+    .filter((one) => rankKey(one) === rankKey(rank) && known(one.high_free_bytes))
+    .reduce((first, one) => (first && first.high_free_bytes >= one.high_free_bytes ? first : one), null);
 }
 
 /** Between the most and the least. */

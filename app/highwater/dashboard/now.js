@@ -5,7 +5,7 @@
 import { Chart, timeSwitch } from "./chart.js";
 import { eventsPanel } from "./events.js";
 import { clock, count, decimal, duration, GIB, gib, known, percent, words } from "./format.js";
-import { html, panel, swatch, table } from "./html.js";
+import { html, panel, table } from "./html.js";
 import { byFree, pressureOf, rankKey, rankName } from "./model.js";
 import { partsPanel, stampOf } from "./parts.js";
 import { hrefOf } from "./place.js";
@@ -66,7 +66,6 @@ function movedPanel(theme) {
     html`<select aria-label="Shown" value=${place.chart in CHARTS ? place.chart : "free"} onChange=${choose}>
         ${Object.entries(CHARTS).map(([key, { name }]) => html`<option key=${key} value=${key}>${name}</option>`)}
       </select>
-      ${chart.byRank && ranks.length > 1 ? html`<span class="aside">${swatch("--line-0")}${rankName(worst, ranks)} ${swatch("--line-8")}others</span>` : null}
       ${first - from > (to - from) / 4 ? html`<span class="aside">known since ${clock(first).slice(0, -3)}</span>` : null}
       ${timeSwitch()}`,
     series.rows.length
@@ -77,20 +76,28 @@ function movedPanel(theme) {
   );
 }
 
+/** How far a start is, if it takes as long as the last one. */
+function soFar({ loading_since: since, last_start_seconds: last }) {
+  if (!known(since) || !known(last)) return null;
+  const seconds = Date.now() / 1000 - since;
+  return html`<label class="so-far">${duration(seconds)} of ${duration(last)}, the last start's time<progress max=${last} value=${Math.min(seconds, last)}></progress></label>`;
+}
+
 /** The stages of a start, rank by rank, as their recorders have them. */
 function stagesPanel() {
   const ranks = (state.report.start_failure?.ranks ?? state.report.ranks.map((rank) => ({ ...rank, phases: rank.start }))).filter(({ phases }) => phases?.length);
-  if (!ranks.length) return panel("stages", "The start", null, html`<p class="empty">${state.report.start_failure?.summary ?? "No worker reports the stages of its start: that takes recorders."}</p>`);
+  if (!ranks.length) return panel("stages", "The start", null, soFar(state.report.engine), html`<p class="empty">${state.report.start_failure?.summary ?? "No worker reports the stages of its start: that takes recorders."}</p>`);
   const names = [...new Set(ranks.flatMap(({ phases }) => phases.map(({ name }) => name)))];
   const cell = (phase) => (phase ? (phase.error ?? duration(phase.seconds)) : "");
   const rows = ranks.map((rank) => [rankName(rank, ranks), ...names.map((name) => cell(rank.phases.find((phase) => phase.name === name)))]);
-  return panel("stages", "The start", null, table({ caption: "How long each stage took", head: ["rank", ...names.map(words)], rows }));
+  return panel("stages", "The start", null, soFar(state.report.engine), table({ caption: "How long each stage took", head: ["rank", ...names.map(words)], rows }));
 }
 
 export function nowView(theme) {
   const isStarting = state.report?.verdict.state === "starting";
   return html`<div class="first">
     ${isStarting ? stagesPanel() : movedPanel(theme)}
-    <div class="beside">${partsPanel()} ${ranksPanel()} ${eventsPanel()}</div>
+    <div class="beside">${partsPanel()} ${ranksPanel()}</div>
+    ${eventsPanel()}
   </div>`;
 }

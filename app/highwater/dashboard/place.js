@@ -8,7 +8,7 @@ export const SPANS = { "15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400 };
 export const VIEWS = [
   ["ranks", "Ranks"],
   ["parts", "Parts"],
-  ["start", "KV and start"],
+  ["start", "Start"],
   ["encoder", "Encoder"],
   ["host", "Host"],
   ["policy", "Policy"],

@@ -3,7 +3,7 @@
  */
 
 import { post, Refusal } from "./api.js";
-import { count, gib, gibNumber, known } from "./format.js";
+import { count, gibNumber, known } from "./format.js";
 import { html, panel, table } from "./html.js";
 import { changed } from "./store.js";
 
@@ -11,7 +11,7 @@ const FLAGS = ["max_model_len", "max_num_seqs", "gpu_memory_utilization", "tenso
 const WORDS = { fits: ["It fits", "good"], does_not_fit: ["It does not fit", "bad"] };
 
 let answer = null;
-let problem = "";
+let [asked, problem] = ["", ""];
 
 async function ask(event) {
   event.preventDefault();
@@ -19,7 +19,7 @@ async function ask(event) {
   const flags = FLAGS.filter((name) => given[name]).map((name) => [name, Number.isFinite(Number(given[name])) ? Number(given[name]) : given[name]]);
   try {
     answer = await post("memory/plan", given.wish ? { wish: given.wish } : Object.fromEntries(flags));
-    problem = "";
+    [asked, problem] = [given.wish || "one request of the whole length", ""];
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
     [answer, problem] = [null, error.message];
@@ -47,14 +47,14 @@ export function planView() {
 
 function shown({ status, kv_cache: kv, command_line: line, notes, road }) {
   const [title, level] = WORDS[status] ?? [status.replaceAll("_", " "), "warn"];
+  const [low, high] = [kv.available_bytes_low, kv.available_bytes_high].map((bytes) => gibNumber(bytes ?? kv.available_bytes));
+  const there = low === high ? low : `${low} to ${high}`;
   const rows = [
-    ["needed, GiB", gibNumber(kv.needed_bytes)],
-    ["there, GiB", known(kv.available_bytes_low) && kv.available_bytes_low !== kv.available_bytes_high ? `${gibNumber(kv.available_bytes_low)} to ${gibNumber(kv.available_bytes_high)}` : gibNumber(kv.available_bytes ?? kv.available_bytes_low)],
     ["tokens", count(kv.tokens)],
     ["requests at once", known(kv.max_concurrency) ? kv.max_concurrency.toFixed(2) : "–"],
     ["longest that fits", count(kv.max_model_len_that_fits)],
   ];
-  return html`<p class="answer" data-level=${level}><b>${title}</b>${known(kv.needed_bytes) ? `: ${gib(kv.needed_bytes)} of KV cache are needed` : ""}</p>
+  return html`<p class="answer" data-level=${level}><b>${title}</b>${known(kv.needed_bytes) ? `: ${asked} needs ${gibNumber(kv.needed_bytes)} of ${there} GiB of KV cache` : ""}</p>
     ${kv.refusal ? html`<p class="problem">${kv.refusal}</p>` : null}
     ${line ? html`<pre class="paste">${line}</pre>` : null}
     ${table({ caption: road, head: ["the KV cache", ""], rows, numeric: [1] })}

@@ -44,15 +44,13 @@ export function policyView() {
 }
 
 function byHand() {
-  const give = (dry_run) => () => confirmed("Reclaim", dry_run ? "safe" : mode, () => reclaim("memory/reclaim", { mode, dry_run }));
   const run = (path) => () => confirmed(words(path), mode, () => reset(path, mode));
   return panel(
     "by-hand",
     "Give it back by hand",
     null,
     html`<p class="row">
-      <button type="button" class="primary" disabled=${isBusy()} onClick=${give(false)}>Reclaim memory</button>
-      <button type="button" disabled=${isBusy()} onClick=${give(true)}>What would it do?</button>
+      <button type="button" class="primary" disabled=${isBusy()} onClick=${() => reclaim("memory/reclaim", { mode })}>Reclaim memory</button>
       <label for="mode">Mode</label>
       <select id="mode" value=${mode} onChange=${(event) => ((mode = event.target.value), changed())}>
         <option value="safe">safe: harms no request</option>
@@ -128,14 +126,10 @@ function editor(policy, source) {
       <button type="button" disabled=${isBusy()} onClick=${() => change({ mode: other })}>${other === "observe" ? "Observe only" : "Let it act"}</button>
       ${edited === null && source ? html`<button type="button" onClick=${() => ((edited = JSON.stringify(source.rules, null, 2)), changed())}>Change the rules</button>` : null}
     </div>
-    ${
-      edited === null
-        ? null
-        : html`<form onSubmit=${send}>
-            <label for="rules">Rules, as JSON</label>
-            <textarea id="rules" rows="14" spellcheck=${false} value=${edited} onInput=${(event) => (edited = event.target.value)}></textarea>
-            <p class="row"><button type="submit" class="primary" disabled=${isBusy()}>Save the rules</button>
-              <button type="button" onClick=${() => ((edited = null), changed())}>Cancel</button></p>
-          </form>`
-    }`;
+    ${edited === null ? null : html`<form onSubmit=${send}>
+      <label for="rules">Rules, as JSON</label>
+      <textarea id="rules" rows="14" spellcheck=${false} value=${edited} onInput=${(event) => (edited = event.target.value)}></textarea>
+      <p class="row"><button type="submit" class="primary" disabled=${isBusy()}>Save the rules</button>
+        <button type="button" onClick=${() => ((edited = null), changed())}>Cancel</button></p>
+    </form>`}`;
 }

@@ -11,7 +11,7 @@ import { hrefOf } from "./place.js";
 import { state } from "./store.js";
 
 const ALIKE = 0.01; // of the device
-const MAX_ROWS = 7;
+const MAX_ROWS = 6;
 const COLUMNS = [
   ["used", (rank) => rank.used_bytes],
   ...COMPONENTS.map(({ name, field, variable }) => [name, (rank) => rank.components[field], variable]),
@@ -51,34 +51,28 @@ export function ranksPanel() {
   const short = (group) => (several ? group.map((rank) => `${rank.dp_rank ?? 0}.${rank.rank ?? "–"}`).join(" ") : spans(group.map(({ rank }) => rank ?? 0)));
   const rows = alike(ranks).map((group) => {
     const [rank] = group;
-    const water = pressureOf(report, rank)?.high_free_bytes;
-    const isShort = known(water) && rank.free_bytes < water;
+    const pressure = pressureOf(report, rank);
+    const water = pressure?.high_free_bytes;
     const used = known(rank.used_ratio) ? `${rank.used_ratio * 100}%` : "0";
     const names = group.map((one) => rankName(one, ranks)).join(", ");
     const current = group.includes(chosen) ? "true" : undefined;
     return html`<li key=${rankKey(rank)}>
       <a href=${hrefOf(place, { rank: rankKey(rank), view: "parts" })} aria-current=${current} aria-label="${names}: ${gib(rank.free_bytes)} free, ${percent(rank.used_ratio)} used" title="${names}: ${deviceName(rank)}">
         <b>${short(group)}</b>
-        <span class="meter" data-level=${isShort ? "bad" : undefined} aria-hidden="true"><i style=${{ width: used }}></i>${known(water) ? html`<u style=${{ left: `${(1 - water / rank.total_bytes) * 100}%` }}></u>` : null}</span>
+        <span class="meter" data-level=${pressure?.short_bytes ? "bad" : undefined} aria-hidden="true"><i style=${{ width: used }}></i>${known(water) ? html`<u style=${{ left: `${(1 - water / rank.total_bytes) * 100}%` }}></u>` : null}</span>
         <span class="number">${gibNumber(rank.free_bytes)}</span>
         <small>${group.length > 1 ? `×${group.length}` : ""}</small>
       </a>
     </li>`;
   });
-  return panel("ranks", "Free by rank, least first", null, missing(report), html`<ol class="rank-list">${rows}</ol>`);
+  return panel("ranks", "Free by rank, GiB", null, missing(report), html`<ol class="rank-list">${rows}</ol>`);
 }
 
 /** Ranks that are not heard of. */
 function missing(report) {
-  if (!report?.ranks_missing.length) return null;
-  // As `are_workers_hidden` in readings/report.py has it: nothing could show a worker, so none is known to be missing.
-  if (!report.ranks.length && !report.progress && !report.engine.capabilities.collective_rpc)
-    return html`<p class="problem">The workers cannot be read: there is no worker extension and there are no recorders.</p>`;
+  if (!report?.ranks_missing.length || report.verdict.reason === "not_read") return null;
   return html`<ul class="missing" aria-label="Ranks that are missing">
-    ${report.ranks_missing.map(
-      (rank) =>
-        html`<li>dp ${rank.dp_rank} pp ${rank.pp_rank} tp ${rank.tp_rank}: ${words(rank.status)}${rank.host ? ` on ${rank.host}` : ""}${rank.last_seen_at ? `, last seen ${clock(rank.last_seen_at)} with ${gib(rank.used_bytes)}` : ""}</li>`,
-    )}
+    ${report.ranks_missing.map((rank) => html`<li>dp ${rank.dp_rank} pp ${rank.pp_rank} tp ${rank.tp_rank}: ${words(rank.status)}${rank.host ? ` on ${rank.host}` : ""}${rank.last_seen_at ? `, last seen ${clock(rank.last_seen_at)} with ${gib(rank.used_bytes)}` : ""}</li>`)}
   </ul>`;
 }
 

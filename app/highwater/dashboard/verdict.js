@@ -7,7 +7,7 @@ import { askToken, isBusy, reclaim } from "./actions.js";
 import { hasToken } from "./api.js";
 import { clock, count, duration, gibNumber, joined, known, percent, words } from "./format.js";
 import { html } from "./html.js";
-import { byFree, pressureOf } from "./model.js";
+import { byFree } from "./model.js";
 import { age, changed, state } from "./store.js";
 
 const LEVELS = ["good", "warn", "bad"];
@@ -27,12 +27,13 @@ export function shown() {
 export const title = () => joined(" · ", shown().state, "Highwater", state.report?.engine.model);
 
 export function verdict() {
-  const { state: word, level, sentence, grew, next, do: deed } = shown();
+  const { state: word, level, sentence, grew, next, step, runbook, do: deed } = shown();
   return html`<section class="verdict" id="verdict" tabindex="-1" data-level=${level} aria-labelledby="verdict-word">
     <h2 id="verdict-word">${word}</h2>
     <div class="verdict-words">
       <p class="sentence">${sentence}</p>
-      ${grew || next ? html`<p class="next">${joined(" · ", grew, next)}</p>` : null}
+      ${grew || next ? html`<p class="next">${joined(" ", grew, next)}</p>` : null}
+      ${step && level !== "good" ? html`<p class="step">${coded(step)} ${deed?.path === runbook ? null : html`<a href=${runbook}>Runbook</a>`}</p>` : null}
     </div>
     <p class="deeds">
       ${deed ? button(deed) : null}
@@ -41,11 +42,13 @@ export function verdict() {
   </section>`;
 }
 
+/** Text whose commands stand between backticks. */
+const coded = (text) => text.split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part));
+
 function button({ text, path, body }) {
   if (path && body)
-    return html`<button type="button" class="primary" disabled=${isBusy()} onClick=${() => reclaim(path, body)}>${text}</button>
-      <button type="button" disabled=${isBusy()} onClick=${() => reclaim(path, { ...body, dry_run: true })}>Dry run</button>`;
-  if (path) return html`<a class="button" href=${path.replace(/^\//, "")}>${text}</a>`;
+    return html`<button type="button" class="primary" disabled=${isBusy()} onClick=${() => reclaim(path, body)}>${text}</button>`;
+  if (path) return html`<a class="button" href=${path}>${text}</a>`;
   return html`<b class="deed">${text}</b>`;
 }
 
@@ -54,14 +57,12 @@ export function facts() {
   const { report } = state;
   const [worst] = byFree(report?.ranks ?? []);
   if (!worst) return null;
-  const pressure = pressureOf(report, worst);
   const { engine, host } = report;
   const { cgroup_used_bytes, cgroup_limit_bytes } = worst.host_memory;
   const [used, limit] = host ? [host.kept_bytes, host.limit_bytes] : [cgroup_used_bytes, cgroup_limit_bytes];
   const rows = [
-    pressure && ["acts at", gibNumber(pressure.high_free_bytes), `stops ${gibNumber(pressure.low_free_bytes)}`],
-    ["requests", count(engine.requests_running), `${count(engine.requests_waiting)} waiting`],
-    ["KV in use", percent(engine.kv_cache_usage_ratio), ""],
+    known(engine.requests_running) && ["requests", count(engine.requests_running), known(engine.requests_waiting) && `${count(engine.requests_waiting)} waiting`],
+    known(engine.kv_cache_usage_ratio) && ["KV in use", percent(engine.kv_cache_usage_ratio), ""],
     known(used) && ["host", gibNumber(used), known(limit) ? `of ${gibNumber(limit)}` : ""],
   ].filter(Boolean);
   return html`<dl class="facts" aria-label="Figures, in GiB">
