@@ -47,7 +47,7 @@ OVERRIDES = {
 }
 """Less arithmetic for the same outputs."""
 ARGUMENTS = (
-    *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--gpu-memory-utilization", "0.85", "--max-num-seqs", "4"),
+    *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--gpu-memory-utilization", "0.85", "--max-num-seqs", "16"),
     *("--limit-mm-per-prompt", '{"image": 1, "video": 0}', "--no-enable-prefix-caching"),
     *("--hf-overrides", json.dumps(OVERRIDES)),
 )
