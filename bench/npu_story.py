@@ -47,7 +47,7 @@ OVERRIDES = {
 }
 """Less arithmetic for the same outputs."""
 ARGUMENTS = (
-    *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--gpu-memory-utilization", "0.85", "--max-num-seqs", "4"),
+    *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--gpu-memory-utilization", "0.85", "--max-num-seqs", "16"),
     *("--limit-mm-per-prompt", '{"image": 1, "video": 0}', "--no-enable-prefix-caching"),
     *("--hf-overrides", json.dumps(OVERRIDES)),
 )
@@ -143,6 +143,13 @@ class Scene:
         raise DemoError.with_log(reason, self.sidecar.log_path)
 
 
+def engine_options(environment: EngineEnvironment, folder: Path, say: Say) -> EngineOptions:
+    """Return the story's engine, whose device is made in the folder. Raises DemoError where something is missing."""
+    npu = SimulatedNpu(folder / "cann", environment, total_bytes=TOTAL_BYTES)
+    environ = environ_of_vllm_ascend(npu, environment, folder, announce=say)
+    return EngineOptions(extension=False, extra_args=ARGUMENTS, extra_env=tuple(environ.items()))
+
+
 def tell(
     environment: EngineEnvironment, folder: Path, say: Say, *, afterwards: Callable[[Scene], None] = lambda _: None
 ) -> Told:
@@ -157,9 +164,7 @@ def tell(
     Raises:
         DemoError: Something is missing here, or what must happen did not.
     """
-    npu = SimulatedNpu(folder / "cann", environment, total_bytes=TOTAL_BYTES)
-    environ = environ_of_vllm_ascend(npu, environment, folder, announce=say)
-    options = EngineOptions(extension=False, extra_args=ARGUMENTS, extra_env=tuple(environ.items()))
+    options = engine_options(environment, folder, say)
     told = Told()
     say(
         f"\n1. Without the policy. Starting vLLM {VLLM} with vllm-ascend {VLLM_ASCEND} and torch_npu {TORCH_NPU} on a "

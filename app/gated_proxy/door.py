@@ -13,7 +13,8 @@ has come; so a body goes on as it comes, and stops before the piece with which a
 Waiting requests go on in the order in which they came, those first that have a part inside already. One client's
 requests take at most half of the room while others want some, and a client is a key. Where nobody inside can make
 progress, the first of those waiting may, whatever encoder tokens and items it takes: without this two halves of bodies
-would wait for each other. Decoded bytes are the limit of each request, too.
+would wait for each other. Decoded bytes are the limit of each request, too: one that takes more than there is room for
+just now holds up nobody behind it.
 
 What cannot be read goes in, and is counted: the door never fails a request for a fault of its own.
 """
@@ -31,7 +32,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from gated_proxy.door_media import BYTES_PER_PIXEL, Media
+from gated_proxy.door_cost import FIGURES, NOTHING, Cost, DoorLimits, cost_of
+from gated_proxy.door_media import Media
 from gated_proxy.door_scanner import Scanner, may_have_media
 from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure
 from gated_proxy.gate import Timer
@@ -41,90 +43,16 @@ Mode = Literal["off", "observe", "on"]
 State = Literal["waiting", "inside", "passed", "refused"]
 REASONS = TOO_LARGE, TIMEOUT, FULL = "door_too_large", "door_timeout", "door_full"
 
-MIB = 1024 * 1024
-MAX_WAITING_BYTES = 128 * MIB
-"""The pieces of bodies that wait; what follows a piece stays with its client."""
 REQUESTS_KEPT = 256
 ITEMS_KEPT = 8
 # A client that has sent no image for so long takes no part in the sharing.
 _SHARES_SECONDS = 60.0
-_MAX_CLIENTS = 1024
+_MAX_SHARES = 1024
 _KEY_LINE = re.compile(rb"\r\n(?:authorization|x-api-key|api-key):[ \t]*(?:bearer )?([^\r]*)", re.IGNORECASE)
 _HASH_DIGITS = 12
+_OK = 200
 
 log = logging.getLogger("highwater.door")
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRule:
-    """The tokens that an encoder makes of pixels: one for each square of so many, within bounds.
-
-    Above ``max_pixels`` the engine scales an image down, below ``min_pixels`` up. None: not known.
-    """
-
-    side_pixels: int = 28  # patch size times merge size
-    min_pixels: int = 0
-    max_pixels: int | None = None
-
-    def tokens(self, width: int, height: int) -> int:
-        """Return a bound: scaling keeps an image's shape, which costs it a part of a row and of a column."""
-        area = self.side_pixels**2
-        tokens = math.ceil(width / self.side_pixels) * math.ceil(height / self.side_pixels)
-        if self.max_pixels is not None:
-            tokens = min(tokens, self.max_pixels // area)
-        return max(tokens, self.min_pixels // area, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class DoorLimits:
-    """The most that may be in flight at once, and the longest that a request may wait. None: no limit."""
-
-    decoded_bytes: int | None = None
-    encoder_tokens: int | None = None
-    items: int | None = None
-    item_tokens: int | None = None  # of the engine's largest item
-    unknown_bytes: int = 64 * MIB  # decoded, of an item whose size is not known
-    wait_seconds: float = 10.0
-    max_waiting: int = 1024  # requests
-    token_rule: TokenRule = TokenRule()
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    decoded_bytes: int = 0
-    encoder_tokens: int = 0
-    items: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.decoded_bytes + other.decoded_bytes,
-            self.encoder_tokens + other.encoder_tokens,
-            self.items + other.items,
-        )
-
-    def __sub__(self, other: Cost) -> Cost:
-        return self + Cost(-other.decoded_bytes, -other.encoder_tokens, -other.items)
-
-
-NOTHING = Cost()
-_FIGURES = (
-    ("decoded_bytes", "bytes once decoded"),
-    ("encoder_tokens", "encoder tokens"),
-    ("items", "images and videos"),
-)
-
-
-def cost_of(media: Media, limits: DoorLimits) -> Cost:
-    """Return what an item takes; one of unknown size counts as the engine's largest, and always fits."""
-    rule = limits.token_rule
-    if not media.pixels:
-        side = math.isqrt(limits.unknown_bytes // BYTES_PER_PIXEL)
-        decoded_bytes = min(limits.unknown_bytes, limits.decoded_bytes or limits.unknown_bytes)
-        return Cost(decoded_bytes, limits.item_tokens or rule.tokens(side, side), 1)
-    tokens = rule.tokens(media.width, media.height) * media.frames
-    if limits.item_tokens is not None:
-        tokens = min(tokens, limits.item_tokens)
-    return Cost(media.decoded_bytes, tokens, 1)
 
 
 class DoorRefusal(Exception):
@@ -177,6 +105,15 @@ class DoorCounts:
         self.faults = 0  # bodies that were passed on unread, because the scanner failed
 
 
+class Share:
+    """What the requests of one API key have inside, and when one of them came last."""
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.inside = NOTHING
+        self.seen_at = -math.inf
+
+
 class Visit:
     """One request at the door.
 
@@ -192,11 +129,11 @@ class Visit:
         self._scanner: Scanner | None = Scanner(has_bare_urls=path_class == "other_v2")
         self.caller, self.head, self.path_class = caller, head, path_class
         self.inside = self.wants = self.cost = NOTHING
-        self.piece_bytes = 0  # of the first piece that waits
+        self.item_tokens = 0  # of its largest item
         self.pieces: list[bytes] = []
         self.trailers: tuple[Header, ...] | None = None
         self.state: State = "inside"
-        self.client: str | None = None
+        self.share: Share | None = None
         self.largest: list[Media] = []
         self.started_at = self.waited_seconds = 0.0
         self.waits_since: float | None = None
@@ -226,22 +163,16 @@ class Visit:
             self._door.counts.faults += 1
             self._scanner = None
             return True
-        if not (found or self.wants.items):
-            return True
-        self.piece_bytes = len(piece)
-        return self._door.ask(self, found)
+        return not found or self._door.ask(self, found)
 
     def add(self, media: Media, cost: Cost) -> None:
         self.wants += cost
         self.cost += cost
+        self.item_tokens = max(self.item_tokens, cost.encoder_tokens)
         self.largest.append(media)
         if len(self.largest) > ITEMS_KEPT:
             self.largest.sort(key=lambda each: each.pixels, reverse=True)
             del self.largest[ITEMS_KEPT:]
-
-    def stall(self) -> None:
-        """Lend its room to others while no more of its body comes: the engine does nothing with a part of a request."""
-        self._door.lend(self)
 
     def leave(self) -> None:
         """Give back its room for good; the rest of its body is not looked at."""
@@ -257,7 +188,7 @@ class Visit:
     def record(self, ended_at: float | None = None, status: int | None = None) -> RequestItems:
         return RequestItems(
             request_id=self.head.request_id().decode(),
-            client=self.client,
+            client=None if self.share is None else self.share.client,
             path_class=self.path_class,
             state=self.state,
             cost=self.cost,
@@ -289,17 +220,14 @@ class Door:
         self.limits = limits or DoorLimits()
         self.counts = DoorCounts()
         self.inside = NOTHING
+        self.encoded_tokens = self.most_tokens = 0  # since `take_tokens`
         self._clock, self._wall = clock, wall
         self._later = later or (lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
         self._running: dict[Visit, None] = {}  # with items
         self._last: deque[RequestItems] = deque(maxlen=REQUESTS_KEPT)
-        # In the order in which they began to wait: those with items inside, and those without.
-        self._growing: OrderedDict[Visit, None] = OrderedDict()
-        self._waiting: OrderedDict[Visit, None] = OrderedDict()
-        self._waiting_bytes = 0
+        self._waiting: dict[Visit, None] = {}  # in the order in which they began to
         self._moving = 0  # visits that move
-        self._clients: OrderedDict[str, float] = OrderedDict()  # when each sent an item last
-        self._taken: dict[str, Cost] = {}  # by client
+        self._shares: OrderedDict[str, Share] = OrderedDict()  # by key, the one that sent an item last at the end
         self._held_until = -math.inf
         self._held_for = ""
 
@@ -307,7 +235,7 @@ class Door:
 
     @property
     def waiting(self) -> int:
-        return len(self._growing) + len(self._waiting)
+        return len(self._waiting)
 
     @property
     def is_held(self) -> bool:
@@ -319,6 +247,12 @@ class Door:
         counts = self.counts
         sums = counts.requests, counts.waited, counts.refused.total(), counts.items.total(), counts.faults
         return self.mode, self.limits, self.inside, self.waiting, *sums
+
+    def take_tokens(self) -> tuple[int, int]:
+        """Return the tokens of the largest item that was answered since the last call, and the most in flight."""
+        taken = self.encoded_tokens, self.most_tokens
+        self.encoded_tokens, self.most_tokens = 0, self.inside.encoder_tokens
+        return taken
 
     def requests(self) -> Iterator[RequestItems]:
         """Yield the running requests with items, the newest first, then the last that ended."""
@@ -356,10 +290,13 @@ class Door:
         for media in found:
             self.counts.items[media.form] += 1
             visit.add(media, cost_of(media, self.limits))
-        too_large = self._too_large(visit)
-        if too_large is not None:
-            self._refuse(visit, too_large)
-        elif not (self._is_next(visit) and self._fits(visit)):
+        limit, takes = self.limits.request_bytes, (visit.inside + visit.wants).decoded_bytes
+        if limit is not None and takes > limit:
+            words = f"the images and videos of this request take {takes} bytes once decoded"
+            self._refuse(
+                visit, Failure(413, TOO_LARGE, f"{words}; at most {limit} can be in flight (door.decoded_bytes)")
+            )
+        elif not self._has_room(visit):
             self.counts.waited += 1
             if self.mode == "on":
                 self._wait(visit)
@@ -367,22 +304,24 @@ class Door:
         self._admit(visit)
         return True
 
-    def lend(self, visit: Visit) -> None:
-        if visit.moves:
-            visit.wants += visit.inside
-            self._take_out(visit)
-
     def leave(self, visit: Visit) -> None:
-        if visit in self._running:
-            if visit.waits:
-                self._end_wait(visit)
-            self._take_out(visit)
-            visit.wants = NOTHING
-            visit.state = "refused" if visit.state == "refused" else "passed"
+        if visit not in self._running:
+            return
+        if visit.waits:
+            self._end_wait(visit)
+        self._moving -= visit.moves
+        self.inside -= visit.inside
+        if visit.share is not None:
+            visit.share.inside -= visit.inside
+        visit.inside = visit.wants = NOTHING
+        visit.state = "refused" if visit.state == "refused" else "passed"
+        self._admit_waiting()
 
     def end(self, visit: Visit, status: int) -> None:
         if visit in self._running:
             del self._running[visit]
+            if status == _OK:
+                self.encoded_tokens = max(self.encoded_tokens, visit.item_tokens)
             self._last.append(visit.record(self._wall(), status))
 
     def _begin(self, visit: Visit) -> None:
@@ -392,98 +331,90 @@ class Door:
         key = _KEY_LINE.search(visit.head.raw)
         if key is not None:
             client = hashlib.sha256(key[1].strip()).hexdigest()[:_HASH_DIGITS]
-            visit.client = client
-            self._clients[client] = self._clock()
-            self._clients.move_to_end(client)
-            if len(self._clients) > _MAX_CLIENTS:
-                self._clients.popitem(last=False)
+            visit.share = self._shares.setdefault(client, Share(client))
+            visit.share.seen_at = self._clock()
+            self._shares.move_to_end(client)
+            if len(self._shares) > _MAX_SHARES:
+                self._shares.popitem(last=False)
 
     # --- room ---
 
     def _admit(self, visit: Visit) -> None:
         self._moving += not visit.moves
         self.inside += visit.wants
+        self.most_tokens = max(self.most_tokens, self.inside.encoder_tokens)
         visit.inside += visit.wants
-        if visit.client is not None:
-            self._taken[visit.client] = self._taken.get(visit.client, NOTHING) + visit.wants
+        if visit.share is not None:
+            visit.share.inside += visit.wants
         visit.wants = NOTHING
         visit.state = "inside"
-
-    def _take_out(self, visit: Visit) -> None:
-        if not visit.inside.items:
-            return
-        self._moving -= visit.moves
-        self.inside -= visit.inside
-        if visit.client is not None:
-            left = self._taken[visit.client] - visit.inside
-            if left.items:
-                self._taken[visit.client] = left
-            else:
-                del self._taken[visit.client]
-        visit.inside = NOTHING
-        self._admit_waiting()
-
-    def _too_large(self, visit: Visit) -> Failure | None:
-        limit, takes = self.limits.decoded_bytes, (visit.inside + visit.wants).decoded_bytes
-        if limit is None or takes <= limit:
-            return None
-        words = (
-            f"the images and videos of this request take {takes} bytes once decoded; at most {limit} can be in flight"
-        )
-        return Failure(413, TOO_LARGE, f"{words} (door.decoded_bytes)")
 
     def _short_of(self, visit: Visit) -> tuple[str, str, int, int] | None:
         """Return the first figure that would be exceeded: its setting, its unit, what is taken, the limit."""
         after = self.inside + visit.wants
-        for name, unit in _FIGURES:
+        for name, unit in FIGURES:
             limit = getattr(self.limits, name)
             if limit is not None and getattr(after, name) > limit:
                 return name, unit, getattr(self.inside, name), limit
         return None
 
-    def _fits(self, visit: Visit) -> bool:
-        if self.is_held:
-            return False
-        if self._moving == visit.moves:  # no other's end will make room
+    def _has_room(self, visit: Visit) -> bool:
+        self._waiting[visit] = None
+        is_next = self._next() is visit
+        del self._waiting[visit]
+        return is_next
+
+    def _next(self) -> Visit | None:
+        """Return the first of those waiting that may go on, those with a part inside before the others.
+
+        Passed over are those that no other's end would help: who want more than there is, or have their key's half.
+        """
+        for visit in () if self.is_held else sorted(self._waiting, key=lambda each: not each.inside.items):
+            if self._is_over_room(visit):
+                continue
+            if self._moving == visit.moves:  # no other's end will make room
+                return visit
+            if self._short_of(visit) is not None:
+                return None
+            if not self._is_over_share(visit):
+                return visit
+        return None
+
+    def _is_over_room(self, visit: Visit) -> bool:
+        """Return whether it is too large for the room that there is just now, even if nobody else were inside."""
+        limit, device = self.limits.decoded_bytes, self.limits.device_tokens
+        if device is not None and visit.item_tokens > device:
             return True
-        return self._short_of(visit) is None and not self._is_over_share(visit)
+        return limit is not None and (visit.inside + visit.wants).decoded_bytes > limit
 
     def _is_over_share(self, visit: Visit) -> bool:
-        """Return whether its client's requests would take more than half, and others have sent images lately."""
-        client = visit.client
-        taken = NOTHING if client is None else self._taken.get(client, NOTHING)
-        if client is None or taken.items == visit.inside.items or not self._has_others(client):
+        """Return whether its key's requests would take more than half, and others have sent images lately."""
+        share = visit.share
+        if share is None or share.inside.items == visit.inside.items:
             return False
-        after = taken + visit.wants
-        limits = ((getattr(after, name), getattr(self.limits, name)) for name, _ in _FIGURES)
+        others = (each for each in reversed(self._shares.values()) if each is not share)
+        newest = next(others, None)
+        if newest is None or self._clock() - newest.seen_at > _SHARES_SECONDS:
+            return False
+        after = share.inside + visit.wants
+        limits = ((getattr(after, name), getattr(self.limits, name)) for name, _ in FIGURES)
         return any(limit is not None and 2 * takes > limit for takes, limit in limits)
 
-    def _has_others(self, client: str) -> bool:
-        now = self._clock()
-        while self._clients and now - next(iter(self._clients.values())) > _SHARES_SECONDS:
-            self._clients.popitem(last=False)
-        return len(self._clients) > (client in self._clients)
-
     # --- waiting ---
-
-    def _is_next(self, visit: Visit) -> bool:
-        return not self._growing and (visit.inside.items > 0 or not self._waiting)
 
     def _wait(self, visit: Visit) -> None:
         left = self.limits.wait_seconds - visit.waited_seconds
         if left <= 0:
             self._refuse(visit, self._waited_too_long(visit))
-        is_full = self._waiting_bytes + visit.piece_bytes > MAX_WAITING_BYTES
-        if self.waiting >= self.limits.max_waiting or (is_full and self.waiting):
+        if self.waiting >= self.limits.max_waiting:
             message = f"{self.waiting} requests wait already for room for their images (door.max_waiting)"
             self._refuse(visit, Failure(503, FULL, message, RETRY_AFTER_SECONDS))
         self._moving -= visit.moves
         visit.waits_since = self._clock()
         visit.state = "waiting"
-        (self._growing if visit.inside.items else self._waiting)[visit] = None
-        self._waiting_bytes += visit.piece_bytes
+        self._waiting[visit] = None
         visit.deadline = self._later(left, lambda: self._give_up(visit))
-        self._later(0.0, self._admit_waiting)  # it may be the last that moved, or wait only behind clients with half
+        self._later(0.0, self._admit_waiting)  # it may be the last that moved
 
     def _end_wait(self, visit: Visit) -> None:
         if visit.waits_since is not None:
@@ -494,9 +425,7 @@ class Door:
             visit.deadline.cancel()
         visit.waits_since = visit.deadline = None
         self._moving += visit.moves
-        self._waiting_bytes -= visit.piece_bytes
-        self._growing.pop(visit, None)
-        self._waiting.pop(visit, None)
+        del self._waiting[visit]
 
     def _give_up(self, visit: Visit) -> None:
         failure = self._waited_too_long(visit)
@@ -507,9 +436,12 @@ class Door:
             visit.caller.door_refuses(failure)
 
     def _waited_too_long(self, visit: Visit) -> Failure:
-        short = self._short_of(visit)
+        short, device = self._short_of(visit), self.limits.device_tokens
         if self.is_held:
             why = self._held_for
+        elif device is not None and visit.item_tokens > device:
+            why = f"one takes {visit.item_tokens} encoder tokens, and the device has memory for {device} just now"
+            why += " (door.encoder_tokens)"
         elif short is not None:
             name, unit, taken, limit = short
             why = f"{taken} of {limit} {unit} are taken (door.{name}), and it needs {getattr(visit.wants, name)}"
@@ -526,12 +458,10 @@ class Door:
             raise DoorRefusal(failure)
 
     def _admit_waiting(self) -> None:
-        for queue in (self._growing, self._waiting):
-            for visit in list(queue):
-                if self.mode == "on" and not self._fits(visit):
-                    if not self.is_held and self._short_of(visit) is None:
-                        continue  # its client has half of the room, and those behind it may be others
-                    return
-                self._end_wait(visit)
-                self._admit(visit)
-                self._later(0.0, visit.caller.door_opens)
+        while self._waiting:
+            visit = self._next() if self.mode == "on" else next(iter(self._waiting))
+            if visit is None:
+                return
+            self._end_wait(visit)
+            self._admit(visit)
+            self._later(0.0, visit.caller.door_opens)

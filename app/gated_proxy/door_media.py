@@ -1,6 +1,6 @@
 """Sizes of images and videos, read from their first bytes as the engine's decoders read them. No I/O, nothing decoded.
 
-PNG, JPEG, WebP, GIF, BMP, PPM, AVIF and HEIF; MP4 and MOV where the index stands in front. Where a file names several
+PNG, JPEG, WebP, GIF and BMP; MP4 and MOV where the index stands in front. Where a file names several
 sizes the largest counts: Pillow takes the last one that it meets, and a header may lie about the others.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Form = Literal["png", "jpeg", "webp", "gif", "bmp", "ppm", "heif", "mp4", "url", "unknown"]
+Form = Literal["png", "jpeg", "webp", "gif", "bmp", "mp4", "url", "unknown"]
 
 # Pillow keeps a pixel of an RGB image in four bytes, and vLLM converts each image to RGB.
 BYTES_PER_PIXEL = 4
@@ -161,28 +161,6 @@ def _bmp(data: bytes, sizes: list[_Size]) -> int:
     return 1
 
 
-_PPM = re.compile(rb"P[1-7](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
-
-
-def _ppm(data: bytes, sizes: list[_Size]) -> int:
-    head = _PPM.match(data)
-    if head is None:
-        raise IndexError
-    sizes.append((int(head[1]), int(head[2])))
-    return 1
-
-
-def _heif(data: bytes, sizes: list[_Size]) -> int:
-    """Read the boxes with sizes (`ispe`): of the image, and of the tiles that it is made of."""
-    at = data.find(b"mdat")
-    end = len(data) if at < 0 else at
-    places = [match.end() for match in re.finditer(rb"ispe", data[:end])]
-    sizes += [struct.unpack_from(">II", data, at + 4) for at in places]
-    if not places or at < 0:
-        raise IndexError
-    return 1
-
-
 def _mp4(data: bytes, sizes: list[_Size]) -> int:
     """Read the sizes of the tracks (`tkhd`), and the samples of the one with the most (`stsz`)."""
     samples = 0
@@ -203,7 +181,5 @@ _READERS: tuple[tuple[Form, re.Pattern[bytes], Callable[[bytes, list[_Size]], in
     ("webp", re.compile(rb"RIFF....WEBP", re.DOTALL), _webp),
     ("gif", re.compile(rb"GIF8[79]a"), _gif),
     ("bmp", re.compile(rb"BM"), _bmp),
-    ("ppm", re.compile(rb"P[1-7][\s#]"), _ppm),
-    ("heif", re.compile(rb"....ftyp(?:avif|avis|heic|heix|mif1|msf1)", re.DOTALL), _heif),
-    ("mp4", re.compile(rb"....ftyp", re.DOTALL), _mp4),
+    ("mp4", re.compile(rb"....ftyp(?!avi[fs]|hei|mif1|msf1)", re.DOTALL), _mp4),  # not images in the same boxes
 )

@@ -34,8 +34,6 @@ from gated_proxy.transports import WaitingPieces
 _BEGINS_WITH_A_TOKEN = frozenset({"chat_completions", "messages"})
 # Of a body that waits at the door; above it the client is not read.
 _MAX_BYTES_AT_DOOR = 64 * 1024
-# A body that stands still for so long lends its room at the door to others.
-_STALL_SECONDS = 2.0
 
 
 class State(Enum):
@@ -501,8 +499,6 @@ class EngineExchange(RequestRecord):
         elif self._engine is not None and not (self._has_request or self._engine_is_full or self._is_at_door):
             self._body_ticks += 1  # no piece renews this time
             limits = self._proxy.limits
-            if self._visit is not None and self._quiet * limits.tick_seconds > _STALL_SECONDS:
-                self._visit.stall()
             allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
             if self._body_ticks * limits.tick_seconds > allowed:
                 self.fail(body_too_slow(limits.body_bytes_per_second))

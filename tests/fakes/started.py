@@ -97,6 +97,11 @@ def started(
             dtype=BF16,
             max_model_len=limits["max_model_len"],
             hf_config=SimpleNamespace(architectures=[architecture]),
+            hf_image_processor_config={
+                "patch_size": 16,
+                "merge_size": 2,
+                "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
+            },
         ),
         scheduler_config=SimpleNamespace(
             max_num_batched_tokens=limits["max_num_batched_tokens"],

@@ -10,7 +10,8 @@ import struct
 
 import pytest
 
-from gated_proxy.door import NOTHING, Door, DoorLimits
+from gated_proxy.door import Door
+from gated_proxy.door_cost import NOTHING, DoorLimits
 from tests.patience import until
 
 PATH = "/v1/chat/completions"
@@ -272,20 +273,6 @@ async def test_the_engines_death_ends_the_wait(start_proxy, upstream, answered):
         assert [(await wire.answer()).status for wire in (first, second)] == [502, 502]
         assert (front.door.waiting, front.door.inside) == (0, NOTHING)
         answered.set()
-
-
-async def test_a_body_that_stands_still_lends_its_room(start_proxy, upstream):
-    async with start_proxy(door=door(), keepalive_seconds=0.1, client_wait_seconds=60) as front:
-        slow, quick = [await front.connect() for _ in range(2)]
-        body = chat(png())
-        head = f"POST /v1/slow HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-        await slow.send(head + body[:-4])
-        await until(lambda: front.door.inside.items == 1)
-        await quick.request("POST", "/v1/quick", body=body)
-        assert (await quick.answer()).status == 200
-        await slow.send(body[-4:])
-        answer = await slow.answer()
-        assert (answer.status, answer.body) == (200, body)
 
 
 async def test_an_observing_door_holds_nobody(start_proxy):

@@ -6,13 +6,30 @@ The API server and its EngineCore are processes of their own, which share the de
 from __future__ import annotations
 
 import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
-from bench.npu_story import FIRST_IMAGES, KV_CACHE_BYTES, MORE_IMAGES, TOTAL_BYTES, Scene, Told, results, table, tell
+from bench.npu_story import (
+    FIRST_IMAGES,
+    KV_CACHE_BYTES,
+    MORE_IMAGES,
+    SIDES,
+    TOTAL_BYTES,
+    Scene,
+    Told,
+    engine_options,
+    results,
+    table,
+    tell,
+)
 from highwater.terminal.demo.process import DemoError
+from highwater.terminal.demo.story import stage
+from highwater.terminal.demo.traffic import REQUEST_SECONDS, image_url
 from tests.engine.conftest import ask_all, wait_for
 from tests.fakes.cann.ascend import VLLM
 from tests.fakes.cann.npu import NEEDS_COMPILER, build
@@ -24,6 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = NEEDS_COMPILER
 LOST = "the NPU was lost (507010)"
+CLIENTS, IMAGES_EACH = 24, 2
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +53,30 @@ def story(
     after: dict[str, Any] = {}
 
     def afterwards(scene: Scene) -> None:
+        after["flood"], after["door"] = flood(scene), scene.sidecar.call("GET", "/memory")["door"]
+        after["after_flood"] = scene.engine.is_running()
         by_hand(scene, after)
         lose_the_device(scene, folder / "cann" / "state", after)
 
     return tell(engine_environment, folder, print, afterwards=afterwards), after
+
+
+def flood(scene: Scene) -> Counter[int]:
+    """Send images all at once, that no cache has; return what clients got."""
+
+    def client(number: int) -> list[int]:
+        statuses = []
+        for image in range(IMAGES_EACH):
+            side, seed = SIDES[(number + image) % len(SIDES)], 1000 + number * IMAGES_EACH + image
+            shown = {"type": "image_url", "image_url": {"url": image_url(seed, width=side, height=side)}}
+            asked = {"model": scene.engine.served_model, "max_tokens": 1}
+            body = asked | {"messages": [{"role": "user", "content": [shown]}]}
+            url = f"{scene.sidecar.url}/v1/chat/completions"
+            statuses.append(httpx.post(url, json=body, timeout=REQUEST_SECONDS, trust_env=False).status_code)
+        return statuses
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        return Counter(status for found in clients.map(client, range(CLIENTS)) for status in found)
 
 
 def by_hand(scene: Scene, after: dict[str, Any]) -> None:
@@ -67,8 +105,7 @@ def lose_the_device(scene: Scene, state: Path, after: dict[str, Any]) -> None:
     lost = wait_for(sidecar, lambda report: report["ranks"][0]["used_bytes"] is None and noted(report))
     after["lost"], after["lost_check"] = lost["ranks"][0], sidecar.command("check")
     assert scene.ask(2)
-    wait_for(sidecar, lambda _: bool(sidecar.call("GET", "/memory/incidents")["incidents"]))
-    after["lost_incident"] = sidecar.call("GET", "/memory/incidents")["incidents"][0]["summary"]
+    after["lost_incident"] = wait_for_incident(scene)
     after["dead_check"] = sidecar.command("check")
 
 
@@ -95,6 +132,35 @@ def test_with_the_policy_the_same_images_and_more_are_served(story: tuple[Told, 
     before, relieved = list(told.stages.values())[-3:-1]
     assert relieved["free_bytes"] > before["free_bytes"]
     assert held(relieved) < held(before)
+
+
+def test_with_the_door_a_flood_of_images_leaves_the_engine_alive(story: tuple[Told, dict[str, Any]]) -> None:
+    """This start did not profile its encoder: nothing sets memory aside for several images at once."""
+    _, after = story
+    door = after["door"]
+    assert (door["mode"], door["uses_engines_rule"], door["token_side_pixels"]) == ("on", True, 32)
+    assert "did not count its encoder" in door["why"]
+    assert door["bytes_per_token"] > 0
+    assert after["after_flood"]
+    assert set(after["flood"]) <= {200, 503}
+    assert after["flood"][200] >= 1
+
+
+def test_without_the_door_the_same_flood_ends_the_engine(engine_environment: EngineEnvironment, tmp_path: Path) -> None:
+    options = engine_options(engine_environment, tmp_path, print)
+    with stage(engine_environment, options, None, say=print, settings={"HIGHWATER_DOOR__MODE": "off"}) as (
+        engine,
+        sidecar,
+    ):
+        scene = Scene(engine, sidecar, sidecar.url, print)
+        assert set(flood(scene)) - {200, 503}
+        incident = wait_for_incident(scene)
+    assert "PyTorch found no room on the NPU" in incident
+
+
+def wait_for_incident(scene: Scene) -> str:
+    wait_for(scene.sidecar, lambda _: bool(scene.sidecar.call("GET", "/memory/incidents")["incidents"]))
+    return str(scene.sidecar.call("GET", "/memory/incidents")["incidents"][0]["summary"])
 
 
 def test_all_components_sum_to_the_devices_use(story: tuple[Told, dict[str, Any]]) -> None:

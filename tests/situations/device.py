@@ -66,6 +66,7 @@ class Plan:
         outside: What each image needs of the driver for a moment, besides the allocator: a workspace, a library.
         peak: What a step with an image takes for a moment.
         text_peak: What a step without one takes.
+        token_peak: What encoding takes for a moment for each embedding of an image that came through the sidecar.
         image: An encoder output.
         image_embeds: Its embeddings.
         encoder_budget_embeds: What the scheduler lets the encoder cache hold; 0: a text model.
@@ -81,6 +82,7 @@ class Plan:
     workspace: int = 0
     workspace_growth: int = 20 * MIB
     outside: int = 64 * MIB
+    token_peak: int = 0
     image: int = 0
     image_embeds: int = 1024
     encoder_budget_embeds: int = 0
@@ -109,6 +111,7 @@ class Rank:
         """Free pieces of segments of which something is in use."""
         self.workspace = 0
         self.retries = 0
+        self.peak = self.allocated
         self.asleep: set[str] = set()
         card.ranks.append(self)
 
@@ -145,6 +148,7 @@ class Rank:
             raise DeviceFullError(what, nbytes - kept, self)
         self.reusable -= kept
         self.live += nbytes
+        self.peak = max(self.peak, self.allocated)
 
     def give_up(self, nbytes: int) -> None:
         """Free; the allocator keeps it."""
@@ -209,7 +213,7 @@ class ModelDeviceModule(FakeDeviceModule):
         return {
             "allocated_bytes.all.current": rank.allocated,
             "reserved_bytes.all.current": rank.reserved,
-            "allocated_bytes.all.peak": rank.allocated + rank.plan.peak,
+            "allocated_bytes.all.peak": rank.peak,
             "inactive_split_bytes.all.current": rank.split,
             "active.all.current": 400,
             "inactive_split.all.current": 40,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from packaging.version import Version
 
+from tests.situations.clients import TEXT_SECONDS
 from tests.situations.device import Card, DeviceFullError, ModelTorch, Plan
 from tests.situations.wire import Answer, Asked, Face, json_answer
 from tests.situations.worker import EngineOptions, ModelWorker
@@ -19,6 +20,8 @@ from tests.situations.worker import EngineOptions, ModelWorker
 EXTENSION = "highwater_worker.MemoryExtension"
 TICK_SECONDS = 0.25
 MODEL = "modelled"
+SIDE_PIXELS = 28
+"""One embedding stands for a square of so many pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,7 @@ class EngineModel:
         self.counts: dict[str, int] = {}
         self._sleep_told = False
         self._images_owed = 0.0
+        self._queue: list[tuple[int, asyncio.Future[None]]] = []  # images that came through the sidecar
         # No process of this machine has such a number.
         self._pids = itertools.count(5_000_001)
         self._names = itertools.count()
@@ -140,6 +144,7 @@ class EngineModel:
 
     def end(self, *, restart: bool = True) -> None:
         self.is_ready = False
+        self._queue.clear()
         self.face.vanish()
         for worker in self.workers:
             worker.memory.end()
@@ -195,6 +200,7 @@ class EngineModel:
 
     def _step(self) -> None:
         traffic = self.traffic if self.is_working else None
+        self._encode_queued()
         if traffic is None:
             self._images_owed = 0.0
             for worker in self.workers:
@@ -211,6 +217,17 @@ class EngineModel:
         if traffic.texts:
             for worker in self.workers:
                 worker.decode()
+
+    def _encode_queued(self) -> None:
+        """Encode as many as a step may compute: what vLLM's scheduler takes, however much memory there is."""
+        step: dict[str, int] = {}
+        while self._queue and sum(step.values()) + self._queue[0][0] <= self.plan.encoder_budget_embeds:
+            embeds, encoded = self._queue.pop(0)
+            if not encoded.cancelled():
+                step[f"{next(self._names):064x}"] = embeds
+                encoded.set_result(None)
+        for worker in self.workers if step else ():
+            worker.encode_together(step, self.torch)
 
     def _leave_behind(self, worker: ModelWorker, traffic: Traffic) -> None:
         memory = worker.memory
@@ -295,8 +312,14 @@ class EngineModel:
         )
         return Answer(text.encode(), content_type="text/plain; version=0.0.4")
 
-    async def _chat(self, _: Asked) -> Answer:
-        await asyncio.sleep(2.0)
+    async def _chat(self, asked: Asked) -> Answer:
+        side = json.loads(asked.body).get("side")
+        if side is not None:
+            embeds = min((side // SIDE_PIXELS) ** 2, self.plan.encoder_budget_embeds)
+            encoded = asyncio.get_running_loop().create_future()
+            self._queue.append((embeds, encoded))
+            await encoded
+        await asyncio.sleep(TEXT_SECONDS)
         return json_answer({"choices": [{"message": {"role": "assistant", "content": "yes"}}]})
 
     # --- what moves bytes ---

@@ -33,6 +33,17 @@ def neighbours(nbytes: int, rank: int = 0) -> Event:
     return event
 
 
+def clients(*sides: int, number: int, every: float = 1.0) -> Event:
+    """So many clients send images of these sides through the sidecar from now on, and another one texts."""
+
+    def event(stage: Stage) -> None:
+        assert stage.clients is not None
+        stage.clients.send(sides, clients=number, every=every)
+        stage.clients.write()
+
+    return event
+
+
 def end_engine(stage: Stage) -> None:
     stage.engine.end()
 

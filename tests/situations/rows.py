@@ -7,6 +7,7 @@ from dataclasses import replace
 from tests.situations.device import GIB, MIB, Plan
 from tests.situations.events import (
     claims,
+    clients,
     end_engine,
     long_step,
     neighbours,
@@ -177,6 +178,12 @@ def _ramp(begin: float, end: float, sizes: tuple[float, float], steps: int = 40)
         (begin + (end - begin) * step / steps, neighbours(_gib(first + (last - first) * step / steps)))
         for step in range(1, steps + 1)
     )
+
+
+def _at_the_door(name: str, title: str, script: Script, **other: object) -> Situation:
+    """An engine that takes a quarter of a MiB for a moment for each embedding that it makes."""
+    plan = replace(STORY_8B, token_peak=256 * 1024, peak=400 * MIB)
+    return _ascend(name, title, script, 3 * MINUTE, plan=plan, **other)
 
 
 _UNPROFILED = replace(_h100(0.95), image=160 * MIB, image_embeds=256, encoder_budget_embeds=256 * 40)
@@ -491,5 +498,39 @@ SITUATIONS: tuple[Situation, ...] = (
         script=((0.0, quirk(mute=True)), (BEGIN, _IMAGES)),
         seconds=10 * MINUTE,
         fits=True,
+    ),
+    # --- images through the sidecar, on an engine that does not profile its encoder ---
+    _at_the_door(
+        "door-off-flood",
+        "40 clients at once with images of 2048 x 2048 pixels, and no door",
+        ((BEGIN, clients(2048, number=40, every=30.0)),),
+        settings={"door": {"mode": "off"}},
+        may_die=True,
+        restarts=False,
+        served=(2048,),
+    ),
+    _at_the_door(
+        "door-flood",
+        "the same with the door",
+        ((BEGIN, clients(2048, number=40)),),
+        served=(2048,),
+    ),
+    _at_the_door(
+        "door-huge-image",
+        "one image of 5,040 x 5,040 pixels among thumbnails",
+        ((BEGIN, clients(280, 560, number=10)), (BEGIN + 60, clients(5040, number=1, every=20.0))),
+        served=(280, 560),
+        refused=(5040,),
+    ),
+    _at_the_door(
+        "door-urgent",
+        "a neighbour fills the card while images and texts come",
+        (
+            (BEGIN, clients(1120, number=10)),
+            (BEGIN + 60, neighbours(_gib(60))),
+            (BEGIN + 150, neighbours(0)),
+        ),
+        served=(1120,),
+        may_die=True,
     ),
 )

@@ -17,7 +17,9 @@ from highwater.process.clocks import Clocks
 from highwater.server.main import create_app
 from highwater.server.settings.settings import Settings
 from highwater.server.sidecar import Sidecar
+from highwater.terminal.demo.process import free_port
 from tests.patience import LIMIT_SECONDS
+from tests.situations.clients import Clients
 from tests.situations.clock import VirtualLoop, run_virtually
 from tests.situations.device import Card
 from tests.situations.engine import EngineModel
@@ -68,14 +70,15 @@ async def play(situation: Situation, stage: Stage) -> None:
 
 
 async def _live(loop: VirtualLoop, situation: Situation) -> tuple[Outcome, list[str]]:
-    engine = model_of(situation, loop.time)
+    port = free_port() if situation.served else None
+    engine = model_of(situation, loop.time, port)
     judge = engine.watcher = Judge(engine, cache_counts=situation.cache_counts)
     with modelled_workers(engine.torch), tempfile.TemporaryDirectory(prefix="highwater-situation-") as folder:
         engine.begin()
         steps = asyncio.create_task(engine.run())
         settings = Settings.model_validate(
             {
-                "engine_url": "http://127.0.0.1:8000",
+                "engine_url": f"http://127.0.0.1:{port or 8000}",
                 "port": 1,
                 "admin_token": TOKEN,
                 "state_file": str(Path(folder) / "state.json"),
@@ -88,7 +91,11 @@ async def _live(loop: VirtualLoop, situation: Situation) -> tuple[Outcome, list[
                 # A worker's `release` collects garbage: it need not walk all that is there already each time.
                 gc.collect()
                 gc.freeze()
-                await play(situation, Stage(engine, loop))
+                clients = Clients(url)
+                await play(situation, Stage(engine, loop, clients))
+                await clients.stop()
+                if not (situation.may_die and judge.outcome.deaths):
+                    judge.outcome.problems += clients.missed(served=situation.served, refused=situation.refused)
                 events = await _look_at_the_face(url, judge.outcome)
         finally:
             steps.cancel()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from tests.situations.clients import Clients
 from tests.situations.clock import VirtualLoop
 from tests.situations.device import Plan
 from tests.situations.engine import EngineModel
@@ -18,6 +19,7 @@ class Stage:
 
     engine: EngineModel
     loop: VirtualLoop | None
+    clients: Clients | None = None
 
     def set_wall_clock(self, seconds: float) -> None:
         """Set the machine's wall clock forward; only where time is virtual."""
@@ -51,6 +53,8 @@ class Situation:
         most_remedies: How many remedies are due at most.
         needs: At least so many remedies are due.
         cache_counts: Whether encoder outputs are what fills the device.
+        served: Through the sidecar clients send images of these sides in pixels, of each of which some must be served.
+        refused: Images of these sides the device has no memory for: none may reach the engine.
     """
 
     name: str
@@ -70,3 +74,5 @@ class Situation:
     most_remedies: int | None = None
     needs: int = 0
     cache_counts: bool = False
+    served: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()

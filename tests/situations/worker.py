@@ -153,6 +153,20 @@ class ModelWorker:
         feature = SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=0, length=plan.image_embeds))
         self.worker.model_runner.requests = {name: SimpleNamespace(mm_features=[feature], num_computed_tokens=0)}
 
+    def encode_together(self, images: dict[str, int], torch: ModelTorch) -> None:
+        """Images of so many embeddings in one step: what they take together for a moment, then their outputs.
+
+        Raises:
+            DeviceFullError: There is no room.
+        """
+        plan, memory, cache = self.memory.plan, self.memory, self.encoder_cache
+        torch.device_module.current = memory.index
+        memory.take_for_a_moment(sum(images.values()) * plan.token_peak, "activations of images")
+        for name, embeds in images.items():
+            while cache and sum(each.shape[0] for each in dict.values(cache)) + embeds > plan.encoder_budget_embeds:
+                del cache[next(iter(dict.keys(cache)))]
+            cache[name] = torch.tensor((embeds, plan.image // 2 // plan.image_embeds))
+
     def decode(self) -> None:
         """A step of text.
 
@@ -169,7 +183,8 @@ class ModelWorker:
         return len(self.worker.model_runner.requests) * self.memory.plan.image
 
     def encoder_bytes(self) -> int:
-        return sum(isinstance(value, FakeTensor) for value in dict.values(self.encoder_cache)) * self.memory.plan.image
+        values = dict.values(self.encoder_cache)
+        return sum(value.untyped_storage().nbytes() for value in values if isinstance(value, FakeTensor))
 
     @property
     def trimmable(self) -> int:

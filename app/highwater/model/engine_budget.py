@@ -95,6 +95,16 @@ class EngineLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRule:
+    """How an image becomes tokens: one for each square of patch times merge pixels, scaled into bounds."""
+
+    patch_size: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+    merge_size: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+    min_pixels: Count = None
+    max_pixels: Count = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLimits:
     compute_budget: Count = None  # embeddings that the encoder computes in one step at most
     cache_size: Count = None  # embeddings that the encoder cache keeps
@@ -105,6 +115,7 @@ class EncoderLimits:
     embed_width: Count = None  # elements of one embedding, of `embed_bytes` each
     embed_bytes: Count = None
     skips_profiling: bool | None = None
+    image_rule: ImageRule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from gated_proxy.door import Door, DoorLimits
-from highwater.act.door import DoorFacts, limits_of, mode_of
+from gated_proxy.door import Door
+from gated_proxy.door_cost import DoorLimits
+from highwater.act.door import DoorFacts, EncoderPeaks, limits_of, mode_of
 from highwater.host.reading import HostReading
 from highwater.model.door import DoorFigure, DoorState
 from highwater.model.engine_budget import EngineBudget
@@ -41,6 +42,7 @@ class DoorWatch:
         self._given = DoorLimits(**given.model_dump(exclude={"mode"}))
         self._budget_of, self._host, self._level = budget_of, host, level
         self._clock = clock
+        self._peaks = EncoderPeaks()
         self._urgent_since: float | None = None
         self._why = ""
         self._held_for: str | None = None
@@ -69,17 +71,24 @@ class DoorWatch:
 
     def _facts(self, ranks: Sequence[RankReading]) -> DoorFacts:
         host, budgets = self._host(), map(self._budget_of, ranks)
-        encoder = next((each.encoder for each in budgets if each is not None and each.encoder is not None), None)
+        budget = next((each for each in budgets if each is not None and each.encoder is not None), None)
         container = None if host is None else host.container
-        free = None if container is None else container.room_bytes
+        free, limit = (None, None) if container is None else (container.room_bytes, container.limit_bytes)
         has_limit = free is not None
         if free is None and host is not None and host.processes:
-            free = host.machine.available_bytes
+            free, limit = host.machine.available_bytes, host.machine.total_bytes
+        encoded, most = self._door.take_tokens()
+        step = None if budget is None or budget.encoder is None else budget.encoder.compute_budget
+        self._peaks.notice(ranks, encoded_tokens=encoded, tokens_in_flight=min(most, step or most))
+        room = [_room_bytes(rank) for rank in ranks]
         return DoorFacts(
             free_bytes=None if free is None else free + self._door.inside.decoded_bytes,
+            limit_bytes=limit,
             has_container_limit=has_limit,
-            encoder=encoder,
+            budget=budget,
             encoder_is_profiled=all(rank.launch.encoder_unprofiled_by is None for rank in ranks),
+            peaks=self._peaks,
+            device_room_bytes=min((each for each in room if each is not None), default=None),
         )
 
     def state(self) -> DoorState:
@@ -92,7 +101,18 @@ class DoorWatch:
             decoded_bytes=DoorFigure(taken=door.inside.decoded_bytes, limit=limits.decoded_bytes),
             encoder_tokens=DoorFigure(taken=door.inside.encoder_tokens, limit=limits.encoder_tokens),
             items=DoorFigure(taken=door.inside.items, limit=limits.items),
+            request_decoded_bytes=limits.request_bytes,
+            device_tokens=limits.device_tokens,
+            bytes_per_token=None if (size := self._peaks.bytes_per_token) is None else round(size),
+            token_side_pixels=limits.token_rule.side_pixels,
+            uses_engines_rule=limits.token_rule.is_engines,
             requests_total=door.counts.requests,
             waits_total=door.counts.waited,
             refused_total=door.counts.refused.total(),
         )
+
+
+def _room_bytes(rank: RankReading) -> int | None:
+    """Return what the rank's allocator could allocate: of its own reserve, and of the device."""
+    free, reserved, allocated = rank.free_bytes, rank.torch.reserved_bytes, rank.torch.allocated_bytes
+    return None if free is None or reserved is None or allocated is None else free + reserved - allocated

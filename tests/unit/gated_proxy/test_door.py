@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gated_proxy.door import MAX_WAITING_BYTES, NOTHING, Cost, Door, DoorLimits, DoorRefusal, TokenRule, cost_of
+from gated_proxy.door import Door, DoorRefusal
+from gated_proxy.door_cost import NOTHING, Cost, DoorLimits, TokenRule, cost_of
 from gated_proxy.door_media import BY_URL, UNKNOWN, Media
+from gated_proxy.failures import RETRY_AFTER_SECONDS
 from gated_proxy.heads import parse_head
 from tests.fakes.clock import FakeClock
 
@@ -164,6 +167,52 @@ def test_a_request_that_can_never_fit_is_refused_with_figure_limit_and_setting()
     assert desk.door.counts.refused == {"door_too_large": 1}
 
 
+def test_what_may_fit_later_waits_and_gets_503():
+    desk = Desk(replace(LIMITS, ceiling_bytes=32 * MIB))
+    inside, large, small = (desk.client() for _ in range(3))
+    assert inside.brings(1)
+    assert not large.brings(16)
+    assert small.brings(1)  # nobody waits behind what no end of another's would help
+    inside.leave()
+    small.leave()
+    desk.timers.run(10)
+    assert (large.failure.status, large.failure.retry_after) == (503, RETRY_AFTER_SECONDS)
+    with pytest.raises(DoorRefusal, match=r"at most 33554432 .*door\.decoded_bytes"):
+        desk.client().brings(33)
+
+
+def test_room_that_grows_lets_in_what_was_too_large_for_it():
+    desk = Desk(replace(LIMITS, ceiling_bytes=32 * MIB))
+    large = desk.client()
+    assert not large.brings(16)
+    desk.door.change(mode="on", limits=replace(desk.door.limits, decoded_bytes=16 * MIB))
+    desk.timers.run()
+    assert large.opened == 1
+
+
+def test_an_image_for_which_the_device_has_no_memory_waits_and_others_do_not():
+    desk = Desk(DoorLimits(encoder_tokens=100, device_tokens=100))
+    large, small = desk.client(), desk.client()
+    assert not large.brings(1)
+    assert small.brings(0.05)
+    desk.timers.run(10)
+    for words in ("takes 361 encoder tokens", "memory for 100 just now", "door.encoder_tokens"):
+        assert words in large.failure.message
+
+
+def test_the_tokens_that_were_in_flight_and_answered_are_told_once():
+    desk = Desk()
+    one, two, failed = (desk.client() for _ in range(3))
+    sizes = [cost_of(image(mib), LIMITS).encoder_tokens for mib in (1, 2, 4)]
+    for client, mib in ((one, 1), (two, 2), (failed, 4)):
+        client.brings(mib)
+    one.leave()
+    two.leave()
+    failed.leave(500)
+    assert desk.door.take_tokens() == (sizes[1], sum(sizes))
+    assert desk.door.take_tokens() == (0, 0)
+
+
 def test_the_deadline_ends_in_503_with_figure_limit_and_setting():
     desk = Desk()
     inside, waiting = desk.client(), desk.client()
@@ -212,9 +261,8 @@ def test_one_client_takes_at_most_half_of_the_room_while_others_send_images():
     greedy = [desk.client("greedy") for _ in range(4)]
     assert [each.brings(2) for each in greedy] == [True, True, False, False]
     other = desk.client("other")
-    assert not other.brings(1)
-    desk.timers.run()
-    assert (other.opened, desk.mib) == (1, 6)
+    assert other.brings(1)
+    assert desk.mib == 6
     greedy[0].leave()
     desk.timers.run()
     assert [each.opened for each in greedy] == [0, 0, 1, 0]
@@ -303,34 +351,6 @@ def test_too_many_that_wait_are_refused():
     assert (refusal.value.failure.status, refusal.value.failure.reason) == (503, "door_full")
 
 
-def test_what_waits_is_bounded_in_bytes():
-    desk = Desk(DoorLimits(items=1))
-    assert desk.client().brings(1)
-    first, second = desk.client(), desk.client()
-    first.visit.piece_bytes = second.visit.piece_bytes = MAX_WAITING_BYTES // 2 + 1
-    assert not first.brings(1)
-    with pytest.raises(DoorRefusal):
-        second.brings(1)
-    first.leave()
-    assert not second.brings(1)
-
-
-def test_a_body_that_stands_still_lends_its_room():
-    desk = Desk()
-    slow, quick = desk.client(), desk.client()
-    assert slow.brings(8)
-    assert not quick.brings(2)
-    slow.visit.stall()
-    desk.timers.run()
-    assert (quick.opened, desk.mib) == (1, 2)
-    assert not slow.visit.take(b"more")
-    quick.leave()
-    desk.timers.run()
-    assert (slow.opened, desk.mib) == (1, 8)
-    slow.leave()
-    assert desk.door.inside == NOTHING
-
-
 def test_an_observing_door_only_counts():
     desk = Desk(mode="observe")
     assert desk.client().brings(8)
@@ -400,7 +420,7 @@ class AnyTraffic(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.desk = Desk(DoorLimits(decoded_bytes=8 * MIB, items=6, wait_seconds=10, max_waiting=6))
+        self.desk = Desk(DoorLimits(decoded_bytes=8 * MIB, ceiling_bytes=12 * MIB, items=6, max_waiting=6))
         self.clients: list[Client] = []
 
     @rule(key=st.sampled_from([None, "a", "b"]), mib=st.lists(st.integers(1, 18), min_size=1, max_size=3))
@@ -430,11 +450,6 @@ class AnyTraffic(RuleBasedStateMachine):
         if self.clients:
             self.clients[which % len(self.clients)].visit.leave()
 
-    @rule(which=st.integers(0, FAR))
-    def stall(self, which):
-        if self.clients:
-            self.clients[which % len(self.clients)].visit.stall()
-
     @rule(seconds=st.sampled_from([0.0, 1.0, 9.0, 11.0]))
     def pass_time(self, seconds):
         self.desk.timers.run(seconds)
@@ -443,9 +458,9 @@ class AnyTraffic(RuleBasedStateMachine):
     def hold(self, seconds):
         self.desk.door.hold(seconds, "held")
 
-    @rule(mode=st.sampled_from(["on", "observe", "on"]))
-    def change(self, mode):
-        self.desk.door.change(mode=mode, limits=self.desk.door.limits)
+    @rule(mode=st.sampled_from(["on", "observe", "on"]), mib=st.sampled_from([2, 8, 12]))
+    def change(self, mode, mib):
+        self.desk.door.change(mode=mode, limits=replace(self.desk.door.limits, decoded_bytes=mib * MIB))
 
     @invariant()
     def sums_agree(self):
@@ -455,17 +470,16 @@ class AnyTraffic(RuleBasedStateMachine):
         assert door.inside == sum((each.inside for each in visits), start=NOTHING)
         assert door.waiting == sum(each.waits for each in visits)
         assert door._moving == sum(each.moves for each in visits)
-        assert door._waiting_bytes == 0
-        assert not door.waiting or door.is_held or door._moving
+        assert all(door._is_over_room(each) for each in visits if each.waits) or door.is_held or door._moving
         assert door.mode == "on" or not door.waiting
-        for client, taken in door._taken.items():
-            assert taken == sum((each.inside for each in visits if each.client == client), start=NOTHING)
+        for share in door._shares.values():
+            assert share.inside == sum((each.inside for each in visits if each.share is share), start=NOTHING)
 
     def teardown(self):
         for client in self.clients:
             client.leave()
         assert self.desk.door.inside == NOTHING
-        assert not self.desk.door._taken
+        assert {share.inside for share in self.desk.door._shares.values()} <= {NOTHING}
 
 
 AnyTraffic.TestCase.settings = settings(deadline=None)

@@ -17,7 +17,7 @@ from PIL import Image
 from gated_proxy.door_media import BY_URL, UNKNOWN, Media, measure
 from gated_proxy.door_scanner import MAX_VALUE_BYTES, Scanner, may_have_media
 
-FORMATS = {"png": "png", "jpeg": "jpeg", "webp": "webp", "gif": "gif", "bmp": "bmp", "ppm": "ppm", "avif": "heif"}
+FORMATS = {"png": "png", "jpeg": "jpeg", "webp": "webp", "gif": "gif", "bmp": "bmp"}
 
 
 def image(form: str, width: int, height: int, **options) -> bytes:
@@ -184,7 +184,15 @@ def test_what_vllm_would_not_load_is_no_item(body):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x89PN", b"no image at all, but some text", PNG[:20], b"\xff\xd8\xff" + bytes(99)]
+    "data",
+    [
+        b"",
+        b"\x89PN",
+        b"no image at all, but some text",
+        PNG[:20],
+        b"\xff\xd8\xff" + bytes(99),
+        image("avif", 30, 20) + video(1, 1, 1),  # it is decoded as an image, whatever it claims to hold besides
+    ],
 )
 def test_an_image_that_cannot_be_read_is_of_unknown_size(data):
     assert scan(chat(part(url(data)))) == [UNKNOWN]
@@ -281,7 +289,7 @@ def test_any_bytes_are_scanned(pieces):
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["png", "jpeg", "webp", "gif", "bmp", "ppm", "avif"]), st.data())
+@given(st.sampled_from(["png", "jpeg", "webp", "gif", "bmp"]), st.data())
 def test_a_damaged_image_is_measured_somehow(form, data):
     whole = bytearray(image(form, 30, 20))
     for at in data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=6)):

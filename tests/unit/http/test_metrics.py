@@ -16,7 +16,8 @@ from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from gated_proxy.door import Cost, Door, DoorLimits
+from gated_proxy.door import Door
+from gated_proxy.door_cost import Cost, DoorLimits
 from gated_proxy.traffic import Connections
 from highwater import __version__
 from highwater.host.past import Outlook

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from gated_proxy.door import Cost, Door
+from gated_proxy.door import Door
+from gated_proxy.door_cost import Cost
 from highwater.host.reading import ContainerMemory, HostReading, MachineMemory, ProcessMemory
 from highwater.model.engine_budget import EncoderLimits, EngineBudget
-from highwater.model.rank import Launch
+from highwater.model.rank import Launch, TorchMemory
 from highwater.server.door import HOLD_SECONDS, MAX_HOLD_SECONDS, DoorWatch
 from highwater.server.settings.sections import DoorSettings
 from tests.fakes.clock import FakeClock
+from tests.fakes.incident import reading
 
 MIB = 1024**2
 LIMITED = HostReading(taken_at=1.0, container=ContainerMemory(key="c", limit_bytes=1000 * MIB, kept_bytes=600 * MIB))
@@ -22,7 +24,7 @@ LIMITED = HostReading(taken_at=1.0, container=ContainerMemory(key="c", limit_byt
 class Situation:
     def __init__(self, **settings) -> None:
         self.clock, self.level = FakeClock(), "calm"
-        self.ranks = (SimpleNamespace(launch=Launch()),)
+        self.ranks = (reading(launch=Launch()),)
         self.budget = EngineBudget(encoder=EncoderLimits(cache_size=8192, max_tokens_per_item={"image": 4096}))
         self.host: HostReading | None = None
         self.door = Door(clock=self.clock, later=lambda *_: None)
@@ -78,9 +80,34 @@ def test_without_a_limit_the_machine_has_the_room():
 
 def test_an_engine_that_does_not_profile_its_encoder_closes_the_door():
     situation = Situation()
-    situation.ranks = (SimpleNamespace(launch=Launch(encoder_unprofiled_by="ascend")),)
+    situation.ranks = (reading(launch=Launch(encoder_unprofiled_by="vllm_ascend")),)
     situation.poll()
     assert situation.door.mode == "on"
+
+
+def test_what_an_image_took_bounds_the_next_ones():
+    situation = Situation(mode="on")
+    launch = Launch(encoder_unprofiled_by="vllm_ascend")
+
+    def poll(peak: int) -> None:
+        torch = TorchMemory(allocated_bytes=1000 * MIB, reserved_bytes=1050 * MIB, peak_allocated_bytes=peak * MIB)
+        situation.ranks = (reading(launch=launch, free_bytes=150 * MIB, torch=torch, encoder_cache=None),)
+        situation.poll(1.0)
+
+    poll(1000)
+    assert situation.watch.state().encoder_tokens.limit == 4096
+    situation.door.encoded_tokens = situation.door.most_tokens = 1000
+    poll(1100)
+    poll(1100)
+    state = situation.watch.state()
+    assert (state.bytes_per_token, state.device_tokens, state.encoder_tokens.limit) == (round(MIB / 10), 1000, 1000)
+
+
+def test_a_request_that_can_never_fit_is_one_larger_than_the_container_allows():
+    situation = Situation()
+    situation.host = LIMITED
+    situation.poll()
+    assert situation.watch.state().request_decoded_bytes == 125 * MIB
 
 
 def test_images_wait_while_a_rank_is_very_short_and_not_for_ever():

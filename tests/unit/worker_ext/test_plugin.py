@@ -333,6 +333,37 @@ def test_the_encoders_budget_is_kept_where_v2_only_passes_it_on(vllm):
     assert profiled == [(["dummy"], budget)]
 
 
+@pytest.mark.parametrize(
+    ("config", "given", "expected"),
+    [
+        (
+            {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056},
+            None,
+            (14, 2, 3136, 12845056),
+        ),
+        (
+            {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
+            {"max_pixels": 1003520},
+            (16, 2, 65536, 1003520),
+        ),
+        ({"patch_size": 14}, None, None),  # no processor of that kind
+        (None, None, None),  # a version that does not keep it
+    ],
+)
+def test_the_processors_rule_of_pixels_is_read_where_it_is_known(vllm, config, given, expected):
+    plugin.register()
+    worker = vllm()
+    worker.init_device()
+    model = SimpleNamespace(
+        hf_image_processor_config=config, multimodal_config=SimpleNamespace(mm_processor_kwargs=given)
+    )
+    vars(worker)["model_runner"] = SimpleNamespace(mm_budget=BUDGET)
+    vars(worker)["vllm_config"] = SimpleNamespace(model_config=model)
+    found = ask(worker, "budget")["engine_budget"]["encoder"]["image_rule"]
+    names = ("patch_size", "merge_size", "min_pixels", "max_pixels")
+    assert found == (None if expected is None else dict(zip(names, expected, strict=True)))
+
+
 def test_an_engine_that_loads_its_weights_again_and_again_fills_nothing(vllm):
     plugin.register()
     worker = vllm()

@@ -201,6 +201,27 @@ def _encoder(worker: object, start: StartPhases | None, notes: Notes) -> dict[st
         "embed_width": first_of(look_up(worker, "model_runner"), *_EMBED_WIDTHS, convert=as_int),
         "embed_bytes": as_int(look_up(worker, "vllm_config", "model_config", "dtype", "itemsize")),
         "skips_profiling": first_of(worker, f"{_MODEL}.multimodal_config.skip_mm_profiling", convert=as_bool),
+        "image_rule": notes.attempt("image_rule", lambda: _image_rule(worker)),
+    }
+
+
+def _image_rule(worker: object) -> dict[str, int | None] | None:
+    """Return how images become tokens, where the processor's configuration has it: Qwen2-VL's and those after it.
+
+    The command line's values go before (vllm 0.32.0 config/model.py:819, `hf_image_processor_config`).
+    """
+    model = look_up(worker, "vllm_config", "model_config")
+    config: dict[str, Any] = {**(look_up(model, "hf_image_processor_config") or {})}
+    config |= look_up(model, "multimodal_config", "mm_processor_kwargs") or {}
+    size = config.get("size") or {}
+    patch, merge = as_int(config.get("patch_size")), as_int(config.get("merge_size"))
+    if not (patch and merge):
+        return None
+    return {
+        "patch_size": patch,
+        "merge_size": merge,
+        "min_pixels": as_int(config.get("min_pixels") or size.get("shortest_edge")),
+        "max_pixels": as_int(config.get("max_pixels") or size.get("longest_edge")),
     }
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from gated_proxy.allowlist import SETTING, extra_path_flaw
-from gated_proxy.door import DoorLimits
 from gated_proxy.door import Mode as DoorMode
+from gated_proxy.door_cost import DoorLimits
 from gated_proxy.heads import Mode as ForwardedMode
 from gated_proxy.proxy import ProxyLimits
 from highwater.act.rules import Finite
@@ -157,12 +157,14 @@ class DoorSettings(BaseModel, frozen=True, extra="forbid"):
         None,
         ge=1,
         description="images and videos in flight, in bytes once decoded; a request that takes more is answered with "
-        "413; unset: an eighth of the host memory that the engine's container can still take",
+        "413; unset: an eighth of the host memory that the engine's container can still take, and 413 from an eighth "
+        "of its limit on",
     )
     encoder_tokens: int | None = Field(
         None,
         ge=1,
-        description="images and videos in flight, in encoder tokens; unset: twice what the encoder cache holds",
+        description="images and videos in flight, in encoder tokens; unset: twice what the encoder cache holds, and "
+        "where the engine does not profile its encoder no more than the device has memory for",
     )
     items: int | None = Field(1024, ge=1, description="images and videos in flight")
     unknown_bytes: int = Field(

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -61,6 +61,7 @@ def stage(
     *,
     say: Callable[[str], None],
     stays: bool = False,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
     """Start an engine with recorders and a sidecar that sees it, and say where; both are ended at the end.
 
@@ -75,7 +76,9 @@ def stage(
     engine = DemoEngine(environment, recorded, folder=folder / "engine", announce=say)
     kept = {"HIGHWATER_INCIDENTS__FOLDER": str(folder / "incidents"), "HIGHWATER_ENGINE_LOG": str(engine.log_path)}
     try:
-        with DemoSidecar(engine.url, folder=folder, port=port, settings=variable | kept) as sidecar:
+        with DemoSidecar(
+            engine.url, folder=folder, port=port, settings=variable | kept | dict(settings or {})
+        ) as sidecar:
             say(f"The sidecar is at {sidecar.url} (dashboard: {sidecar.url}/dashboard), vLLM will be at {engine.url}")
             try:
                 engine.start()
