@@ -201,10 +201,6 @@ def vllm_version() -> str | None:
     return as_text(look_up(sys.modules.get("vllm"), "__version__"))
 
 
-def torch_version() -> str | None:
-    return as_text(look_up(sys.modules.get("torch"), "__version__"))
-
-
 def device_label(worker: object) -> tuple[str | None, int | None]:
     """Return type and index of the worker's device as it states them itself, without a call to the device."""
     # CPUWorker before vllm 0.23 and NPUWorker of vllm-ascend 0.11 hand the device to their runner and keep none
@@ -222,19 +218,6 @@ def configured_device(worker: object) -> str | None:
 # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend 0.13.0
 # worker/worker.py:240, `_init_device`).
 INIT_FREE = ("init_snapshot.free_memory", "init_npu_memory")
-
-# Modules that a runner's class, or one that it inherits from, is defined in.
-RUNNER_MODULES = {
-    "vllm.v1.worker.gpu.model_runner": "v2",
-    "vllm.v1.worker.gpu_model_runner": "v1",
-    "vllm_ascend.worker.v2.model_runner": "v2",
-    "vllm_ascend.worker.model_runner_v1": "v1",
-}
-
-
-def runner_version(worker: object) -> str | None:
-    modules = (kind.__module__ for kind in type(look_up(worker, "model_runner")).__mro__)
-    return next((version for module in modules if (version := RUNNER_MODULES.get(module))), None)
 
 
 def is_rays(worker: object) -> bool:

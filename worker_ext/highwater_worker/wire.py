@@ -23,7 +23,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 EXTENSION_VERSION = "0.1.0"
-"""Of this package; every recorder file and the answer to `hello` name it."""
+"""Of this package; every recorder file names it."""
 
 # A recorder file.
 HEADER_BYTES = 4096

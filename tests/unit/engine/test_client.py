@@ -167,7 +167,7 @@ GARBLED = {
     "a number of one rank": lambda answers: {"results": [json.dumps(answers[0]), "5"]},
     "another op": lambda answers: {"results": [json.dumps(answer | {"op": "release"}) for answer in answers]},
     "another op of one rank": lambda answers: {
-        "results": [json.dumps(answers[0]), json.dumps(answers[1] | {"op": "hello"})]
+        "results": [json.dumps(answers[0]), json.dumps(answers[1] | {"op": "budget"})]
     },
     "no op": lambda answers: {"results": [json.dumps(answer | {"op": None}) for answer in answers]},
 }
@@ -183,7 +183,7 @@ async def test_an_answer_outside_the_contract_is_garbled(engine, fake, garble):
 
 async def test_queues_out_of_step_are_called_that(engine, fake):
     fake.garble = GARBLED["another op of one rank"]
-    with pytest.raises(EngineGarbled, match=r"answered with \['hello'\]: its worker queues are out of step"):
+    with pytest.raises(EngineGarbled, match=r"answered with \['budget'\]: its worker queues are out of step"):
         await engine.rpc("memory")
 
 

@@ -297,7 +297,7 @@ async def test_workers_are_called_where_every_recorder_says_that_they_may_be(wat
     core = watch(extension=None)
     await rounds(core, 2)
     assert core.poller.capabilities.collective_rpc
-    (answer, _) = await core.engine.rpc("hello")
+    (answer, _) = await core.engine.rpc("memory")
     assert answer["ok"]
 
 
