@@ -136,9 +136,6 @@ class EngineLoad:
     # Tokens and requests counted so far; the same number twice means that nothing ran in between.
     work_done: float | None = None
     work: WorkCounts = WorkCounts()  # its parts, with images
-    # Items looked up in the processor cache so far; `mm_cache_hits`: those that were in it.
-    mm_cache_queries: int | None = None
-    mm_cache_hits: int | None = None
     engines: Mapping[str, EngineLoad] = field(default_factory=dict)  # of several, each one's, by vLLM's number
 
     @property

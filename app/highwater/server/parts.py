@@ -167,12 +167,12 @@ class Parts:
         )
 
     def _cache_counts(self) -> CacheCounts:
-        ranks, load = self.reports.current().ranks, self.reports.load
+        ranks, work = self.reports.current().ranks, self.reports.load.work
         spilled = [rank.encoder_cache.host_bytes for rank in ranks if rank.encoder_cache is not None]
         pinned = [rank.host_memory.pinned_bytes for rank in ranks if rank.host_memory.pinned_bytes is not None]
         return CacheCounts(
-            queries=load.mm_cache_queries,
-            hits=load.mm_cache_hits,
+            queries=None if work.images is None else int(work.images),
+            hits=None if work.images is None or work.new_images is None else int(work.images - work.new_images),
             spilled_bytes=sum(spilled) if spilled else None,
             pinned_bytes=sum(pinned) if pinned else None,
         )

@@ -112,8 +112,6 @@ def _load(samples: Sequence[_Sample]) -> EngineLoad:
         ),
         sleeping=any(asleep) if asleep else None,
         work_done=total(*TOKENS, REQUESTS),
-        mm_cache_queries=_whole(queries),
-        mm_cache_hits=_whole(hits),
         work=WorkCounts(
             requests=total(REQUESTS),
             images=queries,

@@ -70,7 +70,7 @@ def against_full_host(case: Case) -> tuple[str, ...]:
     trimmed = ("trim_host_budget",) if _spilled_bytes(case) > NOTABLE_BYTES else ()
     host = None if case.evidence is None else case.evidence.host
     if host is None or host.suspect is None:
-        queries = getattr(case.load, "mm_cache_queries", None) if host is None else host.caches.queries
+        queries = case.load.work.images if host is None else host.caches.queries
         return ("memory_limit", *(("mm_processor_cache", "reset_mm_cache") if queries else ()), *trimmed)
     is_worker = host.suspect.role == "worker" and not host.suspect.has_grown
     on_cpu = ("cpu_kvcache_space",) if is_worker and case.device_type == "cpu" else ()
