@@ -36,6 +36,7 @@ from highwater.model.rank import RankReading
 from highwater.model.report import Report
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import UnknownName
+from highwater.process.logs import contained
 from highwater.watch.history import History
 
 # A judgement takes about a millisecond where a series moves.
@@ -135,13 +136,9 @@ class GrowthWatch:
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
-            try:
+            with contained(self._internal_error, log, "growth could not be judged"):
                 if self._report is not None:
                     await self.look(self._report)
-            except Exception:
-                # One odd report must not end the watch: it is logged and counted, and the next report is examined.
-                self._internal_error()
-                log.exception("growth could not be judged")
 
     async def look(self, report: Report) -> None:
         """Take the floors that are due, and judge some of the series that have new ones."""

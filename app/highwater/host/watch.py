@@ -16,6 +16,7 @@ from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.host.report import HostReport, Judge, report_of, summary_of, unjudged
 from highwater.model.report import HostSummary
+from highwater.process.logs import contained
 from highwater.watch.recorder.progress import SilentCore
 
 SECONDS = 5.0
@@ -80,11 +81,8 @@ class HostWatch:
 
     async def run(self) -> None:
         while True:
-            try:
+            with contained(self._internal_error, log, "host memory could not be read"):
                 await self.read()
-            except Exception:  # what cannot be read now may be readable later; the sidecar goes on without it
-                self._internal_error()
-                log.exception("host memory could not be read")
             await self._sleep(SECONDS)
 
     async def read(self) -> HostNow:
@@ -144,11 +142,10 @@ class HostWatch:
     async def _read(self) -> HostNow:
         self.now = now = await asyncio.to_thread(self._read_now, self._monotonic())
         for listener in self.listeners:
-            try:
+            name = getattr(listener, "__qualname__", listener)
+            # The others must have it, and whoever requested this reading.
+            with contained(self._internal_error, log, "a listener of host readings failed: %s", name):
                 listener(now.reading)
-            except Exception:  # broad: the others must have it, and whoever requested this reading
-                self._internal_error()
-                log.exception("a listener of host readings failed: %s", getattr(listener, "__qualname__", listener))
         return now
 
     def _read_now(self, read_at: float) -> HostNow:

@@ -25,6 +25,7 @@ from highwater.model.growth import TRACK_SECONDS, growth_since_ready, without_fo
 from highwater.model.rank import EncoderCacheTotals, RankReading, are_recorded
 from highwater.model.report import Report
 from highwater.process.errors import EngineUnreachable
+from highwater.process.logs import contained
 from highwater.watch.history import History
 from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_ranks, workers_left
 from highwater.watch.recorder.progress import beside_silent
@@ -115,23 +116,18 @@ class Poller:
                     await self._guarded(read)
 
     async def _guarded(self, read: Callable[[], Awaitable[object]]) -> None:
-        try:
+        # The loop is the product: whatever went wrong in one round, the next must come.
+        with contained(self._count_failure, log, "poll failed unexpectedly"):
             await read()
-        except Exception:
-            # The loop is the product: whatever went wrong in one round, the next must come. It is logged and counted.
-            self._internal_error()
-            log.exception("poll failed unexpectedly")
-            self._rounds.observer.poll_failed("poller", "unexpected")
+
+    def _count_failure(self) -> None:
+        self._internal_error()
+        self._rounds.observer.poll_failed("poller", "unexpected")
 
     def _next_read(self, pace: Pace | None) -> tuple[float, Callable[[], Awaitable[object]]]:
-        try:
-            seconds = self._times.poll_seconds if pace is None else pace(self.current())
-        except Exception:
-            # As above: polls go on without the policy's pace.
-            self._internal_error()
-            log.exception("the policy's pace failed")
-            self._rounds.observer.poll_failed("poller", "unexpected")
-            return self._times.poll_seconds, self.read_recorders
+        seconds = self._times.poll_seconds
+        with contained(self._count_failure, log, "the policy's pace failed"):
+            seconds = seconds if pace is None else pace(self.current())
         if self._traits.is_up and self.coverage.is_complete:
             return max(seconds, MIN_READ_SECONDS), self.read_recorders
         return max(seconds, MIN_POLL_SECONDS), partial(self.poll, spare_idle=True)

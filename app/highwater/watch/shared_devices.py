@@ -16,6 +16,7 @@ from typing import Final
 
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
+from highwater.process.logs import contained
 from highwater.watch.history import History
 from highwater.watch.recorder.folder import RecorderFolder
 
@@ -74,12 +75,9 @@ class SharedDevices:
 
     async def run(self) -> None:
         while True:
-            try:
+            # A folder or a driver may fail in unforeseen ways; the last known devices stay.
+            with contained(self._internal_error, log, "looking for other users of the devices failed unexpectedly"):
                 await self.look()
-            except Exception:
-                # A folder or a driver may fail in unforeseen ways; the last known devices stay.
-                self._internal_error()
-                log.exception("looking for other users of the devices failed unexpectedly")
             await self._sleep(LOOK_SECONDS)
 
     async def look(self) -> None:

@@ -33,6 +33,7 @@ from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import RankReading, rank_title
 from highwater.model.report import Report
+from highwater.process.logs import contained
 from highwater.watch.history import History
 from highwater.watch.ranks import workers_left
 from highwater.watch.recorder.contents import RankProgress, largest_first
@@ -151,11 +152,8 @@ class IncidentWatcher:
         while True:
             work = await self._waiting.get()
             try:
-                await work()
-            except Exception:
-                # Broad, so that the next incident is written whatever this one met. It is logged and counted.
-                self._internal_error()
-                log.exception("an incident could not be handled")
+                with contained(self._internal_error, log, "an incident could not be handled"):
+                    await work()
             finally:
                 self._waiting.task_done()
 
@@ -309,12 +307,8 @@ class IncidentWatcher:
 
     async def _with_host(self, evidence: Evidence) -> Evidence:
         host = None
-        try:
+        with contained(self._internal_error, log, "host memory could not be read for an incident"):
             host = None if self._read_host is None else await self._read_host()
-        except Exception:
-            # Broad, so that the incident is written without it.
-            self._internal_error()
-            log.exception("host memory could not be read for an incident")
         # While all are alive, none is known to have reported its counter after the end.
         is_one_lost = any(rank.status in LOST for rank in evidence.ranks)
         alive = [rank.reading for rank in evidence.ranks if rank.status == "alive" and rank.reading is not None]
@@ -391,14 +385,12 @@ class IncidentWatcher:
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._recorders is not None and instance is not None:
             evidence = replace(evidence, instance=instance)
-            try:
+            # The incident is written without the series then: its evidence is nowhere else.
+            with contained(self._internal_error, log, "the recorders could not be read for an incident"):
                 last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
                 ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
                 are_closed = evidence.kind == "died" and await asyncio.to_thread(self._are_closed, instance)
                 evidence = replace(evidence, ranks=ranks, are_closed=are_closed)
-            except Exception:  # broad: the incident is written without the series, and its evidence is nowhere else
-                self._internal_error()
-                log.exception("the recorders could not be read for an incident")
         evidence = await self._with_host(evidence)
         opened = await self._incidents.open_incident(evidence)
         if opened is None:
