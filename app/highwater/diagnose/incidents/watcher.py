@@ -73,7 +73,7 @@ class _LifeKnown:
     load: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None  # where recorders name it, no report has it after the end
     policy: PolicyStatus | None = None
-    has_ended: bool = False  # its end is recorded; the API server may run on after the workers
+    has_ended: bool = False  # its end is recorded, and it has not answered in time since
 
 
 class IncidentWatcher:
@@ -175,7 +175,6 @@ class IncidentWatcher:
         if life is None:
             return
         if report.engine.state == "gone":
-            self._life = None
             self._end_of(life, report)
         elif report.engine.traits.is_hung and not (before is not None and before.engine.traits.is_hung):
             if workers_left(life.records, life.ranks_expected) == "dead":
@@ -245,8 +244,9 @@ class IncidentWatcher:
                 self._end_of(life, report, "other processes answer in its place")
             life = self._life = _LifeKnown(engine_life=self._engine_life().id)
             self._has_begun = True
-        if life is None:
-            return None
+        if life is None or (life.has_ended and not engine.traits.answers):
+            return None  # what is left of an engine that has ended may take calls for a while
+        life.has_ended = False
         recorders = self._recorders
         if recorders is not None and recorders.files.instance is not None:
             life.records, life.instance = recorders.records, recorders.files.instance

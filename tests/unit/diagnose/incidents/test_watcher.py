@@ -20,7 +20,7 @@ from highwater.engine.client import Engine
 from highwater.host.needs import ProcessorCaches
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
-from highwater.model.engine import EngineStatus, StartedRank, StartFailure
+from highwater.model.engine import EngineState, EngineStatus, StartedRank, StartFailure
 from highwater.model.policy import PolicyStatus
 from highwater.model.report import Event, Report
 from highwater.process.errors import EngineUnresponsive
@@ -338,6 +338,32 @@ async def test_an_engine_whose_workers_are_all_gone_has_died_once(one):
     assert one.core.poller.current().engine.state == "gone"
     incident = await one.only()
     assert (incident.kind, incident.count) == ("died", 1)
+
+
+async def test_an_end_is_told_once_though_the_api_server_answers_on_for_a_while(boxed):
+    """As after a kill on a busy machine: refused twice, then answered with calls that are late, and gone again."""
+    one = boxed(recorders=False)
+    await one.come_up()
+    await one.die()
+    await see(one, "busy", "not_answering", "gone")
+    assert [(one.kind, one.count) for one in await one.incidents.headlines()] == [("died", 1)]
+
+
+async def test_an_engine_that_goes_on_after_its_end_was_told_may_hang_and_end_again(boxed):
+    one = boxed(recorders=False)
+    await one.come_up()
+    await one.die()
+    await see(one, "ready", "not_answering", "ready", "gone")
+    assert await one.kinds() == ["died", "hung", "died"]
+
+
+async def see(one: Boxed, *states: EngineState) -> None:
+    """Let the watcher have reports of the same engine in these states, one after the other."""
+    for state in states:
+        one.clock.now += 90.0
+        report = one.core.poller.current()
+        one.box.notice(replace(report, engine=replace(report.engine, state=state)))
+        await one.write()
 
 
 async def test_an_api_server_that_outlives_the_workers_it_has_ended_is_no_incident(boxed, tmp_path):
