@@ -932,7 +932,7 @@ async def test_a_start_that_the_log_says_nothing_of_is_told_when_the_next_one_wr
     log = tmp_path / "vllm.log"
     log.write_text("")
     one = boxed(log=log, recorders=False)
-    one.box._is_start_under_way = lambda: is_next
+    one.box._starts._is_start_under_way = lambda: is_next
     one.fake.down = True
     report = await one.core.tick()
     failure = StartFailure(
@@ -950,7 +950,7 @@ async def test_a_start_whose_log_began_again_is_told_at_once(boxed, tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text("")
     one = boxed(log=log, recorders=False)
-    one.box._log_says_start_failed = lambda _: False
+    one.box._starts._log_says_failed = lambda _: False
     begun = iter([(), (FailedStart(id="a"),)])
 
     async def failed_starts(*, at_once: bool) -> tuple[FailedStart, ...]:
