@@ -44,8 +44,8 @@ from highwater.model.report import Report
 from highwater.process.logs import contained
 from highwater.watch.history import History
 from highwater.watch.ranks import workers_left
-from highwater.watch.recorder.contents import RankProgress, largest_first
-from highwater.watch.recorder.progress import LOST
+from highwater.watch.recorder.contents import largest_first
+from highwater.watch.recorder.progress import LOST, activity
 from highwater.watch.recorder.rank import RankRecord
 from highwater.watch.recorder.recorders import Recorders
 
@@ -417,24 +417,12 @@ def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ..
             rank,
             status=record.status,
             reading=reading,
-            doing="" if progress is None else _activity(progress),
+            doing="" if progress is None else activity(progress),
             step_seconds=progress.step_seconds if progress is not None else None,
             stack=progress.stack if progress is not None else (),
             entries=tuple(EncoderEntry(**row) for row in sorted(record.entry_rows(), key=largest_first)),
         )
     return tuple(known[key] for key in sorted(known))
-
-
-def _activity(progress: RankProgress) -> str:
-    if progress.step_seconds is not None:
-        return f"in a step for {progress.step_seconds:.1f} s"
-    if progress.output_seconds is not None:
-        return f"waiting for a step's output for {progress.output_seconds:.1f} s"
-    if progress.rpc is not None:
-        return f"in our call {progress.rpc} for {progress.rpc_seconds or 0.0:.1f} s"
-    if progress.last_step_age_seconds is None:
-        return "no step had begun"
-    return f"in no step, the last one {progress.last_step_age_seconds:.1f} s before"
 
 
 def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[MemoryPoint, ...]]) -> RankEvidence:
