@@ -237,7 +237,7 @@ def test_a_thread_that_is_held_is_not_waited_for(worker, tmp_path, monkeypatch):
     monkeypatch.setattr("highwater_worker.writer._STOP_SECONDS", 0.0)
     let_go = threading.Event()
     options = Options(tmp_path, INSTANCE, 10.0, 10.0)
-    ring = make_ring(options.path(1), b"{}", Layout(5, 0))
+    ring = make_ring(options.path(1), b"{}", Layout.of(5, 0))
     recorder = Recorder(worker, ring, options, wait=lambda _: let_go.wait(30))
     recorder.start(Notes())
     assert recorder.stop() is False
@@ -359,7 +359,7 @@ def recorder_on(
 ) -> tuple[Recorder, Path]:
     """A recorder whose thread is the test; it counts the worker's steps."""
     options = Options(folder, INSTANCE, rate, 10.0)
-    ring = make_ring(options.path(os.getpid()), b"{}", Layout(100, 4096))
+    ring = make_ring(options.path(os.getpid()), b"{}", Layout.of(100, 4096))
     recorder = Recorder(
         worker, ring, options, clock=time, wall_clock=lambda: 5e8 + time.now, wait=time.wait, in_memory=in_memory,
         watchdog=Watchdog(ring, gives_way=True),
