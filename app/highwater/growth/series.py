@@ -13,7 +13,7 @@ from highwater.growth.floors import Bound
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.model.components import COMPONENTS
 from highwater.model.growth import GrowthDriver, GrowthUnit
-from highwater.model.rank import RankReading
+from highwater.model.rank import Process, RankReading
 from highwater.model.units import GIB
 
 Place: TypeAlias = Literal["device", "host", "asleep"]
@@ -65,9 +65,9 @@ class Measured:
     advice: str | None = None
 
 
-def life_of(host: str | None, pid: int | None, started: int | None) -> str:
+def life_of(process: Process) -> str:
     """Return an identity that no later process of this pid has, and none on other machines."""
-    return f"{host}/{pid}/{started}"
+    return "/".join(map(str, process))
 
 
 def device_series(rank: RankReading) -> Iterator[Measured]:
@@ -107,7 +107,7 @@ def asleep_series(rank: RankReading) -> Iterator[Measured]:
 
 
 def _rank_key(rank: RankReading, measure: str, place: Place) -> SeriesKey:
-    life = life_of(rank.host, rank.pid, rank.pid_started)
+    life = life_of(rank.process)
     return SeriesKey(rank.name, measure, place, "bytes", life)
 
 
@@ -133,13 +133,12 @@ def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[Ra
     caches of ``ranks`` may lie on the host.
     """
     cache = _processor_cache(reading)
-    rank_of = {life_of(rank.host, rank.pid, rank.pid_started): rank for rank in ranks}
+    rank_of = {rank.process: rank for rank in ranks}
     room, limit_by = _room(reading)
     for process in reading.processes:
         if process.role not in _ROLES or process.age_seconds >= idle_seconds:
             continue
-        life = life_of(process.host, process.pid, process.started)
-        rank = rank_of.get(life)
+        life, rank = life_of(process.process), rank_of.get(process.process)
         own_bytes = _own_bytes(process.anonymous_bytes, rank, idle_seconds)
         files, most_files = process.descriptors, process.descriptors_limit
         left_files = None if files is None or most_files is None else float(max(0, most_files - files))
@@ -155,8 +154,7 @@ def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[Ra
                 yield Measured(key=key, value=float(value), bounds=bounds, room=left, limit_by=what)
     shm = reading.shm
     if shm is not None and shm.used_bytes is not None and shm.age_seconds < idle_seconds and reading.processes:
-        first = reading.processes[0]
-        life = life_of(first.host, first.pid, first.started)
+        life = life_of(reading.processes[0].process)
         is_cache = cache is not None and reading.engine is not None and reading.engine.mm_processor_cache_type == "shm"
         yield Measured(
             key=SeriesKey("/dev/shm", "used_bytes", "host", "bytes", life),  # noqa: S108 - its name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from highwater.model.schema import RESPONSE_SCHEMA
 
@@ -23,6 +23,19 @@ def rank_title(dp_rank: int | None, rank: int | None, unknown: str = "?") -> str
     """``1``, or ``2.1`` in data-parallel engine 2: each engine numbers its ranks from 0."""
     number = unknown if rank is None else str(rank)
     return f"{dp_rank}.{number}" if dp_rank else number
+
+
+class Process(NamedTuple):
+    """A process of the engine. A container gives a new process the number of the old one, not its start time."""
+
+    host: str | None
+    pid: int | None
+    pid_started: int | None  # in the kernel's ticks since boot; `None` where it is unknown
+
+    def is_same(self, other: Process) -> bool:
+        if (self.host, self.pid) != (other.host, other.pid):
+            return False
+        return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)
 
 
 class _HasRank(Protocol):
@@ -215,6 +228,10 @@ class RankMemory(Ranked):
     start: tuple[StartPhase, ...] = ()  # the phases of its start; empty where nobody saw them
     host_memory: HostMemory = HostMemory()
     notes: tuple[Note, ...] = ()
+
+    @property
+    def process(self) -> Process:
+        return Process(self.host, self.pid, self.pid_started)
 
     @property
     def device_id(self) -> str | None:

@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from highwater.model.engine import EngineLoad, Process, Progress, ProgressVerdict, StartFailure
-from highwater.model.rank import WorkerMemory
+from highwater.model.engine import EngineLoad, Progress, ProgressVerdict, StartFailure
+from highwater.model.rank import Process, WorkerMemory
 from highwater.model.report import Report
 from highwater.process.errors import EngineError, EngineNotListening, EngineRefused, EngineUnresponsive
 from highwater.watch.ranks import workers_left

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from highwater.http.text.report import report_text
-from highwater.model.engine import EndedLife, Process, ProcessLife
+from highwater.model.engine import EndedLife, ProcessLife
+from highwater.model.rank import Process
 from highwater.model.report import Report
 from highwater.process.errors import EngineRefused
 from highwater.terminal.status import judged

@@ -16,8 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 from highwater.diagnose.incident import OomKills
 from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
-from highwater.model.engine import Process
-from highwater.model.rank import RankReading
+from highwater.model.rank import Process, RankReading
 
 # An earlier kill is another matter.
 RECENT_SECONDS: Final = 60.0
@@ -52,7 +51,7 @@ class OomKillWatch:
         for rank in ranks:
             count, name = rank.host_memory.cgroup_oom_kills, rank.label
             if count is not None:
-                process = Process(rank.host, rank.pid, rank.pid_started)
+                process = rank.process
                 before, was = self._counts.get(f"rank {name}", (count, process))
                 # A newer container than its last one's: pids, and counters, begin again.
                 has_moved = was is not None and process != was and process.host == was.host
