@@ -168,7 +168,7 @@ def _replicas(worker: object) -> int | None:
 
 def ranks_on_machine(worker: object, notes: Notes) -> int:
     """Return how many workers of the engine share this machine's memory; an upper bound where that is unknown."""
-    parallel = look_up(worker, "vllm_config", "parallel_config")
+    parallel = parallel_config(worker)
     # Older engines do not show how many of their ranks are on this machine: all of them is the safe assumption.
     local = notes.attempt("host_budget_bytes", lambda: as_int(look_up(parallel, "local_world_size")))
     ranks = local or as_int(look_up(parallel, "world_size")) or 1
@@ -215,6 +215,7 @@ def configured_device(worker: object) -> str | None:
     return as_text(look_up(worker, "device_config", "device_type"))
 
 
+INIT_TOTAL = ("init_snapshot.total_memory",)
 # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend 0.13.0
 # worker/worker.py:240, `_init_device`).
 INIT_FREE = ("init_snapshot.free_memory", "init_npu_memory")
@@ -222,7 +223,7 @@ INIT_FREE = ("init_snapshot.free_memory", "init_npu_memory")
 
 def is_rays(worker: object) -> bool:
     """Return whether the executor is one of Ray's; which of them, the configuration does not say."""
-    backend = look_up(worker, "vllm_config", "parallel_config", "distributed_executor_backend")
+    backend = look_up(parallel_config(worker), "distributed_executor_backend")
     return "ray" in str(backend).lower()
 
 
@@ -234,7 +235,7 @@ _MAX_TEXT = 40
 
 def engine_settings(worker: object) -> dict[str, Any]:
     config = look_up(worker, "vllm_config")
-    model, parallel = look_up(config, "model_config"), look_up(config, "parallel_config")
+    model, parallel = look_up(config, "model_config"), parallel_config(worker)
     media, chunk = look_up(model, "multimodal_config"), os.environ.get("VLLM_MQ_MAX_CHUNK_BYTES_MB", "")
     settings = {
         "mm_processor_cache_gb": as_float(look_up(media, "mm_processor_cache_gb")),
@@ -369,6 +370,8 @@ def _computed_in_v2(runner: object, request_id: str) -> int | None:
 # stand in for it: one item of the largest kind fits in any case (vllm 0.32.0 v1/core/encoder_cache_manager.py:360).
 
 _MAX_MODALITIES = 8
+ENCODER_RUNNER = "model_state.encoder_runner"
+"""Of model runner V2: its first stage of a multimodal model has one, and no other worker."""
 
 
 def encoder_budget(worker: object, noticed: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -376,8 +379,7 @@ def encoder_budget(worker: object, noticed: Mapping[str, Any] | None) -> Mapping
     runner = look_up(worker, "model_runner")
     if kept := look_up(runner, "mm_budget"):
         return describe_encoder_budget(kept)
-    # V2's first stage of a multimodal model has this, and no other worker.
-    has_encoder = look_up(runner, "model_state", "encoder_runner") is not None
+    has_encoder = first_of(runner, ENCODER_RUNNER) is not None
     return (noticed or describe_encoder_budget(None)) if has_encoder else None
 
 

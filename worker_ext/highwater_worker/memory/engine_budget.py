@@ -20,7 +20,9 @@ from importlib.metadata import version
 from typing import Any
 
 from highwater_worker.engine_view import (
+    ENCODER_RUNNER,
     INIT_FREE,
+    INIT_TOTAL,
     as_bool,
     as_float,
     as_int,
@@ -57,8 +59,9 @@ def _short(value: object) -> str | None:
 _Source = tuple[Callable[[Any], Any], tuple[str, ...]]
 """A conversion of an attribute of the worker, and the paths where versions have it."""
 _CONFIG, _MODEL, _SCHEDULER = "vllm_config.cache_config", "vllm_config.model_config", "vllm_config.scheduler_config"
+_KV_CACHE = "model_runner.kv_cache_config"
 _MEMORY: Mapping[str, _Source] = {
-    "total_bytes": (as_int, ("init_snapshot.total_memory",)),
+    "total_bytes": (as_int, INIT_TOTAL),
     "init_non_torch_bytes": (as_int, ("init_snapshot.non_torch_memory",)),
     "requested_bytes": (as_int, _REQUESTED),
     "weights_bytes": (as_int, ("model_runner.model_memory_usage",)),
@@ -79,7 +82,7 @@ _CACHE: Mapping[str, _Source] = {
     "mamba_cache_mode": (_short, (f"{_CONFIG}.mamba_cache_mode",)),
     "prefix_caching": (as_bool, (f"{_CONFIG}.enable_prefix_caching",)),
     "max_concurrency": (as_float, (f"{_CONFIG}.kv_cache_max_concurrency",)),
-    "blocks": (as_int, ("model_runner.kv_cache_config.num_blocks",)),
+    "blocks": (as_int, (f"{_KV_CACHE}.num_blocks",)),
 }
 _LIMITS: Mapping[str, _Source] = {
     "max_model_len": (as_int, (f"{_MODEL}.max_model_len",)),
@@ -96,7 +99,7 @@ _LIMITS: Mapping[str, _Source] = {
 }
 _EMBED_WIDTHS = (
     *("model.visual.out_hidden_size", "model.vision_tower.out_hidden_size"),
-    *("inputs_embeds_size", "model_state.encoder_runner.hidden_size"),  # model runner V1, V2
+    *("inputs_embeds_size", f"{ENCODER_RUNNER}.hidden_size"),  # model runner V1, V2
 )
 _PARALLEL = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
@@ -106,7 +109,7 @@ _PARALLEL = (
 
 def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, Any]:
     """Return the budget as one JSON object, unknown values as null; `start` is None where the plugin did not see it."""
-    notes, cache = Notes(), look_up(worker, "model_runner", "kv_cache_config")
+    notes, cache = Notes(), first_of(worker, _KV_CACHE)
     groups = look_up(cache, "kv_cache_groups")
 
     def architecture() -> str | None:
