@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 import highwater_worker
-from highwater.terminal.demo.engine import SHIM_FOLDER, link_extension
+from highwater.process.worker_package import SHIM_FOLDER
+from highwater.terminal.demo.engine import link_extension
 from highwater.terminal.demo.traffic import image_url, send_images
 from tests.engines import worker_pids
 
