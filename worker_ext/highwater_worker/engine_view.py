@@ -423,7 +423,7 @@ def suspending_backend(worker: object) -> str | None:
 
 
 def refuse_suspended(worker: object) -> None:
-    """Check that the device's driver may be called; `sleep.refuse_while_asleep` checks that memory may be touched.
+    """Check that the device's driver may be called; `encoder_cache.sleep.refuse_while_asleep` is for its memory.
 
     Raises RefusedError where a call to its driver might never return.
     """

@@ -18,7 +18,7 @@ ProgressVerdict: TypeAlias = Literal["progressing", "idle", "busy", "stuck", "un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTraits:
-    """The consequences of a state of the engine: no other module keeps a list of states."""
+    """The consequences of a state of the engine, so that no other module lists the states that have one in common."""
 
     level: Literal["good", "warn", "bad"]  # how bad it is, as people are shown it
     serves: bool = False  # a request that is sent now will be served
