@@ -84,7 +84,7 @@ def device_series(rank: RankReading) -> Iterator[Measured]:
             value=float(size),
             bounds=() if bound is None or component.name != "encoder_cache_bytes" else (bound,),
             room=None if rank.free_bytes is None else float(rank.free_bytes + (rank.releasable_bytes or 0)),
-            limit_by="the memory of its device" if rank.device.type != "cpu" else "the memory of its machine",
+            limit_by=f"the memory of its {'machine' if rank.device.traits.is_host_memory else 'device'}",
             advice=_ON_FRAGMENTS if component.name == "non_torch_bytes" and is_fragmented else None,
         )
 
@@ -95,7 +95,7 @@ def asleep_series(rank: RankReading) -> Iterator[Measured]:
     Other processes may use what the sleep gave up: as the driver's figure has them all, growth of theirs is seen here
     too, and the device is the limit of both.
     """
-    if rank.used_bytes is None or rank.device.type == "cpu":
+    if rank.used_bytes is None or rank.device.traits.is_host_memory:
         return
     yield Measured(
         key=_rank_key(rank, "used_asleep_bytes", "asleep"),
@@ -170,7 +170,7 @@ def _own_bytes(size: int | None, rank: RankReading | None, idle_seconds: float) 
 
     The cache is a series of its own, with a bound. Here it would look like a leak, or add to the rate of a real one.
     """
-    if size is None or rank is None or rank.device.type != "cpu":
+    if size is None or rank is None or not rank.device.traits.is_host_memory:
         return size
     cache = rank.encoder_cache
     if rank.age_seconds >= idle_seconds:
@@ -184,7 +184,7 @@ def _bounds(process: ProcessMemory, cache: Bound | None, rank: RankReading | Non
         yield cache
     if rank is not None and rank.encoder_cache is not None and rank.encoder_cache.host_bytes:
         budget = encoder_cache_bound(rank)
-        if budget is not None and rank.device.type != "cpu":
+        if budget is not None and not rank.device.traits.is_host_memory:
             yield replace(budget, drivers=_FILLED_BY, is_above_start=True)
 
 

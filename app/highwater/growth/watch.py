@@ -145,8 +145,10 @@ class GrowthWatch:
         was_over, self._is_over = self._is_over, report.engine.traits.is_absent
         ranks = () if report.stale else report.ranks
         settled = [rank for rank in ranks if rank.age_seconds < self._idle.seconds(self._clock()) - 1.0]
-        await self._take("device", [rank for rank in settled if rank.device.type != "cpu"], DEVICE_IDLE_SECONDS)
-        await self._take("host", [rank for rank in settled if rank.device.type == "cpu"], HOST_IDLE_SECONDS)
+        await self._take(
+            "device", [rank for rank in settled if not rank.device.traits.is_host_memory], DEVICE_IDLE_SECONDS
+        )
+        await self._take("host", [rank for rank in settled if rank.device.traits.is_host_memory], HOST_IDLE_SECONDS)
         await self._take_asleep(ranks)
         await self._take_window(report)
         judged = [name for name, _ in zip(tuple(self._open), range(JUDGED_AT_ONCE), strict=False)]

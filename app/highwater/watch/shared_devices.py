@@ -81,7 +81,11 @@ class SharedDevices:
             await self._sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        ranks = [rank for rank in self._report().ranks if rank.device.type != "cpu" and rank.device_id is not None]
+        ranks = [
+            rank
+            for rank in self._report().ranks
+            if not rank.device.traits.is_host_memory and rank.device_id is not None
+        ]
         if not ranks or not self.has_witness:
             return
         self.users = users = dict(await asyncio.to_thread(lambda: list(self._others(ranks))))
@@ -108,7 +112,7 @@ class SharedDevices:
         own = {rank.pid for rank in ranks}
         for rank in ranks:
             card, uuid = rank.device_id, rank.device.uuid
-            if card is None or uuid is None or rank.device.type != "cuda":
+            if card is None or uuid is None or not rank.device.traits.has_nvml:
                 continue
             try:
                 processes = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))

@@ -19,6 +19,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from highwater_worker.devices import FAMILIES, is_host_memory
 from highwater_worker.engine_view import (
     ENCODER_RUNNER,
     INIT_FREE,
@@ -40,11 +41,8 @@ from highwater_worker.memory.kv_cache import describe_groups, describe_layers
 from highwater_worker.memory.start_phases import StartPhases
 
 ENVIRONMENT = (
-    *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
-    *("TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-    *("ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES"),
-    *("HCCL_BUFFSIZE", "NCCL_BUFFSIZE", "VLLM_CPU_KVCACHE_SPACE"),
-    *("VLLM_ENABLE_STARTUP_PLAN", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
+    *(name for family in FAMILIES for name in family.variables),
+    *("PYTORCH_ALLOC_CONF", "VLLM_ENABLE_STARTUP_PLAN", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
 )
 """The only variables that are read: each changes how much memory is used, and none holds a secret."""
 _MAX_TEXT = 200
@@ -153,7 +151,7 @@ def _values(worker: object, sources: Mapping[str, _Source], notes: Notes) -> dic
 def _memory(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
     returned = {} if start is None else start.returned
     values = _values(worker, _MEMORY, notes)
-    if configured_device(worker) == "cpu":
+    if is_host_memory(configured_device(worker)):
         # There it is what the whole machine's use grew by, other processes included (vllm 0.32.0 platforms/cpu.py:780).
         values["weights_bytes"] = None
     return {

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from highwater_worker.devices import device_of, read_allocator, read_space
+from highwater_worker.devices import device_of, is_host_memory, read_allocator, read_space
 from highwater_worker.devices.family import HostMemory, read_host
 from highwater_worker.engine_view import (
     ENCODER_RUNNER,
@@ -156,7 +156,7 @@ class StartPhases:
             first_of(worker, *INIT_FREE, convert=as_int),
         )
         used = None if total is None or free is None else total - free
-        if host is not None and configured_device(worker) == "cpu":
+        if host is not None and is_host_memory(configured_device(worker)):
             total, free, used = host.total_bytes, host.free_bytes, host.rss_bytes
         rss = look_up(host, "rss_bytes")
         return {"total_bytes": total, "free_bytes": free, "used_bytes": used, "rss_bytes": rss}

@@ -300,7 +300,7 @@ def _as_of_heartbeat(reading: WorkerMemory, sample: _Record, heartbeat: _Record,
     if encoder is not None and encoder.oldest_age_seconds is not None:
         oldest = round(encoder.oldest_age_seconds + heartbeat.mono - sample.mono, 3)
         reading = replace(reading, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
-    if reading.used_bytes is not None and reading.device.type != "cpu":
+    if reading.used_bytes is not None and not reading.device.traits.is_host_memory:
         as_of = f"as of {sample.at:.1f} (Unix seconds): this worker has done nothing since; others on its device may"
         reading = replace(reading, notes=(*reading.notes, Note(name="used_bytes", reason=as_of)))
     elif reading.used_bytes is not None and rss_bytes is not None:

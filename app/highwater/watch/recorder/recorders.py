@@ -59,7 +59,7 @@ def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
     writing = tuple(record for record in alive if record.newest is not None)
     # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
     newest = [record.newest for record in writing if record.newest is not None]
-    full = [one for one in newest if one.device.type == "cpu" or one.torch.allocated_bytes is not None]
+    full = [one for one in newest if one.device.traits.is_host_memory or one.torch.allocated_bytes is not None]
     is_complete = expected is not None and len(full) >= expected
     # Either number may be too low; a call of a worker without our operations ends the engine.
     most = max(expected or 0, ranks_expected(records) or 0)
