@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +15,7 @@ from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.host.report import HostReport, Judge, report_of, summary_of, unjudged
 from highwater.model.report import HostSummary
+from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.logs import contained
 from highwater.watch.recorder.progress import SilentCore
 
@@ -48,7 +48,6 @@ class HostWatch:
 
     ``judge`` finds what is wrong with a report. ``counts`` returns the counters of the engine and its workers, ``life``
     an identifier of the engine's life while it is up: what grew before was its start. ``listeners`` take every reading.
-    The clock is in monotonic seconds.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class HostWatch:
         counts: Callable[[], CacheCounts] = lambda: NOT_COUNTED,
         life: Callable[[], str | None] = lambda: None,
         listeners: Iterable[Callable[[HostReading], None]] = (),
-        monotonic: Callable[[], float] = time.monotonic,
+        clocks: Clocks = SYSTEM,
         internal_error: Callable[[], None] = lambda: None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -68,13 +67,13 @@ class HostWatch:
         self._counts = counts
         self._life = life
         self._life_seen: str | None = None
-        self._monotonic = monotonic
+        self._monotonic = clocks.monotonic
         self._internal_error = internal_error
         self._sleep = sleep
         self._window = OutlookWindow()
         self._past = HostPast()
         self._lock = asyncio.Lock()
-        self._stopped_engine = StoppedEngine(monotonic)
+        self._stopped_engine = StoppedEngine(clocks.monotonic)
         self._silent_cores = SilentCores()
         self.listeners = [*listeners]
         self.now: HostNow | None = None

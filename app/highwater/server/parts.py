@@ -143,15 +143,14 @@ class Parts:
 
     @cached_property
     def oom_kills(self) -> OomKillWatch:
-        return OomKillWatch(self.clocks.monotonic)
+        return OomKillWatch(self.clocks)
 
     @cached_property
     def host_reader(self) -> HostReader:
         return HostReader(
             self.settings.recorder_dir,
             workers=lambda: self.reports.current().ranks,
-            clock=self.clocks.wall,
-            monotonic=self.clocks.monotonic,
+            clocks=self.clocks,
         )
 
     @cached_property
@@ -162,7 +161,7 @@ class Parts:
             counts=self._cache_counts,
             life=lambda: self.lives.present.id if self.reports.current().engine.traits.is_up else None,
             listeners=(self.process_lives.look, self.oom_kills.look),
-            monotonic=self.clocks.monotonic,
+            clocks=self.clocks,
             internal_error=self.internal_errors.counter("host"),
         )
 
@@ -312,8 +311,7 @@ class Parts:
         incidents = Incidents(
             IncidentStore(store.folder, keep=store.keep, max_bytes=store.max_bytes),
             engine_log=self.settings.engine_log,
-            clock=self.clocks.wall,
-            monotonic=self.clocks.monotonic,
+            clocks=self.clocks,
             internal_error=self.internal_errors.counter("diagnosis"),
         )
         if incidents.problem is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -146,12 +145,12 @@ class Poller:
     async def poll(self, *, spare_idle: bool = False) -> Report:
         """Read all sources now, with ``spare_idle`` only those that are due. Rounds run one after the other."""
         async with self._lock:
-            started = time.monotonic()
+            started = self._clocks.monotonic()
             seen = await self._rounds.run(self.reports.last, self.life.recorder_instance, spare_idle=spare_idle)
             self._conclude(seen)
             if self._lives.is_unsaved:
                 await asyncio.to_thread(self._lives.save)
-            self._rounds.observer.polled(time.monotonic() - started)
+            self._rounds.observer.polled(self._clocks.monotonic() - started)
         return self.reports.publish()
 
     # --- what follows from a round ---

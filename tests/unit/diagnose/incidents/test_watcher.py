@@ -23,6 +23,7 @@ from highwater.host.reading import ProcessMemory
 from highwater.model.engine import EngineState, EngineStatus, StartedRank, StartFailure
 from highwater.model.policy import PolicyStatus
 from highwater.model.report import Event, Report
+from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineUnresponsive
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 from tests.fakes.recorders import phase
@@ -37,12 +38,12 @@ class Boxed:
 
     def __init__(self, core: Core, folder: Path | None, log: Path | None = None) -> None:
         self.core, self.fake, self.clock = core, core.fake, core.clock
-        self.oom_kills = OomKillWatch(core.clock)
+        self.oom_kills = OomKillWatch(Clocks(core.clock))
         self.host: HostFacts | Exception | None = None
         self.pod: Pod | None = None
         self.errors = 0
         self.stopped: tuple[ProcessMemory, ...] = ()
-        self.incidents = Incidents(IncidentStore(folder), engine_log=log, clock=core.clock, monotonic=core.clock)
+        self.incidents = Incidents(IncidentStore(folder), engine_log=log, clocks=Clocks(core.clock, core.clock))
         self.box = IncidentWatcher(
             self.incidents,
             core.history,
