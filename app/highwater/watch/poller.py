@@ -30,7 +30,7 @@ from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_ranks,
 from highwater.watch.recorder.progress import beside_silent
 from highwater.watch.recorder.recorders import Coverage
 from highwater.watch.reports import Reports, stale
-from highwater.watch.round import Round
+from highwater.watch.round import ProcessSigns, Round
 from highwater.watch.rounds import Rounds
 from highwater.watch.starts import NOTHING_SEEN, EngineProcesses, Starts
 from highwater.watch.verdict import EngineVerdict, decide
@@ -157,10 +157,18 @@ class Poller:
 
     def _conclude(self, seen: Round) -> None:
         before = self._verdict
-        self.starts.note(seen, before)
+        seen, ended_seconds = self.starts.note(seen, before)
         is_lost = seen.contact == "refused" and not seen.is_loading
         ranks = None if is_lost else self._best_readings(seen)
-        self._judge(seen, before, is_lost=is_lost)
+        seen = self._with_silent_core(seen, before, is_lost=is_lost)
+        signs = ProcessSigns(
+            failure_text=None if seen.failure is None else self.starts.why(seen.failure, seen, before, ended_seconds),
+            stopped=self._processes.stopped(),
+            is_start_under_way=self.starts.is_under_way,
+            ended_seconds=ended_seconds,
+        )
+        now, most = self._clocks.monotonic(), self._times.max_step_seconds
+        self._verdict = decide(before, seen, signs, now, max_step_seconds=most)
         if self._traits.is_absent:
             self._up_since = None
         elif self._up_since is None:
@@ -178,22 +186,19 @@ class Poller:
             self._history.record("state", change)
             log.log(logging.WARNING if status.traits.level == "bad" else logging.INFO, "%s", change)
 
-    def _judge(self, seen: Round, before: EngineVerdict, *, is_lost: bool) -> None:
+    def _with_silent_core(self, seen: Round, before: EngineVerdict, *, is_lost: bool) -> Round:
         core = self._processes.silent_core()
-        if core is not None and not seen.last.engine.traits.is_held and not self._traits.is_absent and not is_lost:
-            seen.progress = beside_silent(
-                seen.progress,
-                core,
-                seen.records,
-                # What it hung with it hangs without: clients give up.
-                requested_seconds=math.inf if before.state == "stuck" else self._rounds.requested_seconds,
-                max_step_seconds=self._times.max_step_seconds,
-            )
-        seen.is_start_under_way = self.starts.is_under_way
-        seen.failure_text = None if seen.failure is None else self.starts.why(seen.failure, seen, before)
-        seen.stopped = self._processes.stopped()
-        now, most = self._clocks.monotonic(), self._times.max_step_seconds
-        self._verdict = decide(before, seen, now, max_step_seconds=most)
+        if core is None or seen.last.engine.traits.is_held or self._traits.is_absent or is_lost:
+            return seen
+        progress = beside_silent(
+            seen.progress,
+            core,
+            seen.records,
+            # What it hung with it hangs without: clients give up.
+            requested_seconds=math.inf if before.state == "stuck" else self._rounds.requested_seconds,
+            max_step_seconds=self._times.max_step_seconds,
+        )
+        return replace(seen, progress=progress)
 
     def _note_life(self, seen: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
         if isinstance(seen.failure, EngineUnreachable):
