@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.process.worker_package import SHIM_FOLDER
 from highwater.terminal.demo.environment import cache_dir, ensure_environment
 from tests.engine.published import WITHOUT_WHEEL, source_tree_of
 from tests.engines import ALL_RECIPES

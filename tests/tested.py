@@ -28,7 +28,7 @@ class Ran:
 
     Attributes:
         version: vLLM's, by its own word.
-        runner: `V1` or `V2`, by the class of the worker's runner; `none` where no engine was started.
+        runner: `V1` or `V2`, by the worker's word; `none` where no engine was started.
         device: The type of the worker's device; `npu, simulated` where a stand-in is below torch_npu; `cuda, no card`
             where vLLM's build for CUDA was there and no driver.
         beside: What vLLM ran with: `vllm-ascend 0.30.0rc2`; empty where it was alone.
@@ -43,19 +43,27 @@ class Ran:
 
     @classmethod
     def of_worker(
-        cls, hello: Mapping[str, Any], by: str, *, is_simulated: bool = False, ascend_version: str | None = None
+        cls,
+        memory: Mapping[str, Any],
+        budget: Mapping[str, Any],
+        by: str,
+        *,
+        is_simulated: bool = False,
+        ascend_version: str | None = None,
     ) -> Self:
         """Return what a worker says of itself.
 
         Args:
-            hello: Its answer to `hello`.
+            memory: Its answer to `memory`.
+            budget: Its answer to `budget`.
             by: The test's `__file__`.
             is_simulated: Whether its device is a stand-in.
             ascend_version: vllm-ascend's; None without.
         """
-        device = f"{hello['device']['type']}{', simulated' if is_simulated else ''}"
-        runner, beside = str(hello["runner_version"]).upper(), f"vllm-ascend {ascend_version}" if ascend_version else ""
-        return cls(str(hello["vllm_version"]).partition("+")[0], runner, device, beside, _name(by))
+        device = f"{memory['device']['type']}{', simulated' if is_simulated else ''}"
+        engine, beside = budget["engine_budget"], f"vllm-ascend {ascend_version}" if ascend_version else ""
+        runner = "V2" if engine["limits"]["v2_runner"] else "V1"
+        return cls(str(engine["vllm_version"]).partition("+")[0], runner, device, beside, _name(by))
 
     @classmethod
     def without_card(cls, version: str, by: str) -> Self:

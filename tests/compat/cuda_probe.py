@@ -29,7 +29,7 @@ def extension() -> dict[str, object]:
 
     taken = [name for name in dir(MemoryExtension) if not name.startswith("__") and hasattr(Worker, name)]
     mixed = type("Mixed", (Worker, MemoryExtension), {})
-    answer = json.loads(mixed.__new__(mixed).highwater_rpc("hello", "{}"))
+    answer = json.loads(mixed.__new__(mixed).highwater_rpc("memory", "{}"))
     return {"taken": taken, "ok": answer["ok"], "op": answer["op"]}
 
 

@@ -107,5 +107,5 @@ def test_vllms_command_ends_as_without_the_package(
 def test_the_extension_class_fits_beneath_vllms_worker_for_cuda(probed: Any) -> None:
     """No attribute is taken, which vLLM refuses at start; and it answers before there is a device."""
     found = json.loads(probed("extension").out.splitlines()[-1])
-    assert (found["taken"], found["ok"], found["op"]) == ([], True, "hello")
+    assert (found["taken"], found["ok"], found["op"]) == ([], True, "memory")
     assert found["initialised"] is False

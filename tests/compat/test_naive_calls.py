@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
-from highwater.terminal.demo.engine import SHIM_FOLDER, link_extension
+from highwater.process.worker_package import SHIM_FOLDER
+from highwater.terminal.demo.engine import link_extension
 from highwater.terminal.demo.traffic import image_url, send_images
 from tests.engines import send_texts
 

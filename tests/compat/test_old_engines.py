@@ -29,11 +29,11 @@ async def test_texts_and_images_are_answered_and_the_extension_sees_them(
         assert version_of(engine) == version
         assert (await send_texts(engine.url, engine.served_model, texts=["hello"])).errors == ()
         assert (await send_images(engine.url, engine.served_model, images=[1, 2, 3, 2, 1])).errors == ()
-        assert [one["vllm_version"] for one in ask_all(engine, "hello")] == [version]
         (cache,) = ask_all(engine, "encoder_cache")
-        (hello,) = ask_all(engine, "hello")
-        assert [hello["pid"]] == worker_pids(engine)
-        confirm(Ran.of_worker(hello, __file__))
+        (memory,), (budget,) = ask_all(engine, "memory"), ask_all(engine, "budget")
+        assert budget["engine_budget"]["vllm_version"] == version
+        assert [memory["pid"]] == worker_pids(engine)
+        confirm(Ran.of_worker(memory, budget, __file__))
     expected = image_cache_bytes(IMAGE_SIDE, IMAGE_SIDE) * BYTES_PER_FLOAT32 // BYTES_PER_BFLOAT16
     assert [entry["bytes"] for entry in cache["entries"]] == [expected] * 3
 

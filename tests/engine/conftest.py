@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from highwater.terminal.demo.engine import SHIM_FOLDER, DemoEngine, EngineOptions, build_model, link_extension
+from highwater.process.worker_package import SHIM_FOLDER
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions, build_model, link_extension
 from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
 from highwater.terminal.demo.process import KeptProcess, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar

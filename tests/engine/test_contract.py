@@ -16,7 +16,7 @@ from tests.fakes.engine import FakeEngine
 if TYPE_CHECKING:
     from highwater.terminal.demo.engine import DemoEngine
 
-OPS = ("hello", "memory", "encoder_cache", "release", "trim", "restore", "snapshot", "no_such_op")
+OPS = ("memory", "encoder_cache", "release", "trim", "restore", "snapshot", "no_such_op")
 
 
 def shape(value: Any) -> Any:
@@ -108,7 +108,7 @@ async def test_routes_are_probed_alike(clients: Any) -> None:
 
 async def test_a_result_is_one_ascii_json_text(clients: Any) -> None:
     for client in clients:
-        response = await client._client.post("/collective_rpc", json={"method": "highwater_rpc", "args": ["hello"]})
+        response = await client._client.post("/collective_rpc", json={"method": "highwater_rpc", "args": ["memory"]})
         (result,) = response.json()["results"][:1]
         assert result.isascii()
-        assert json.loads(result)["op"] == "hello"
+        assert json.loads(result)["op"] == "memory"

@@ -23,8 +23,8 @@ async def test_a_text_and_an_image_are_answered(engine: DemoEngine) -> None:
     texts = await send_texts(engine.url, engine.served_model, texts=["hello"])
     images = await send_images(engine.url, engine.served_model, images=[1])
     assert (texts.errors, images.errors) == ((), ())
-    (hello,) = ask_all(engine, "hello")
-    confirm(Ran.of_worker(hello, __file__))
+    (memory,), (budget,) = ask_all(engine, "memory"), ask_all(engine, "budget")
+    confirm(Ran.of_worker(memory, budget, __file__))
 
 
 async def test_distinct_images_grow_the_worker(engine: DemoEngine) -> None:

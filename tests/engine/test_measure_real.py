@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.process.worker_package import SHIM_FOLDER
 
 from .conftest import sidecar_beside
 

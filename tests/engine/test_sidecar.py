@@ -167,7 +167,7 @@ def test_no_way_leads_to_the_workers(sidecar: DemoSidecar) -> None:
     for path in ("/collective_rpc", "/v1/../collective_rpc", "/v1/%2e%2e/collective_rpc", "//collective_rpc"):
         url = httpx.URL(sidecar.url, raw_path=path.encode())
         answer = httpx.post(
-            url, json={"method": "highwater_rpc", "args": ["hello"]}, trust_env=False, timeout=LIMIT_SECONDS
+            url, json={"method": "highwater_rpc", "args": ["budget"]}, trust_env=False, timeout=LIMIT_SECONDS
         )
         assert answer.status_code in {400, 403, 404}, path
         assert "results" not in answer.text

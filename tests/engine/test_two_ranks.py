@@ -74,15 +74,15 @@ async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple
     }
     assert spilled > 0
     assert all(first["spilled_entries"] == second["spilled_entries"] for first, second in answers[::2])
-    assert [(one["op"], one["rank"]) for one in ask_all(engine, "hello")] == [("hello", 0), ("hello", 1)]
+    assert [(one["op"], one["rank"]) for one in ask_all(engine, "budget")] == [("budget", 0), ("budget", 1)]
 
 
 def test_both_ranks_stay_in_step_after_every_kind_of_error(engine_after_errors: DemoEngine) -> None:
     """A method that raised would leave rank 1 one reply behind forever: the next good call is answered in step."""
-    answers = ask_all(engine_after_errors, "hello")
+    answers = ask_all(engine_after_errors, "budget")
     assert [(one["op"], one["ok"], one["rank"], one["tp_rank"]) for one in answers] == [
-        ("hello", True, 0, 0),
-        ("hello", True, 1, 1),
+        ("budget", True, 0, 0),
+        ("budget", True, 1, 1),
     ]
     assert {one["weights_bytes"] > 0 for one in ask_all(engine_after_errors, "memory")} == {True}
 
@@ -95,7 +95,7 @@ def engine_after_errors(two_ranks: tuple[DemoEngine, DemoSidecar]) -> DemoEngine
         answers = ask_all(engine, op, payload)
         assert [(one["op"], one["rank"], one["ok"]) for one in answers] == [(op, 0, False), (op, 1, False)]
     # Too few and too many arguments: refused in the answer, not raised.
-    for arguments in ([], ["hello", "{}", "more"]):
+    for arguments in ([], ["budget", "{}", "more"]):
         body = {"method": "highwater_rpc", "args": arguments}
         httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False).raise_for_status()
     return engine

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 import highwater_worker
-from highwater.terminal.demo.engine import SHIM_FOLDER, link_extension
+from highwater.process.worker_package import SHIM_FOLDER
+from highwater.terminal.demo.engine import link_extension
 from highwater.terminal.demo.traffic import image_url, send_images
 from tests.engines import worker_pids
 
@@ -99,7 +100,7 @@ def test_no_worker_class_has_one_of_our_names(probe):
 def test_vllm_loads_a_class_of_two_extensions(probe):
     answer = probe("injection")
     assert answer["bases"][-1] == "Both"
-    assert (answer["other"], answer["hello"]) == ("other", True)
+    assert (answer["other"], answer["budget"]) == ("other", True)
 
 
 def test_a_thousand_entries_cost_milliseconds(probe, capsys):
@@ -109,7 +110,7 @@ def test_a_thousand_entries_cost_milliseconds(probe, capsys):
         print("\nworker_ext with 1,000 encoder entries:", json.dumps(answer["timings"]))  # noqa: T201 - a figure to see
     assert answer["timings"]["memory"]["loops"] < 6
     assert answer["timings"]["encoder_cache_100"]["loops"] < 6
-    assert answer["timings"]["hello"]["loops"] < 0.5
+    assert answer["timings"]["budget"]["loops"] < 0.5
 
 
 def test_real_tensors_are_counted_by_storage(probe):
@@ -211,16 +212,10 @@ def test_free_heap_goes_back_to_the_kernel(probe, pattern, mechanism):
 
 
 def test_a_live_engine_introduces_itself(engine: DemoEngine):
-    hello = ask(engine, "hello")
-    assert hello["ops"] == [
-        "budget", "encoder_cache", "hello", "memory", "record_stacks", "recorder_start", "recorder_stop", "release",
-        "restore", "snapshot", "trim",
-    ]  # fmt: skip
-    assert hello["device"]["type"] == "cpu"
-    assert hello["worker_class"] == "vllm.v1.worker.cpu_worker.CPUWorker"
-    assert (hello["runner_version"], hello["encoder_cache_kind"]) == ("v1", "dict")
-    assert hello["vllm_version"].startswith(engine.environment.version)
-    assert (hello["rank"], hello["dp_rank"], hello["tp_rank"], hello["pp_rank"]) == (0, 0, 0, 0)
+    memory, budget = ask(engine, "memory"), ask(engine, "budget")["engine_budget"]
+    assert memory["device"]["type"] == "cpu"
+    assert budget["vllm_version"].startswith(engine.environment.version)
+    assert (memory["rank"], memory["dp_rank"], memory["tp_rank"], memory["pp_rank"]) == (0, 0, 0, 0)
 
 
 def test_a_live_engines_parts_fit_into_its_process(engine: DemoEngine):

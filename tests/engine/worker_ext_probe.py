@@ -113,7 +113,7 @@ def injection() -> dict[str, Any]:
         stopped = ""
     made: Any = ProbedWorker()
     return {"bases": [kind.__name__ for kind in ProbedWorker.__bases__], "stopped": stopped, "other": made.other_rpc(),
-            "hello": json.loads(made.highwater_rpc("hello"))["ok"]}  # fmt: skip
+            "budget": json.loads(made.highwater_rpc("budget"))["ok"]}  # fmt: skip
 
 
 def many_entries() -> dict[str, Any]:
@@ -134,7 +134,7 @@ def many_entries() -> dict[str, Any]:
             "memory": timings(lambda: asked.highwater_rpc("memory")),
             "encoder_cache_100": timings(lambda: asked.highwater_rpc("encoder_cache")),
             "encoder_cache_all": timings(lambda: asked.highwater_rpc("encoder_cache", '{"limit": 10000}')),
-            "hello": timings(lambda: asked.highwater_rpc("hello")),
+            "budget": timings(lambda: asked.highwater_rpc("budget")),
         },
     }
 

@@ -291,23 +291,6 @@ class FakeWorker:
             "pinned_bytes": self.pinned,
         }
 
-    def hello(self) -> dict[str, Any]:
-        return {
-            "ops": [
-                *("encoder_cache", "hello", "memory", "recorder_start", "recorder_stop"),
-                *("record_stacks", "release", "restore", "snapshot", "trim"),
-            ],
-            "extension_version": "0.1.0",
-            "device": self.device(),
-            "worker_class": "vllm_ascend.worker.worker.NPUWorker",
-            "runner_class": "vllm_ascend.worker.model_runner_v1.NPUModelRunner",
-            "runner_version": "v1",
-            "vllm_version": "0.32.0",
-            "torch_version": "2.8.0",
-            "encoder_cache_kind": "dict",
-            "notes": [],
-        }
-
 
 @dataclass(frozen=True)
 class Call:
@@ -684,7 +667,6 @@ class FakeEngine:
     def _answer(self, worker: FakeWorker, op: str, payload: str = "{}") -> dict[str, Any]:
         now, recorder, identity = self._clock(), worker.recorder, self._identity(worker)
         bodies: dict[str, Callable[[], dict[str, Any]]] = {
-            "hello": worker.hello,
             "memory": lambda: worker.memory(now),
             "encoder_cache": lambda: worker.encoder_cache(now, **json.loads(payload)),
             "release": worker.release,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from highwater.model.units import MIB
-from highwater.process.worker_package import copy_worker_package
-from highwater.terminal.demo.engine import SHIM_FOLDER, DemoEngine, EngineOptions
+from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside

@@ -21,6 +21,7 @@ from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY
 from highwater.http.incidents import router
 from highwater.http.problems import PROBLEM_RESPONSES, answer_problems
 from highwater.model.engine import EngineStatus
+from highwater.process.clocks import Clocks
 from tests.fakes.incident import AT, ID, evidence, numbered, rank, reading
 from tests.http.conftest import serving
 from tests.patience import LIMIT_SECONDS
@@ -45,7 +46,7 @@ async def serving_incidents(folder: Path) -> AsyncIterator[Running]:
     log = folder / "engine.log"
     log.write_text(f"RuntimeError: NPU out of memory {ATTACK}\n")
     (folder / "incidents").mkdir()
-    incidents = Incidents(IncidentStore(folder / "incidents"), engine_log=log, clock=lambda: AT)
+    incidents = Incidents(IncidentStore(folder / "incidents"), engine_log=log, clocks=Clocks(wall=lambda: AT))
     app = FastAPI(responses=PROBLEM_RESPONSES)
     app.state.services = SimpleNamespace(incidents=incidents)
     app.include_router(router)

@@ -18,7 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from highwater.terminal.demo.engine import CACHE_TOKENS, MAX_MODEL_LEN, SHIM_FOLDER, build_model
+from highwater.process.worker_package import SHIM_FOLDER
+from highwater.terminal.demo.engine import CACHE_TOKENS, MAX_MODEL_LEN, build_model
 from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import KeptProcess, free_port
 from highwater.terminal.demo.traffic import send_images

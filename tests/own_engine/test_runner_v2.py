@@ -84,10 +84,10 @@ async def answers(sidecar: DemoSidecar, seeds: tuple[int, ...]) -> list[str]:
 
 def test_the_worker_is_one_of_runner_v2(watched: Watched) -> None:
     """Else everything below would be about another; docs/tested.json has it."""
-    (hello,) = ask_all(watched.engine, "hello")
-    assert (hello["runner_version"], hello["encoder_cache_kind"], hello["notes"]) == ("v2", "encoder_outputs", [])
+    (memory,), (budget,) = ask_all(watched.engine, "memory"), ask_all(watched.engine, "budget")
+    assert (budget["engine_budget"]["limits"]["v2_runner"], memory["notes"]) == (True, [])
     assert "Using V2 Model Runner" in watched.engine.log_path.read_text()
-    confirm(Ran.of_worker(hello, __file__))
+    confirm(Ran.of_worker(memory, budget, __file__))
 
 
 def test_the_recorder_has_the_start_and_components_that_sum(watched: Watched) -> None:

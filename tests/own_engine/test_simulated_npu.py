@@ -77,7 +77,7 @@ def seen(
 def test_versions_are_those_of_torch_npu(seen: dict[str, Any]):
     budget = seen["budget"]["engine_budget"]
     assert budget["torch_npu_version"].startswith(TORCH_NPU)
-    assert (seen["hello"]["device"]["type"], budget["ascend_version"]) == ("npu", None)
+    assert (seen["memory"]["device"]["type"], budget["ascend_version"]) == ("npu", None)
 
 
 def test_a_snapshot_is_written(seen: dict[str, Any]):

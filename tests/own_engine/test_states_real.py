@@ -17,8 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from highwater.process.worker_package import copy_worker_package
-from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
 from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engines import send_texts, watching

@@ -61,14 +61,15 @@ def test_platform_worker_and_runner_are_vllm_ascends(seen: dict[str, Any]) -> No
         "vllm_ascend.worker.worker.NPUWorker",
         "vllm_ascend.worker.model_runner_v1.NPUModelRunner",
     ]
-    assert (seen["hello"]["runner_version"], seen["hello"]["notes"]) == ("v1", [])
+    assert seen["started"]["notes"] == []
 
 
 def test_versions_are_known(seen: dict[str, Any]) -> None:
     budget = seen["budget"]["engine_budget"]
     assert (budget["vllm_version"], budget["ascend_version"]) == (VLLM, VLLM_ASCEND)
     assert budget["torch_npu_version"].startswith(TORCH_NPU)
-    confirm(Ran.of_worker(seen["hello"], __file__, is_simulated=seen["is_simulated"], ascend_version=VLLM_ASCEND))
+    started, is_simulated = seen["started"], seen["is_simulated"]
+    confirm(Ran.of_worker(started, seen["budget"], __file__, is_simulated=is_simulated, ascend_version=VLLM_ASCEND))
 
 
 def test_each_phase_of_the_start_was_seen(seen: dict[str, Any]) -> None:

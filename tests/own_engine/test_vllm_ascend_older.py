@@ -63,4 +63,4 @@ def test_versions_are_known(seen: dict[str, Any]) -> None:
     budget = seen["budget"]["engine_budget"]
     assert (budget["vllm_version"].partition("+")[0], budget["ascend_version"]) == RELEASE[:2]
     release, is_simulated = RELEASE.vllm_ascend, seen["is_simulated"]
-    confirm(Ran.of_worker(seen["hello"], __file__, is_simulated=is_simulated, ascend_version=release))
+    confirm(Ran.of_worker(seen["started"], seen["budget"], __file__, is_simulated=is_simulated, ascend_version=release))

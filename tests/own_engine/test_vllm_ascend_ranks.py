@@ -72,12 +72,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnv
 
 
 def test_each_rank_has_a_device_and_a_budget(seen: dict[str, Any]) -> None:
-    assert [(one["tp_rank"], one["device"]["index"], one["notes"]) for one in seen["hello"]] == [(0, 0, []), (1, 1, [])]
-    assert len({one["pid"] for one in seen["hello"]}) == RANKS
+    started = seen["started"]
+    assert [(one["tp_rank"], one["device"]["index"], one["notes"]) for one in started] == [(0, 0, []), (1, 1, [])]
+    assert len({one["pid"] for one in started}) == RANKS
     budgets = [one["engine_budget"] for one in seen["budget"]]
     assert {one["ascend_version"] for one in budgets} == {VLLM_ASCEND}
-    for hello in seen["hello"]:
-        confirm(Ran.of_worker(hello, __file__, is_simulated=seen["is_simulated"], ascend_version=VLLM_ASCEND))
+    for memory, budget in zip(started, seen["budget"], strict=True):
+        confirm(Ran.of_worker(memory, budget, __file__, is_simulated=seen["is_simulated"], ascend_version=VLLM_ASCEND))
     assert len({one["kv_cache"]["tensor_bytes"] for one in budgets}) == 1
 
 

@@ -82,7 +82,7 @@ def flood(scene: Scene) -> Counter[int]:
 def by_hand(scene: Scene, after: dict[str, Any]) -> None:
     sidecar = scene.sidecar
     after["engine"] = sidecar.call("GET", "/memory")["engine"]
-    (after["hello"],), (after["of_start"],) = ask_all(scene.engine, "hello"), ask_all(scene.engine, "budget")
+    (after["of_rank"],), (after["of_start"],) = ask_all(scene.engine, "memory"), ask_all(scene.engine, "budget")
     (after["budget"],) = sidecar.call("GET", "/memory/budget")["explanation"]["ranks"]
     scene.ask(1)
     sidecar.call("POST", "/memory/reclaim", {"remedies": ["trim_encoder_cache"]})
@@ -203,7 +203,7 @@ def test_the_worker_is_watched_through_its_recorder(story: tuple[Told, dict[str,
     up = told.stages["server up"]
     assert after["engine"]["version"] == VLLM
     ascend = after["of_start"]["engine_budget"]["ascend_version"]
-    confirm(Ran.of_worker(after["hello"], __file__, is_simulated=True, ascend_version=ascend))
+    confirm(Ran.of_worker(after["of_rank"], after["of_start"], __file__, is_simulated=True, ascend_version=ascend))
     assert (up["source"], up["device"]["type"]) == ("recorder", "npu")
     assert [phase["name"] for phase in up["start"]][-1] == "warm_up"
 

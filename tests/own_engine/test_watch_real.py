@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from highwater.process.worker_package import copy_worker_package
-from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
 from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact

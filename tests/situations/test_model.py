@@ -122,7 +122,7 @@ def test_the_workers_answer_through_the_real_extension():
     assert answer["encoder_cache"]["device_bytes"] == 8 * 64 * MIB
 
 
-@pytest.mark.parametrize("op", ["release", "trim", "hello", "encoder_cache", "memory"])
+@pytest.mark.parametrize("op", ["release", "trim", "encoder_cache", "memory"])
 def test_every_operation_that_the_sidecar_asks_for_works_on_the_model(op: str):
     (answer,) = _asked(op, traffic=Traffic(images=2.0))
     assert answer["ok"], answer

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from highwater.explain.command_line import Line
-from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.process.worker_package import SHIM_FOLDER
 from highwater.terminal.demo.environment import DEFAULT_VERSION, ensure_environment
 from kvplan.flags import EngineFlags
 from tests.engines import ALL_RECIPES, CUDA_RECIPES, ROOT

@@ -46,7 +46,7 @@ def _whole(on: TorchDevice, worker: KitWorker, folder: str) -> dict[str, Any]:
     on.empty(MIB)
     snapshot = worker.call("snapshot", directory=folder, name="on_npu")
     worker.call("record_stacks", minutes=0)
-    return {"hello": worker.call("hello"), "budget": worker.call("budget"), "snapshot": snapshot}
+    return {"memory": worker.call("memory"), "budget": worker.call("budget"), "snapshot": snapshot}
 
 
 def _faults(on: TorchDevice, worker: KitWorker) -> dict[str, Any]:

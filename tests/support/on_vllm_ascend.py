@@ -95,7 +95,6 @@ def main(model: str, folder: str) -> None:
     seen: dict[str, Any] = {
         "types": [f"{type(one).__module__}.{type(one).__name__}" for one in (_platform(), engine.worker, runner)],
         "is_simulated": TorchDevice("npu:0").is_simulated,
-        "hello": engine.call("hello"),
         "budget": engine.call("budget"),
         "started": engine.call("memory"),
     }
@@ -118,7 +117,7 @@ def of_two_ranks(model: str, folder: str) -> None:
     """Trim, sleep and wake with tensor parallelism over two devices; `... MODEL FOLDER ranks`."""
     more = {"enable_sleep_mode": True, "additional_config": {"weight_nz_mode": 0}}  # else it cannot be woken
     engine = Engine(model, tensor_parallel_size=2, **more)
-    seen: dict[str, Any] = {"hello": engine.call_all("hello"), "budget": engine.call_all("budget")}
+    seen: dict[str, Any] = {"started": engine.call_all("memory"), "budget": engine.call_all("budget")}
     seen["is_simulated"] = TorchDevice("npu:0").is_simulated
     seen |= {"first": engine.answers(), "asked": engine.call_all("memory"), "trim": engine.call_all("trim")}
     seen |= {"trimmed": engine.call_all("memory"), "again": engine.answers(), "back": engine.call_all("memory")}

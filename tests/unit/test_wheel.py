@@ -71,7 +71,7 @@ def installed(names: set[str]) -> set[str]:
 
 def test_every_module_is_in_the_wheel(names: set[str]) -> None:
     modules = {path.relative_to(APP).as_posix() for path in APP.rglob("*.py")}
-    assert "highwater/terminal/demo/shim/sitecustomize.py" in modules
+    assert "highwater/process/shim/sitecustomize.py" in modules
     assert modules | {"highwater/py.typed", "highwater/terminal/demo/model.yaml"} <= names
 
 

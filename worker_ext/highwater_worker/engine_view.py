@@ -168,7 +168,7 @@ def _replicas(worker: object) -> int | None:
 
 def ranks_on_machine(worker: object, notes: Notes) -> int:
     """Return how many workers of the engine share this machine's memory; an upper bound where that is unknown."""
-    parallel = look_up(worker, "vllm_config", "parallel_config")
+    parallel = parallel_config(worker)
     # Older engines do not show how many of their ranks are on this machine: all of them is the safe assumption.
     local = notes.attempt("host_budget_bytes", lambda: as_int(look_up(parallel, "local_world_size")))
     ranks = local or as_int(look_up(parallel, "world_size")) or 1
@@ -201,10 +201,6 @@ def vllm_version() -> str | None:
     return as_text(look_up(sys.modules.get("vllm"), "__version__"))
 
 
-def torch_version() -> str | None:
-    return as_text(look_up(sys.modules.get("torch"), "__version__"))
-
-
 def device_label(worker: object) -> tuple[str | None, int | None]:
     """Return type and index of the worker's device as it states them itself, without a call to the device."""
     # CPUWorker before vllm 0.23 and NPUWorker of vllm-ascend 0.11 hand the device to their runner and keep none
@@ -219,27 +215,15 @@ def configured_device(worker: object) -> str | None:
     return as_text(look_up(worker, "device_config", "device_type"))
 
 
+INIT_TOTAL = ("init_snapshot.total_memory",)
 # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend 0.13.0
 # worker/worker.py:240, `_init_device`).
 INIT_FREE = ("init_snapshot.free_memory", "init_npu_memory")
 
-# Modules that a runner's class, or one that it inherits from, is defined in.
-RUNNER_MODULES = {
-    "vllm.v1.worker.gpu.model_runner": "v2",
-    "vllm.v1.worker.gpu_model_runner": "v1",
-    "vllm_ascend.worker.v2.model_runner": "v2",
-    "vllm_ascend.worker.model_runner_v1": "v1",
-}
-
-
-def runner_version(worker: object) -> str | None:
-    modules = (kind.__module__ for kind in type(look_up(worker, "model_runner")).__mro__)
-    return next((version for module in modules if (version := RUNNER_MODULES.get(module))), None)
-
 
 def is_rays(worker: object) -> bool:
     """Return whether the executor is one of Ray's; which of them, the configuration does not say."""
-    backend = look_up(worker, "vllm_config", "parallel_config", "distributed_executor_backend")
+    backend = look_up(parallel_config(worker), "distributed_executor_backend")
     return "ray" in str(backend).lower()
 
 
@@ -251,7 +235,7 @@ _MAX_TEXT = 40
 
 def engine_settings(worker: object) -> dict[str, Any]:
     config = look_up(worker, "vllm_config")
-    model, parallel = look_up(config, "model_config"), look_up(config, "parallel_config")
+    model, parallel = look_up(config, "model_config"), parallel_config(worker)
     media, chunk = look_up(model, "multimodal_config"), os.environ.get("VLLM_MQ_MAX_CHUNK_BYTES_MB", "")
     settings = {
         "mm_processor_cache_gb": as_float(look_up(media, "mm_processor_cache_gb")),
@@ -386,6 +370,8 @@ def _computed_in_v2(runner: object, request_id: str) -> int | None:
 # stand in for it: one item of the largest kind fits in any case (vllm 0.32.0 v1/core/encoder_cache_manager.py:360).
 
 _MAX_MODALITIES = 8
+ENCODER_RUNNER = "model_state.encoder_runner"
+"""Of model runner V2: its first stage of a multimodal model has one, and no other worker."""
 
 
 def encoder_budget(worker: object, noticed: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -393,8 +379,7 @@ def encoder_budget(worker: object, noticed: Mapping[str, Any] | None) -> Mapping
     runner = look_up(worker, "model_runner")
     if kept := look_up(runner, "mm_budget"):
         return describe_encoder_budget(kept)
-    # V2's first stage of a multimodal model has this, and no other worker.
-    has_encoder = look_up(runner, "model_state", "encoder_runner") is not None
+    has_encoder = first_of(runner, ENCODER_RUNNER) is not None
     return (noticed or describe_encoder_budget(None)) if has_encoder else None
 
 
@@ -438,7 +423,7 @@ def suspending_backend(worker: object) -> str | None:
 
 
 def refuse_suspended(worker: object) -> None:
-    """Check that the device's driver may be called; `sleep.refuse_while_asleep` checks that memory may be touched.
+    """Check that the device's driver may be called; `encoder_cache.sleep.refuse_while_asleep` is for its memory.
 
     Raises RefusedError where a call to its driver might never return.
     """

@@ -23,7 +23,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 EXTENSION_VERSION = "0.1.0"
-"""Of this package; every recorder file and the answer to `hello` name it."""
+"""Of this package; every recorder file names it."""
 
 # A recorder file.
 HEADER_BYTES = 4096
@@ -33,20 +33,24 @@ STACK_BYTES = 64 * 1024
 ROW = struct.Struct("<64sQdB7x")
 """One row of the entry table: mm_hash, bytes, when it was first seen (monotonic seconds), 1 in host memory."""
 MAX_ROWS = 4096
-_RING_MAGIC = b"HIGHWATR"
-_RING_VERSION = 2
-_HEADER = struct.Struct("<8sHHIIIIII")
-_SLOT = struct.Struct("<QI")
+RING_MAGIC = b"HIGHWATR"
+RING_VERSION = 2
+RING_HEAD = struct.Struct("<8sHHIIIIII")
+"""Magic, version, the fields of `Layout`, and the length of the identity, which follows behind a checksum."""
+FRAME_HEAD = struct.Struct("<QI")
+"""The sequence number, from 1 on, and the length of what follows behind a checksum."""
+HEAD_LENGTH = struct.Struct("<I")
+"""The length of the JSON object that an entry table begins with; its rows follow."""
+STACK_HEAD = struct.Struct("<dd")
+"""When the area was cleared last (monotonic seconds), and in how many seconds a stack is written there."""
 _CHECKSUM = struct.Struct("<I")
-_FRAME_BYTES = _SLOT.size + _CHECKSUM.size
-_HEAD_LENGTH = struct.Struct("<I")
-_STACK_HEAD = struct.Struct("<dd")
+RING_HEAD_BYTES, FRAME_HEAD_BYTES = RING_HEAD.size + _CHECKSUM.size, FRAME_HEAD.size + _CHECKSUM.size
 _NO_STACK = bytes(16)  # over the beginning of an older stack, so that none is there
 _TABLE_HEAD_BYTES = 32 * 1024  # the bytes of an entry table besides its rows: its frame, and a JSON object
-MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - _FRAME_BYTES - _HEAD_LENGTH.size
-MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
-MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES
-MAX_IDENTITY_BYTES = HEADER_BYTES - _HEADER.size - _CHECKSUM.size
+MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - FRAME_HEAD_BYTES - HEAD_LENGTH.size
+MAX_BODY_BYTES = SLOT_BYTES - FRAME_HEAD_BYTES
+MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - FRAME_HEAD_BYTES
+MAX_IDENTITY_BYTES = HEADER_BYTES - RING_HEAD_BYTES
 _RING_NAME = re.compile(r"\.?highwater-([0-9a-f]{16})-[0-9]{1,10}\.ring(?:\.tmp)?", re.ASCII)
 
 # A process file.
@@ -73,6 +77,21 @@ def encoded(record: dict[str, Any]) -> bytes:
 
 def _checked(head: bytes, body: bytes) -> bytes:
     return b"".join((head, _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(head))), body))
+
+
+def checked_body(content: bytes, head_bytes: int, length: int) -> bytes | None:
+    """Return what follows a head and its checksum, None where that is wrong: perhaps a write is under way."""
+    start = head_bytes + _CHECKSUM.size
+    body, (checksum,) = content[start : start + length], _CHECKSUM.unpack_from(content, head_bytes)
+    is_right = len(body) == length and zlib.crc32(body, zlib.crc32(content[:head_bytes])) == checksum
+    return body if is_right else None
+
+
+def frame_body(frame: bytes) -> tuple[int, bytes] | None:
+    """Return the sequence number and the body of a frame of a recorder file, None of one that is empty or damaged."""
+    sequence, length = FRAME_HEAD.unpack_from(frame)
+    body = checked_body(frame, FRAME_HEAD.size, length) if sequence else None
+    return None if body is None else (sequence, body)
 
 
 @contextmanager
@@ -180,29 +199,38 @@ def process_body(content: bytes) -> bytes | None:
     if len(content) < _PROCESS_HEAD.size + _CHECKSUM.size or not content.startswith(PROCESS_MAGIC):
         raise ValueError("it is no process file")
     _, _, length = _PROCESS_HEAD.unpack_from(content)
-    (checksum,) = _CHECKSUM.unpack_from(content, _PROCESS_HEAD.size)
-    start = _PROCESS_HEAD.size + _CHECKSUM.size
-    body = content[start : start + length]
-    is_right = len(body) == length and zlib.crc32(body, zlib.crc32(content[: _PROCESS_HEAD.size])) == checksum
-    return body if is_right else None
+    return checked_body(content, _PROCESS_HEAD.size, length)
 
 
 # --- recorder files ---
 
 
 class Layout(NamedTuple):
-    """The places of a file's parts: header, two heartbeats, two entry tables, the ring, the stack area."""
+    """The places of a file's parts: header, two heartbeats, two entry tables, the ring, the stack area.
 
+    The fields are in the header's order.
+    """
+
+    header_bytes: int
+    slot_bytes: int
     slots: int  # in the ring
-    rows: int  # in an entry table
+    heartbeat_bytes: int
+    table_bytes: int
+    stack_bytes: int
+
+    @classmethod
+    def of(cls, slots: int, rows: int) -> Layout:
+        """Return the layout of this package's files, with so many rows in an entry table."""
+        table_bytes = _TABLE_HEAD_BYTES + rows * ROW.size
+        return cls(HEADER_BYTES, SLOT_BYTES, slots, HEARTBEAT_BYTES, table_bytes, STACK_BYTES)
 
     @property
-    def table_bytes(self) -> int:
-        return _TABLE_HEAD_BYTES + self.rows * ROW.size
+    def rows(self) -> int:
+        return (self.table_bytes - _TABLE_HEAD_BYTES) // ROW.size
 
     @property
     def tables_at(self) -> int:
-        return HEADER_BYTES + 2 * HEARTBEAT_BYTES
+        return self.header_bytes + 2 * self.heartbeat_bytes
 
     @property
     def ring_at(self) -> int:
@@ -211,11 +239,11 @@ class Layout(NamedTuple):
     @property
     def stack_at(self) -> int:
         """The offset of the stack area; it is the last part, because a long stack runs over the end of the file."""
-        return self.ring_at + self.slots * SLOT_BYTES
+        return self.ring_at + self.slots * self.slot_bytes
 
     @property
     def nbytes(self) -> int:
-        return self.stack_at + STACK_BYTES
+        return self.stack_at + self.stack_bytes
 
 
 class Options(NamedTuple):
@@ -226,7 +254,7 @@ class Options(NamedTuple):
 
     def layout(self, *, has_entries: bool) -> Layout:
         """Return the layout for the samples of the rate, and one more a second for samples that cannot wait."""
-        return Layout(math.ceil(self.seconds * (self.rate + 1)), MAX_ROWS if has_entries else 0)
+        return Layout.of(math.ceil(self.seconds * (self.rate + 1)), MAX_ROWS if has_entries else 0)
 
     def path(self, pid: int) -> Path:
         return self.directory / f"highwater-{self.instance}-{pid}.ring"
@@ -259,8 +287,10 @@ class Ring(OpenFile):
     def write_table(self, head: bytes, rows: bytes) -> None:
         """Write an entry table over the one before the last."""
         size = self.layout.table_bytes
-        body = b"".join((_HEAD_LENGTH.pack(len(head)), head, rows))
-        self._write_frame(self._tables + 1, body, size - _FRAME_BYTES, self.layout.tables_at + self._tables % 2 * size)
+        body = b"".join((HEAD_LENGTH.pack(len(head)), head, rows))
+        self._write_frame(
+            self._tables + 1, body, size - FRAME_HEAD_BYTES, self.layout.tables_at + self._tables % 2 * size
+        )
         self._tables += 1
 
     def clear_stack(self, mono: float, seconds: float) -> int:
@@ -268,15 +298,15 @@ class Ring(OpenFile):
 
         Unless it is cleared again, a stack is written there in so many seconds.
         """
-        self._pwrite(_STACK_HEAD.pack(mono, seconds) + _NO_STACK, self.layout.stack_at)
+        self._pwrite(STACK_HEAD.pack(mono, seconds) + _NO_STACK, self.layout.stack_at)
         # Everything else is written with `pwrite`, which leaves the offset alone.
-        os.lseek(self._descriptor, self.layout.stack_at + _STACK_HEAD.size, os.SEEK_SET)
+        os.lseek(self._descriptor, self.layout.stack_at + STACK_HEAD.size, os.SEEK_SET)
         return self._descriptor
 
     def _write_frame(self, sequence: int, body: bytes, limit: int, position: int) -> None:
         if len(body) > limit:
             raise ValueError(f"a record of {len(body)} bytes does not fit into {limit}")
-        self._pwrite(_checked(_SLOT.pack(sequence, len(body)), body), position)
+        self._pwrite(_checked(FRAME_HEAD.pack(sequence, len(body)), body), position)
 
 
 def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
@@ -288,8 +318,7 @@ def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
         path.parent.mkdir(parents=True, exist_ok=True)
         if len(identity) > MAX_IDENTITY_BYTES:
             raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
-        sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
-        header = _checked(_HEADER.pack(_RING_MAGIC, _RING_VERSION, HEADER_BYTES, *sizes, len(identity)), identity)
+        header = _checked(RING_HEAD.pack(RING_MAGIC, RING_VERSION, *layout, len(identity)), identity)
         with new_file(path, _READABLE_BY_ALL) as descriptor:
             os.posix_fallocate(descriptor, 0, layout.nbytes)
             os.pwrite(descriptor, header, 0)

@@ -16,6 +16,7 @@ from highwater.model.policy import PolicyStatus
 from highwater.model.rank import Device, EncoderCache, RankKey, RankReading
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event
+from highwater.model.units import difference
 
 _Item = TypeVar("_Item")
 _Size = TypeVar("_Size", int, float)
@@ -27,8 +28,7 @@ def part_of(reading: RankReading, name: str) -> int | None:
 
 
 def risen(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
-    was, is_now = None if first is None else read(first), read(now)
-    return None if was is None or is_now is None else is_now - was
+    return difference(read(now), None if first is None else read(first))
 
 
 def change(first: RankReading | None, now: RankReading | None, part: str) -> int | None:

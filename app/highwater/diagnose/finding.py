@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from highwater.model.components import COMPONENTS
 from highwater.model.engine import EngineStatus
-from highwater.model.rank import RankReading
+from highwater.model.rank import RankReading, device_traits
 from highwater.model.units import size_text, span_text
 
 # likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to
@@ -179,10 +179,6 @@ ADVICE: Final[Mapping[str, Advice]] = {
 }
 COMPONENT_MEANING: Final[Mapping[str, str]] = {row.name: row.explained for row in COMPONENTS}
 
-_AGAINST_FRAGMENTATION: Final[Mapping[str | None, tuple[str, ...]]] = {
-    "npu": ("npu_expandable_segments", "npu_max_split"),
-    "cuda": ("cuda_expandable_segments",),
-}
 _FOR_COMPONENT: Final[Mapping[str, tuple[str, ...]]] = {
     "encoder_cache_bytes": ("reset_encoder_cache", "trim_encoder_cache", "max_num_batched_tokens", "policy_earlier"),
     "other_tensors_bytes": ("limit_mm_per_prompt", "max_num_batched_tokens", "gpu_memory_utilization"),
@@ -201,12 +197,14 @@ def against_fragments(*, has_sleep_mode: bool) -> tuple[str, ...]:
 
 
 def without_effect(ranks: Iterable[RankReading]) -> frozenset[str]:
-    npus = [rank.launch.expandable_segments for rank in ranks if rank.device.type == "npu"]
-    return frozenset(_AGAINST_FRAGMENTATION["npu"]) if npus and all(npus) else frozenset()
+    fragmenting = [rank for rank in ranks if rank.device.traits.fragments_below_allocator]
+    if not all(rank.launch.expandable_segments for rank in fragmenting):
+        return frozenset()
+    return frozenset(name for rank in fragmenting for name in rank.device.traits.against_fragmentation)
 
 
 def against_fragmentation(device_type: str | None) -> tuple[str, ...]:
-    return _AGAINST_FRAGMENTATION.get(device_type, ())
+    return device_traits(device_type).against_fragmentation
 
 
 def for_given_pool(given: Iterable[Advice]) -> tuple[Advice, ...]:
@@ -219,6 +217,7 @@ def for_component(name: str, device_type: str | None) -> tuple[str, ...]:
     names = _FOR_COMPONENT.get(name, ())
     if name == "torch_cached_bytes":
         return names + against_fragmentation(device_type)
-    if name == "non_torch_bytes" and device_type in {"npu", "cpu"}:
-        return (*names, "hccl_buffsize") if device_type == "npu" else ()
+    if name == "non_torch_bytes":
+        traits = device_traits(device_type)
+        return () if traits.is_host_memory else (*names, *traits.against_non_torch)
     return names

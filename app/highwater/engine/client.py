@@ -19,6 +19,7 @@ from typing import Any, Self
 import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
+from highwater.model.rank import rank_title
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import (
     EngineGarbled,
@@ -68,6 +69,33 @@ class EngineResponse:
         except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
+
+
+class WorkerAnswer(dict[str, Any]):
+    """One worker's answer to a call, as it came: worker_ext/README.md is the contract."""
+
+    @property
+    def is_ok(self) -> bool:
+        return bool(self.get("ok"))
+
+    @property
+    def code(self) -> str | None:
+        """The code of its error; ``None`` without one."""
+        code = self._error.get("code")
+        return code if isinstance(code, str) else None
+
+    @property
+    def message(self) -> str:
+        return str(self._error.get("message", "no reason given"))
+
+    @property
+    def rank_name(self) -> str:
+        return f"rank {rank_title(self.get('dp_rank'), self.get('rank'))}"
+
+    @property
+    def _error(self) -> dict[str, Any]:
+        error = self.get("error")
+        return error if isinstance(error, dict) else {}
 
 
 class Engine:
@@ -274,11 +302,11 @@ class Engine:
     def rpc_answer_age_seconds(self) -> float | None:
         return None if self._answered_at is None else self._clock() - self._answered_at
 
-    async def rpc(self, op: str, payload: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    async def rpc(self, op: str, payload: Mapping[str, Any] | None = None) -> list[WorkerAnswer]:
         """Call our worker extension on every worker that this API server can reach.
 
         Returns:
-            One JSON object for each worker that responded, in rank order.
+            The answer of each worker that responded, in rank order.
 
         Raises:
             EngineRefused: Not allowed (our extension is not known to be loaded), or the engine refused.
@@ -328,7 +356,7 @@ def _is_refused(exc: BaseException | None) -> bool:
     return exc is not None
 
 
-def _worker_results(op: str, response: httpx.Response) -> list[dict[str, Any]]:
+def _worker_results(op: str, response: httpx.Response) -> list[WorkerAnswer]:
     if response.status_code >= HTTP_ERROR:
         raise EngineRefused(f"worker call {op} answered {response.status_code}", response.status_code)
     try:
@@ -341,4 +369,4 @@ def _worker_results(op: str, response: httpx.Response) -> list[dict[str, Any]]:
     if strays:
         # One raising worker method shifts vLLM's per-rank queues by one until a restart (vLLM pull request 57846).
         raise EngineGarbled(f"worker call {op} was answered with {sorted(strays)}: its worker queues are out of step")
-    return results
+    return [WorkerAnswer(result) for result in results]

@@ -35,8 +35,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.model.engine import EndedLife, Process, ProcessLife
-from highwater.model.rank import RankReading
+from highwater.model.engine import EndedLife, ProcessLife
+from highwater.model.rank import Process, RankReading
 from highwater.process.errors import NotKept
 from highwater.process.flaws import flaw
 from highwater.process.state_file import StateFile
@@ -378,8 +378,8 @@ class Lives:
         except ValidationError as exc:
             log.warning("state_file: the baseline in it is not understood, and not used: %s", flaw(exc.errors()))
             return ()
-        now = {rank.key: _process(rank) for rank in ranks}
-        return tuple(rank for rank in kept if rank.pid_started is not None and now.get(rank.key) == _process(rank))
+        now = {rank.key: rank.process for rank in ranks}
+        return tuple(rank for rank in kept if rank.pid_started is not None and now.get(rank.key) == rank.process)
 
 
 def local_start(proc: Path = Path("/proc")) -> Callable[[RankReading], float | None]:
@@ -398,12 +398,8 @@ def local_start(proc: Path = Path("/proc")) -> Callable[[RankReading], float | N
     return started_at
 
 
-def _process(rank: RankReading) -> Process:
-    return Process(rank.host, rank.pid, rank.pid_started)
-
-
 def _processes(ranks: Iterable[RankReading]) -> frozenset[Process]:
-    return frozenset(_process(rank) for rank in ranks if rank.pid is not None)
+    return frozenset(rank.process for rank in ranks if rank.pid is not None)
 
 
 def _new_id() -> str:

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 from highwater.explain.command_line import Line, parse
 from highwater.model.schema import SCHEMA
 from highwater.process.regular import FileTooLargeError, read_regular
-from highwater.process.worker_package import package_folder
+from highwater.process.worker_package import SHIM_FOLDER, package_folder
 from highwater_worker.plan import estimates
 from highwater_worker.plan.cards import Card
 from kvplan.builtin.start import Start, read_start
@@ -130,8 +130,6 @@ _GRACE_SECONDS: Final = 30
 _FIRST_WORD_SECONDS, _WORD_SECONDS = 0.7, 4.0
 _LOOK_SECONDS: Final = 0.5
 _PIECE: Final = 1 << 16
-# A CPU build of torch beside another torchvision, as pip installs them, cannot import vLLM without it.
-SHIM_FOLDER: Final = Path(__file__).parent.parent / "terminal" / "demo" / "shim"
 
 
 class CannotBeAskedError(PlanError):

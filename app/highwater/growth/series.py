@@ -13,7 +13,7 @@ from highwater.growth.floors import Bound
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.model.components import COMPONENTS
 from highwater.model.growth import GrowthDriver, GrowthUnit
-from highwater.model.rank import RankReading
+from highwater.model.rank import Process, RankReading
 from highwater.model.units import GIB
 
 Place: TypeAlias = Literal["device", "host", "asleep"]
@@ -65,9 +65,9 @@ class Measured:
     advice: str | None = None
 
 
-def life_of(host: str | None, pid: int | None, started: int | None) -> str:
+def life_of(process: Process) -> str:
     """Return an identity that no later process of this pid has, and none on other machines."""
-    return f"{host}/{pid}/{started}"
+    return "/".join(map(str, process))
 
 
 def device_series(rank: RankReading) -> Iterator[Measured]:
@@ -84,7 +84,7 @@ def device_series(rank: RankReading) -> Iterator[Measured]:
             value=float(size),
             bounds=() if bound is None or component.name != "encoder_cache_bytes" else (bound,),
             room=None if rank.free_bytes is None else float(rank.free_bytes + (rank.releasable_bytes or 0)),
-            limit_by="the memory of its device" if rank.device.type != "cpu" else "the memory of its machine",
+            limit_by=f"the memory of its {'machine' if rank.device.traits.is_host_memory else 'device'}",
             advice=_ON_FRAGMENTS if component.name == "non_torch_bytes" and is_fragmented else None,
         )
 
@@ -95,7 +95,7 @@ def asleep_series(rank: RankReading) -> Iterator[Measured]:
     Other processes may use what the sleep gave up: as the driver's figure has them all, growth of theirs is seen here
     too, and the device is the limit of both.
     """
-    if rank.used_bytes is None or rank.device.type == "cpu":
+    if rank.used_bytes is None or rank.device.traits.is_host_memory:
         return
     yield Measured(
         key=_rank_key(rank, "used_asleep_bytes", "asleep"),
@@ -107,7 +107,7 @@ def asleep_series(rank: RankReading) -> Iterator[Measured]:
 
 
 def _rank_key(rank: RankReading, measure: str, place: Place) -> SeriesKey:
-    life = life_of(rank.host, rank.pid, rank.pid_started)
+    life = life_of(rank.process)
     return SeriesKey(rank.name, measure, place, "bytes", life)
 
 
@@ -133,13 +133,12 @@ def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[Ra
     caches of ``ranks`` may lie on the host.
     """
     cache = _processor_cache(reading)
-    rank_of = {life_of(rank.host, rank.pid, rank.pid_started): rank for rank in ranks}
+    rank_of = {rank.process: rank for rank in ranks}
     room, limit_by = _room(reading)
     for process in reading.processes:
         if process.role not in _ROLES or process.age_seconds >= idle_seconds:
             continue
-        life = life_of(process.host, process.pid, process.started)
-        rank = rank_of.get(life)
+        life, rank = life_of(process.process), rank_of.get(process.process)
         own_bytes = _own_bytes(process.anonymous_bytes, rank, idle_seconds)
         files, most_files = process.descriptors, process.descriptors_limit
         left_files = None if files is None or most_files is None else float(max(0, most_files - files))
@@ -155,8 +154,7 @@ def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[Ra
                 yield Measured(key=key, value=float(value), bounds=bounds, room=left, limit_by=what)
     shm = reading.shm
     if shm is not None and shm.used_bytes is not None and shm.age_seconds < idle_seconds and reading.processes:
-        first = reading.processes[0]
-        life = life_of(first.host, first.pid, first.started)
+        life = life_of(reading.processes[0].process)
         is_cache = cache is not None and reading.engine is not None and reading.engine.mm_processor_cache_type == "shm"
         yield Measured(
             key=SeriesKey("/dev/shm", "used_bytes", "host", "bytes", life),  # noqa: S108 - its name
@@ -172,7 +170,7 @@ def _own_bytes(size: int | None, rank: RankReading | None, idle_seconds: float) 
 
     The cache is a series of its own, with a bound. Here it would look like a leak, or add to the rate of a real one.
     """
-    if size is None or rank is None or rank.device.type != "cpu":
+    if size is None or rank is None or not rank.device.traits.is_host_memory:
         return size
     cache = rank.encoder_cache
     if rank.age_seconds >= idle_seconds:
@@ -186,7 +184,7 @@ def _bounds(process: ProcessMemory, cache: Bound | None, rank: RankReading | Non
         yield cache
     if rank is not None and rank.encoder_cache is not None and rank.encoder_cache.host_bytes:
         budget = encoder_cache_bound(rank)
-        if budget is not None and rank.device.type != "cpu":
+        if budget is not None and not rank.device.traits.is_host_memory:
             yield replace(budget, drivers=_FILLED_BY, is_above_start=True)
 
 

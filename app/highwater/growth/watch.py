@@ -36,6 +36,7 @@ from highwater.model.rank import RankReading
 from highwater.model.report import Report
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import UnknownName
+from highwater.process.logs import contained
 from highwater.watch.history import History
 
 # A judgement takes about a millisecond where a series moves.
@@ -135,21 +136,19 @@ class GrowthWatch:
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
-            try:
+            with contained(self._internal_error, log, "growth could not be judged"):
                 if self._report is not None:
                     await self.look(self._report)
-            except Exception:
-                # One odd report must not end the watch: it is logged and counted, and the next report is examined.
-                self._internal_error()
-                log.exception("growth could not be judged")
 
     async def look(self, report: Report) -> None:
         """Take the floors that are due, and judge some of the series that have new ones."""
         was_over, self._is_over = self._is_over, report.engine.traits.is_absent
         ranks = () if report.stale else report.ranks
         settled = [rank for rank in ranks if rank.age_seconds < self._idle.seconds(self._clock()) - 1.0]
-        await self._take("device", [rank for rank in settled if rank.device.type != "cpu"], DEVICE_IDLE_SECONDS)
-        await self._take("host", [rank for rank in settled if rank.device.type == "cpu"], HOST_IDLE_SECONDS)
+        await self._take(
+            "device", [rank for rank in settled if not rank.device.traits.is_host_memory], DEVICE_IDLE_SECONDS
+        )
+        await self._take("host", [rank for rank in settled if rank.device.traits.is_host_memory], HOST_IDLE_SECONDS)
         await self._take_asleep(ranks)
         await self._take_window(report)
         judged = [name for name, _ in zip(tuple(self._open), range(JUDGED_AT_ONCE), strict=False)]

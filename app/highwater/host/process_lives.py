@@ -17,7 +17,8 @@ from operator import attrgetter
 from typing import Final
 
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role, bare_name
-from highwater.model.engine import EndedLife, Process, ProcessLife
+from highwater.model.engine import EndedLife, ProcessLife
+from highwater.model.rank import Process
 from highwater.model.units import size_text
 from highwater.watch.recorder.progress import LOST_SECONDS, SILENT_SECONDS, SilentCore, how_to_continue
 
@@ -54,8 +55,8 @@ class ProcessLives:
 
     def look(self, reading: HostReading) -> None:
         running = [one for one in reading.processes if one.source == "file" and _is_engine(one)]
-        seen = {_process(one) for one in (*running, *reading.ended)}
-        running += [one for one in self._running if _process(one) not in seen and self._exists(one)]
+        seen = {one.process for one in (*running, *reading.ended)}
+        running += [one for one in self._running if one.process not in seen and self._exists(one)]
         self._running = tuple(running)
         ended = [one for one in reading.ended if _is_engine(one)]
         containers = {one.key: one for one in reading.containers}
@@ -84,7 +85,7 @@ def _life(group: Sequence[ProcessMemory], taken_at: float, kills: dict[str, int]
     running = [one for one in group if not isinstance(one, EndedProcess)]
     servers = [one for one in group if one.role in _SERVERS or one.pid == _FIRST_PID]
     return ProcessLife(
-        processes=frozenset(map(_process, group)),
+        processes=frozenset(one.process for one in group),
         last_at=taken_at - min(one.age_seconds for one in group),
         # What an API server that was killed leaves behind loads nothing.
         is_running=bool(running) and not (servers and all(one in ended for one in servers)),
@@ -140,10 +141,6 @@ def _is_engine(one: ProcessMemory) -> bool:
     return one.role in _ENGINE or one.pid == _FIRST_PID
 
 
-def _process(one: ProcessMemory) -> Process:
-    return Process(one.host, one.pid, one.started)
-
-
 def _memory(container: ContainerMemory) -> str:
     known = [size for size in (container.used_bytes, container.peak_bytes) if size is not None]
     if not known:
@@ -173,9 +170,9 @@ class SilentCores:
 
     def look(self, reading: HostReading) -> None:
         servers = [one for one in reading.processes if one.source == "file" and one.role in _SERVERS]
-        writing = {_process(one) for one in reading.processes}
+        writing = {one.process for one in reading.processes}
         fallen = {
-            _process(one): (one, reading.taken_at - one.age_seconds)
+            one.process: (one, reading.taken_at - one.age_seconds)
             for one in reading.ended
             if one.role == "engine_core" and not one.is_known and one.age_seconds >= SILENT_SECONDS
         }

@@ -31,6 +31,7 @@ from highwater.host.reading import (
     named_apart,
 )
 from highwater.model.rank import RankReading
+from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.resources import STOPPED_STATES, Machine
 from highwater_worker.kernel.cgroup import read_container
 from highwater_worker.kernel.proc import read_machine
@@ -56,8 +57,8 @@ _PROC_SECONDS = 10.0
 class HostReader:
     """Reads host memory; without a ``folder`` of recorders only this machine's ``/proc`` can show anything.
 
-    ``workers`` returns those that the poller knows. ``clock`` returns Unix seconds, ``monotonic`` those of
-    ``CLOCK_MONOTONIC``. Tests replace ``root``, the file system's, and ``shm``, the mount of shared memory.
+    ``workers`` returns those that the poller knows. Tests replace ``root``, the file system's, and ``shm``, the mount
+    of shared memory.
     """
 
     def __init__(
@@ -65,12 +66,11 @@ class HostReader:
         folder: Path | None,
         *,
         workers: Callable[[], Sequence[RankReading]] = lambda: (),
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        clocks: Clocks = SYSTEM,
         root: Path = Path("/"),
         shm: Path = Path(SHM),
     ) -> None:
-        self._machine = Machine(clock, monotonic, root)
+        self._machine = Machine(clocks.wall, clocks.monotonic, root)
         self._has_folder = folder is not None
         self._files = ProcessFiles(folder, self._machine)
         self._workers = workers

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
-from highwater.model.rank import rank_title
+from highwater.model.rank import Process, rank_title
 
 Role: TypeAlias = Literal[
     "api_server", "launcher", "engine_core", "worker", "coordinator", "resource_tracker", "sidecar", "other"
@@ -94,6 +94,10 @@ class ProcessMemory:
     age_seconds: float = 0.0
     run_seconds: float | None = None
     source: Source = "file"
+
+    @property
+    def process(self) -> Process:
+        return Process(self.host, self.pid, self.started)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

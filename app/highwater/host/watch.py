@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +15,8 @@ from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.host.report import HostReport, Judge, report_of, summary_of, unjudged
 from highwater.model.report import HostSummary
+from highwater.process.clocks import SYSTEM, Clocks
+from highwater.process.logs import contained
 from highwater.watch.recorder.progress import SilentCore
 
 SECONDS = 5.0
@@ -47,7 +48,6 @@ class HostWatch:
 
     ``judge`` finds what is wrong with a report. ``counts`` returns the counters of the engine and its workers, ``life``
     an identifier of the engine's life while it is up: what grew before was its start. ``listeners`` take every reading.
-    The clock is in monotonic seconds.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HostWatch:
         counts: Callable[[], CacheCounts] = lambda: NOT_COUNTED,
         life: Callable[[], str | None] = lambda: None,
         listeners: Iterable[Callable[[HostReading], None]] = (),
-        monotonic: Callable[[], float] = time.monotonic,
+        clocks: Clocks = SYSTEM,
         internal_error: Callable[[], None] = lambda: None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
@@ -67,24 +67,21 @@ class HostWatch:
         self._counts = counts
         self._life = life
         self._life_seen: str | None = None
-        self._monotonic = monotonic
+        self._monotonic = clocks.monotonic
         self._internal_error = internal_error
         self._sleep = sleep
         self._window = OutlookWindow()
         self._past = HostPast()
         self._lock = asyncio.Lock()
-        self._stopped_engine = StoppedEngine(monotonic)
+        self._stopped_engine = StoppedEngine(clocks.monotonic)
         self._silent_cores = SilentCores()
         self.listeners = [*listeners]
         self.now: HostNow | None = None
 
     async def run(self) -> None:
         while True:
-            try:
+            with contained(self._internal_error, log, "host memory could not be read"):
                 await self.read()
-            except Exception:  # what cannot be read now may be readable later; the sidecar goes on without it
-                self._internal_error()
-                log.exception("host memory could not be read")
             await self._sleep(SECONDS)
 
     async def read(self) -> HostNow:
@@ -144,11 +141,10 @@ class HostWatch:
     async def _read(self) -> HostNow:
         self.now = now = await asyncio.to_thread(self._read_now, self._monotonic())
         for listener in self.listeners:
-            try:
+            name = getattr(listener, "__qualname__", listener)
+            # The others must have it, and whoever requested this reading.
+            with contained(self._internal_error, log, "a listener of host readings failed: %s", name):
                 listener(now.reading)
-            except Exception:  # broad: the others must have it, and whoever requested this reading
-                self._internal_error()
-                log.exception("a listener of host readings failed: %s", getattr(listener, "__qualname__", listener))
         return now
 
     def _read_now(self, read_at: float) -> HostNow:

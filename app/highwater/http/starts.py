@@ -54,7 +54,7 @@ class StartReports:
         engine, budgets = report.engine, self._budgets
 
         def with_start(reading: RankReading) -> RankReading:
-            reported = None if reading.start else budgets.of(reading.host, reading.pid, reading.pid_started)
+            reported = None if reading.start else budgets.of(reading.process)
             return reading if reported is None else replace(reading, start=reported.start)
 
         readings = [with_start(reading) for reading in report.ranks]

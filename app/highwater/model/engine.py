@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from highwater.model.rank import Ranked, StartPhase
+from highwater.model.rank import Process, Ranked, StartPhase
 
 # When each one holds: app/highwater/watch/verdict.py. What follows from it: STATES, below.
 EngineState: TypeAlias = Literal[
@@ -18,7 +18,7 @@ ProgressVerdict: TypeAlias = Literal["progressing", "idle", "busy", "stuck", "un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTraits:
-    """The consequences of a state of the engine: no other module keeps a list of states."""
+    """The consequences of a state of the engine, so that no other module lists the states that have one in common."""
 
     level: Literal["good", "warn", "bad"]  # how bad it is, as people are shown it
     serves: bool = False  # a request that is sent now will be served
@@ -136,9 +136,6 @@ class EngineLoad:
     # Tokens and requests counted so far; the same number twice means that nothing ran in between.
     work_done: float | None = None
     work: WorkCounts = WorkCounts()  # its parts, with images
-    # Items looked up in the processor cache so far; `mm_cache_hits`: those that were in it.
-    mm_cache_queries: int | None = None
-    mm_cache_hits: int | None = None
     engines: Mapping[str, EngineLoad] = field(default_factory=dict)  # of several, each one's, by vLLM's number
 
     @property
@@ -196,19 +193,6 @@ class EngineStatus:
         if self.stopped_at is not None and self.hint:
             return f"the engine was {self.hint}"
         return f"the engine is {self.state_text}" + (f": {self.hint}" if self.hint else "")
-
-
-class Process(NamedTuple):
-    """A process of the engine. A container gives a new process the number of the old one, not its start time."""
-
-    host: str | None
-    pid: int | None
-    pid_started: int | None  # in the kernel's ticks since boot; `None` where it is unknown
-
-    def is_same(self, other: Process) -> bool:
-        if (self.host, self.pid) != (other.host, other.pid):
-            return False
-        return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

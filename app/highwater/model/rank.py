@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, TypeAlias
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from highwater.model.schema import RESPONSE_SCHEMA
 
@@ -23,6 +24,19 @@ def rank_title(dp_rank: int | None, rank: int | None, unknown: str = "?") -> str
     """``1``, or ``2.1`` in data-parallel engine 2: each engine numbers its ranks from 0."""
     number = unknown if rank is None else str(rank)
     return f"{dp_rank}.{number}" if dp_rank else number
+
+
+class Process(NamedTuple):
+    """A process of the engine. A container gives a new process the number of the old one, not its start time."""
+
+    host: str | None
+    pid: int | None
+    pid_started: int | None  # in the kernel's ticks since boot; `None` where it is unknown
+
+    def is_same(self, other: Process) -> bool:
+        if (self.host, self.pid) != (other.host, other.pid):
+            return False
+        return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)
 
 
 class _HasRank(Protocol):
@@ -52,12 +66,50 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTraits:
+    """What follows from a device's type. Advice is named as in ``advice.toml``."""
+
+    is_host_memory: bool = False  # its memory is its machine's, of which a rank counts its own process's
+    fragments_below_allocator: bool = False  # images may, unless PyTorch's allocator has expandable segments
+    has_nvml: bool = False  # which lists the processes on it
+    release_frees: tuple[str, ...] = ("torch_cached_bytes",)  # the components, the last of which has what none has
+    against_fragmentation: tuple[str, ...] = ()  # advice
+    against_non_torch: tuple[str, ...] = ()  # advice, beside that for all devices
+
+
+DEVICES: Final[Mapping[str, DeviceTraits]] = MappingProxyType(
+    {
+        "npu": DeviceTraits(
+            fragments_below_allocator=True,
+            # empty_cache drops the operators' workspaces too.
+            release_frees=("torch_cached_bytes", "non_torch_bytes"),
+            against_fragmentation=("npu_expandable_segments", "npu_max_split"),
+            against_non_torch=("hccl_buffsize",),
+        ),
+        "cuda": DeviceTraits(has_nvml=True, against_fragmentation=("cuda_expandable_segments",)),
+        # A release gives back the heap's free pages.
+        "cpu": DeviceTraits(is_host_memory=True, release_frees=("non_torch_bytes",)),
+    }
+)
+"""By the type of device, as PyTorch calls it: another family is a row here, and a class in the worker's ``devices``."""
+_UNKNOWN_DEVICE: Final = DeviceTraits()
+
+
+def device_traits(device_type: str | None) -> DeviceTraits:
+    return DEVICES.get(device_type or "", _UNKNOWN_DEVICE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    type: str | None = None  # `npu`, `cuda` or `cpu`; `None` where the worker does not name its device
+    type: str | None = None  # one of `DEVICES`; `None` where the worker does not name its device
     index: int | None = None  # as the worker's process numbers it; `None` on CPU
     physical_index: int | None = None  # as the machine numbers it
     name: str | None = None
     uuid: str | None = None  # the vendor's own identity of it
+
+    @property
+    def traits(self) -> DeviceTraits:
+        return device_traits(self.type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +269,10 @@ class RankMemory(Ranked):
     notes: tuple[Note, ...] = ()
 
     @property
+    def process(self) -> Process:
+        return Process(self.host, self.pid, self.pid_started)
+
+    @property
     def device_id(self) -> str | None:
         """The device's identity on its machine; ``None`` where it is unknown, and on CPU."""
         if self.device.uuid is not None:
@@ -278,7 +334,7 @@ class RankReading(RankMemory):
 
         On an NPU that is not known to have expandable segments (vllm-ascend issue 5339 and pull request 5855).
         """
-        serves_images = self.device.type == "npu" and self.encoder_cache is not None
+        serves_images = self.device.traits.fragments_below_allocator and self.encoder_cache is not None
         return serves_images and self.launch.expandable_segments is not True
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.policy import RankFreed, RankPressure
-from highwater.model.rank import Components, Ranked, RankReading, key_of
+from highwater.model.rank import DEVICES, Components, Ranked, RankReading, key_of
 from highwater.model.units import difference, sum_known
 
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
@@ -100,7 +100,7 @@ def reserve_bytes(reading: RankReading) -> int | None:
 
 
 def _releasable(reading: RankReading) -> PossibleGain:
-    if reading.device.type == "cpu":  # free heap, of which the size is unknown
+    if reading.device.traits.is_host_memory:  # free heap, of which the size is unknown
         return PossibleGain(None)
     return PossibleGain(reserve_bytes(reading) or 0, reading.releasable_bytes is not None)
 
@@ -160,8 +160,7 @@ _ROWS: Final = (
         lowers=_DEVICE_SIGNALS,
         can_give=_releasable,
         components=("torch_cached_bytes",),
-        # On NPU empty_cache drops the operators' workspaces too, on CPU the heap's free pages: both are non_torch.
-        components_on={"cpu": ("non_torch_bytes",), "npu": ("torch_cached_bytes", "non_torch_bytes")},
+        components_on={device_type: traits.release_frees for device_type, traits in DEVICES.items()},
         has_own_figure=True,
         gain_field="can_release_bytes",
     ),

@@ -6,7 +6,8 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Literal, TypeAlias, get_args
@@ -63,3 +64,16 @@ class InternalErrors:
 
     def counter(self, part: Part) -> Callable[[], None]:
         return partial(self.counts.update, (part,))
+
+
+@contextmanager
+def contained(
+    internal_error: Callable[[], None], log: logging.Logger, message: str, *arguments: object
+) -> Iterator[None]:
+    """Log and count what is raised inside, and go on after it: a failing part costs one round of itself."""
+    try:
+        yield
+    except Exception:
+        # Broad: it is for what nobody foresaw.
+        internal_error()
+        log.exception(message, *arguments)

@@ -28,6 +28,8 @@ from pathlib import Path
 
 from highwater.process.errors import HighwaterError, os_reason
 
+# A CPU build of torch beside another torchvision, as pip installs them, cannot import vLLM without it.
+SHIM_FOLDER = Path(__file__).parent / "shim"
 DISTRIBUTION = "vllm-highwater-worker"
 PACKAGE = "highwater_worker"
 _STORE_PREFIX = ".highwater-worker-"

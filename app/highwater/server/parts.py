@@ -143,15 +143,14 @@ class Parts:
 
     @cached_property
     def oom_kills(self) -> OomKillWatch:
-        return OomKillWatch(self.clocks.monotonic)
+        return OomKillWatch(self.clocks)
 
     @cached_property
     def host_reader(self) -> HostReader:
         return HostReader(
             self.settings.recorder_dir,
             workers=lambda: self.reports.current().ranks,
-            clock=self.clocks.wall,
-            monotonic=self.clocks.monotonic,
+            clocks=self.clocks,
         )
 
     @cached_property
@@ -162,17 +161,17 @@ class Parts:
             counts=self._cache_counts,
             life=lambda: self.lives.present.id if self.reports.current().engine.traits.is_up else None,
             listeners=(self.process_lives.look, self.oom_kills.look),
-            monotonic=self.clocks.monotonic,
+            clocks=self.clocks,
             internal_error=self.internal_errors.counter("host"),
         )
 
     def _cache_counts(self) -> CacheCounts:
-        ranks, load = self.reports.current().ranks, self.reports.load
+        ranks, work = self.reports.current().ranks, self.reports.load.work
         spilled = [rank.encoder_cache.host_bytes for rank in ranks if rank.encoder_cache is not None]
         pinned = [rank.host_memory.pinned_bytes for rank in ranks if rank.host_memory.pinned_bytes is not None]
         return CacheCounts(
-            queries=load.mm_cache_queries,
-            hits=load.mm_cache_hits,
+            queries=None if work.images is None else int(work.images),
+            hits=None if work.images is None or work.new_images is None else int(work.images - work.new_images),
             spilled_bytes=sum(spilled) if spilled else None,
             pinned_bytes=sum(pinned) if pinned else None,
         )
@@ -312,8 +311,7 @@ class Parts:
         incidents = Incidents(
             IncidentStore(store.folder, keep=store.keep, max_bytes=store.max_bytes),
             engine_log=self.settings.engine_log,
-            clock=self.clocks.wall,
-            monotonic=self.clocks.monotonic,
+            clocks=self.clocks,
             internal_error=self.internal_errors.counter("diagnosis"),
         )
         if incidents.problem is not None:

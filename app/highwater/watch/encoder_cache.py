@@ -14,8 +14,7 @@ from typing import Any, Final, Literal
 
 from pydantic_core import to_json
 
-from highwater.engine.client import Engine
-from highwater.model.rank import rank_title
+from highwater.engine.client import Engine, WorkerAnswer
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import EngineGarbled
 from highwater.watch.recorder.contents import EntryRow, largest_first
@@ -132,13 +131,12 @@ class EncoderCacheEntries:
         return self._clock() - reading.at < KEPT_SECONDS
 
 
-def _answered(response: Mapping[str, Any]) -> RankEntries:
-    rows = response.get("entries")
-    if not response.get("ok") or not isinstance(rows, list):
-        where = f"rank {rank_title(response.get('dp_rank'), response.get('rank'))}"
-        raise EngineGarbled(f"{where} could not list: {response.get('error')}")
+def _answered(answer: WorkerAnswer) -> RankEntries:
+    rows = answer.get("entries")
+    if not answer.is_ok or not isinstance(rows, list):
+        raise EngineGarbled(f"{answer.rank_name} could not list: {answer.message}")
     dropped = {"ok", "op", "schema", "entries"}
-    return RankEntries({key: value for key, value in response.items() if key not in dropped}, rows)
+    return RankEntries({key: value for key, value in answer.items() if key not in dropped}, rows)
 
 
 def _head(record: RankRecord) -> Mapping[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,12 +24,13 @@ from highwater.model.growth import TRACK_SECONDS, growth_since_ready, without_fo
 from highwater.model.rank import EncoderCacheTotals, RankReading, are_recorded
 from highwater.model.report import Report
 from highwater.process.errors import EngineUnreachable
+from highwater.process.logs import contained
 from highwater.watch.history import History
 from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_ranks, workers_left
 from highwater.watch.recorder.progress import beside_silent
 from highwater.watch.recorder.recorders import Coverage
 from highwater.watch.reports import Reports, stale
-from highwater.watch.round import Round
+from highwater.watch.round import ProcessSigns, Round
 from highwater.watch.rounds import Rounds
 from highwater.watch.starts import NOTHING_SEEN, EngineProcesses, Starts
 from highwater.watch.verdict import EngineVerdict, decide
@@ -116,23 +116,18 @@ class Poller:
                     await self._guarded(read)
 
     async def _guarded(self, read: Callable[[], Awaitable[object]]) -> None:
-        try:
+        # The loop is the product: whatever went wrong in one round, the next must come.
+        with contained(self._count_failure, log, "poll failed unexpectedly"):
             await read()
-        except Exception:
-            # The loop is the product: whatever went wrong in one round, the next must come. It is logged and counted.
-            self._internal_error()
-            log.exception("poll failed unexpectedly")
-            self._rounds.observer.poll_failed("poller", "unexpected")
+
+    def _count_failure(self) -> None:
+        self._internal_error()
+        self._rounds.observer.poll_failed("poller", "unexpected")
 
     def _next_read(self, pace: Pace | None) -> tuple[float, Callable[[], Awaitable[object]]]:
-        try:
-            seconds = self._times.poll_seconds if pace is None else pace(self.current())
-        except Exception:
-            # As above: polls go on without the policy's pace.
-            self._internal_error()
-            log.exception("the policy's pace failed")
-            self._rounds.observer.poll_failed("poller", "unexpected")
-            return self._times.poll_seconds, self.read_recorders
+        seconds = self._times.poll_seconds
+        with contained(self._count_failure, log, "the policy's pace failed"):
+            seconds = seconds if pace is None else pace(self.current())
         if self._traits.is_up and self.coverage.is_complete:
             return max(seconds, MIN_READ_SECONDS), self.read_recorders
         return max(seconds, MIN_POLL_SECONDS), partial(self.poll, spare_idle=True)
@@ -151,22 +146,30 @@ class Poller:
     async def poll(self, *, spare_idle: bool = False) -> Report:
         """Read all sources now, with ``spare_idle`` only those that are due. Rounds run one after the other."""
         async with self._lock:
-            started = time.monotonic()
+            started = self._clocks.monotonic()
             seen = await self._rounds.run(self.reports.last, self.life.recorder_instance, spare_idle=spare_idle)
             self._conclude(seen)
             if self._lives.is_unsaved:
                 await asyncio.to_thread(self._lives.save)
-            self._rounds.observer.polled(time.monotonic() - started)
+            self._rounds.observer.polled(self._clocks.monotonic() - started)
         return self.reports.publish()
 
     # --- what follows from a round ---
 
     def _conclude(self, seen: Round) -> None:
         before = self._verdict
-        self.starts.note(seen, before)
+        seen, ended_seconds = self.starts.note(seen, before)
         is_lost = seen.contact == "refused" and not seen.is_loading
         ranks = None if is_lost else self._best_readings(seen)
-        self._judge(seen, before, is_lost=is_lost)
+        seen = self._with_silent_core(seen, before, is_lost=is_lost)
+        signs = ProcessSigns(
+            failure_text=None if seen.failure is None else self.starts.why(seen.failure, seen, before, ended_seconds),
+            stopped=self._processes.stopped(),
+            is_start_under_way=self.starts.is_under_way,
+            ended_seconds=ended_seconds,
+        )
+        now, most = self._clocks.monotonic(), self._times.max_step_seconds
+        self._verdict = decide(before, seen, signs, now, max_step_seconds=most)
         if self._traits.is_absent:
             self._up_since = None
         elif self._up_since is None:
@@ -184,22 +187,19 @@ class Poller:
             self._history.record("state", change)
             log.warning("%s", change)
 
-    def _judge(self, seen: Round, before: EngineVerdict, *, is_lost: bool) -> None:
+    def _with_silent_core(self, seen: Round, before: EngineVerdict, *, is_lost: bool) -> Round:
         core = self._processes.silent_core()
-        if core is not None and not seen.last.engine.traits.is_held and not self._traits.is_absent and not is_lost:
-            seen.progress = beside_silent(
-                seen.progress,
-                core,
-                seen.records,
-                # What it hung with it hangs without: clients give up.
-                requested_seconds=math.inf if before.state == "stuck" else self._rounds.requested_seconds,
-                max_step_seconds=self._times.max_step_seconds,
-            )
-        seen.is_start_under_way = self.starts.is_under_way
-        seen.failure_text = None if seen.failure is None else self.starts.why(seen.failure, seen, before)
-        seen.stopped = self._processes.stopped()
-        now, most = self._clocks.monotonic(), self._times.max_step_seconds
-        self._verdict = decide(before, seen, now, max_step_seconds=most)
+        if core is None or seen.last.engine.traits.is_held or self._traits.is_absent or is_lost:
+            return seen
+        progress = beside_silent(
+            seen.progress,
+            core,
+            seen.records,
+            # What it hung with it hangs without: clients give up.
+            requested_seconds=math.inf if before.state == "stuck" else self._rounds.requested_seconds,
+            max_step_seconds=self._times.max_step_seconds,
+        )
+        return replace(seen, progress=progress)
 
     def _note_life(self, seen: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
         if isinstance(seen.failure, EngineUnreachable):

@@ -12,6 +12,7 @@ from highwater.model.growth import without_forecast
 from highwater.model.rank import RankKey, RankReading
 from highwater.model.report import Report
 from highwater.process.clocks import Clocks
+from highwater.process.logs import contained
 from highwater.watch.recorder.rank import RankRecord
 
 log = logging.getLogger("highwater.poller")
@@ -59,12 +60,10 @@ class Reports:
     def publish(self) -> Report:
         report = self.current()
         for listener in self.listeners:
-            try:
+            name = getattr(listener, "__qualname__", listener)
+            # The others must have it, and whoever asked for this round: a relief that is under way, for one.
+            with contained(self._internal_error, log, "a listener of reports failed: %s", name):
                 listener(report)
-            except Exception:
-                # The others must have it, and whoever asked for this round: a relief that is under way, for one.
-                self._internal_error()
-                log.exception("a listener of reports failed: %s", getattr(listener, "__qualname__", listener))
         return report
 
     # --- the time of the readings ---

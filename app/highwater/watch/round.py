@@ -20,8 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from highwater.model.engine import EngineLoad, Process, Progress, ProgressVerdict, StartFailure
-from highwater.model.rank import WorkerMemory
+from highwater.model.engine import EngineLoad, Progress, ProgressVerdict, StartFailure
+from highwater.model.rank import Process, WorkerMemory
 from highwater.model.report import Report
 from highwater.process.errors import EngineError, EngineNotListening, EngineRefused, EngineUnresponsive
 from highwater.watch.ranks import workers_left
@@ -51,9 +51,20 @@ class Observation:
     paused: bool | None = None  # whether the scheduler is paused
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSigns:
+    """What the engine's processes, workers aside, show beside a round."""
+
+    failure_text: str | None = None  # why the round failed, in one sentence
+    stopped: str | None = None  # the processes that have been stopped for long, in one sentence
+    is_start_under_way: bool = False  # whether processes of a start write
+    # How long ago an engine ended that has never responded to this sidecar, while connections are refused.
+    ended_seconds: float | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Round:
-    """``Rounds`` fills it, source by source; the engine's state (``verdict``) and the report are made of it."""
+    """``Rounds`` alone fills it, source by source; the engine's state (``verdict``) and the report are made of it."""
 
     # --- what is known before it ---
     last: Report  # the report of the round before it
@@ -87,12 +98,6 @@ class Round:
     rested: bool = False  # whether the engine or its workers were left alone
     is_unanswered: bool = False  # whether the engine's loop has not responded to the last request that needed it
     at: float = 0.0  # when it was over, in Unix seconds
-    # --- what the engine's processes show ---
-    failure_text: str | None = None  # why it failed, in one sentence
-    stopped: str | None = None  # the processes, workers aside, that have been stopped for long, in one sentence
-    is_start_under_way: bool = False  # whether processes of a start write
-    # How long ago an engine ended that has never responded to this sidecar, while connections are refused.
-    ended_seconds: float | None = None
 
     def take(self, seen: Observation) -> None:
         self.workers = self.workers if seen.workers is None else seen.workers
@@ -184,10 +189,6 @@ class Round:
     def no_worker_left(self) -> Literal["dead", "ended"] | None:
         """The end of the last worker; workers that responded in this round are not those whose files show an end."""
         return self.workers_left if self.workers is None else None
-
-    @property
-    def is_another_loading(self) -> bool:
-        return self.is_loading or self.is_start_under_way
 
     @property
     def is_asleep(self) -> bool | None:

@@ -18,6 +18,7 @@ from typing import Final
 
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
+from highwater.process.logs import contained
 from highwater.process.untrusted import plain
 from highwater.watch.history import History
 from highwater.watch.recorder.folder import RecorderFolder
@@ -77,16 +78,17 @@ class SharedDevices:
 
     async def run(self) -> None:
         while True:
-            try:
+            # A folder or a driver may fail in unforeseen ways; the last known devices stay.
+            with contained(self._internal_error, log, "looking for other users of the devices failed unexpectedly"):
                 await self.look()
-            except Exception:
-                # A folder or a driver may fail in unforeseen ways; the last known devices stay.
-                self._internal_error()
-                log.exception("looking for other users of the devices failed unexpectedly")
             await self._sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        ranks = [rank for rank in self._report().ranks if rank.device.type != "cpu" and rank.device_id is not None]
+        ranks = [
+            rank
+            for rank in self._report().ranks
+            if not rank.device.traits.is_host_memory and rank.device_id is not None
+        ]
         if not ranks or not self.has_witness:
             return
         self.users = users = dict(await asyncio.to_thread(lambda: list(self._others(ranks))))
@@ -113,7 +115,7 @@ class SharedDevices:
         own = {rank.pid for rank in ranks}
         for rank in ranks:
             card, uuid = rank.device_id, rank.device.uuid
-            if card is None or uuid is None or rank.device.type != "cuda":
+            if card is None or uuid is None or not rank.device.traits.has_nvml:
                 continue
             try:
                 processes = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))

@@ -7,16 +7,16 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.engine.capabilities import Capabilities
-from highwater.engine.client import Engine
+from highwater.engine.client import Engine, WorkerAnswer
 from highwater.model.engine import EngineLoad, WorkCounts
 from highwater.model.engine_budget import EngineBudget
-from highwater.model.rank import RankReading, StartPhase, WorkerMemory, rank_title
+from highwater.model.rank import Process, RankReading, StartPhase, WorkerMemory
 from highwater.model.schema import SCHEMA
 from highwater.process.errors import EngineError, EngineGarbled
 from highwater.process.flaws import flaw
@@ -117,8 +117,6 @@ def _load(samples: Sequence[_Sample]) -> EngineLoad:
         ),
         sleeping=any(asleep) if asleep else None,
         work_done=total(*TOKENS, REQUESTS),
-        mm_cache_queries=_whole(queries),
-        mm_cache_hits=_whole(hits),
         work=WorkCounts(
             requests=total(REQUESTS),
             images=queries,
@@ -165,9 +163,6 @@ class PauseState(Source):
 # --- the workers ---
 
 
-_Process = tuple[str | None, int | None, int | None]
-
-
 @dataclass(frozen=True, slots=True)
 class Started:
     """One worker's start; without phases where none were recorded."""
@@ -185,22 +180,22 @@ class EngineBudgets:
     def __init__(self, engine: Engine, recorders: Recorders | None = None) -> None:
         self._engine = engine
         self._recorders = recorders
-        self._known: Mapping[_Process, Started | None] = {}
+        self._known: Mapping[Process, Started | None] = {}
 
-    def of(self, host: str | None, pid: int | None, pid_started: int | None) -> Started | None:
-        return self._known.get((host, pid, pid_started))
+    def of(self, process: Process) -> Started | None:
+        return self._known.get(process)
 
     def budget_of(self, reading: RankReading) -> EngineBudget | None:
         for record in self._recorders.records if self._recorders is not None else ():
             is_this = record.identity.pid == reading.pid and record.identity.host == reading.host
             if is_this and record.table is not None and record.table.engine_budget is not None:
                 return record.table.engine_budget
-        reported = self.of(reading.host, reading.pid, reading.pid_started)
+        reported = self.of(reading.process)
         return None if reported is None else reported.engine_budget
 
     async def learn(self, workers: Sequence[WorkerMemory]) -> None:
         """Call the workers (op ``budget``) if any of these, which have just responded, is new."""
-        present = {(worker.host, worker.pid, worker.pid_started) for worker in workers}
+        present = {worker.process for worker in workers}
         if not present - self._known.keys():
             return
         try:
@@ -210,12 +205,12 @@ class EngineBudgets:
         self._known = dict.fromkeys(present) | dict(map(_started, responses))
 
 
-def _started(response: Mapping[str, Any]) -> tuple[_Process, Started | None]:
-    process = response.get("host"), response.get("pid"), response.get("pid_started")
+def _started(response: WorkerAnswer) -> tuple[Process, Started | None]:
+    process = Process(response.get("host"), response.get("pid"), response.get("pid_started"))
     try:
         reported = {key: response.get(key) for key in ("engine_budget", "start")}
         # An older package does not know the operation.
-        return process, _STARTED.validate_python(cleaned(reported)) if response.get("ok") else None
+        return process, _STARTED.validate_python(cleaned(reported)) if response.is_ok else None
     except ValidationError:
         return process, None
 
@@ -236,9 +231,8 @@ class Workers(Source):
     async def read(self) -> Observation:
         responses = await self._engine.rpc("memory")
         for response in responses:
-            if not response.get("ok"):
-                where = f"rank {rank_title(response.get('dp_rank'), response.get('rank'))}"
-                raise EngineGarbled(f"{where} could not read its memory: {response.get('error')}")
+            if not response.is_ok:
+                raise EngineGarbled(f"{response.rank_name} could not read its memory: {response.message}")
             if response.get("schema") != SCHEMA:
                 raise EngineGarbled(
                     f"the worker extension speaks schema {response.get('schema')}, the sidecar {SCHEMA}"

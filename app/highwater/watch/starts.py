@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from highwater.engine.hints import (
@@ -104,30 +104,32 @@ class Starts:
         self.failure = self.stopped_at = None
         self._ended.clear()
 
-    def note(self, seen: Round, verdict: EngineVerdict) -> None:
+    def note(self, seen: Round, verdict: EngineVerdict) -> tuple[Round, float | None]:
         """Note the starts that have ended, before the hint, which says so; a report has one of them.
 
-        ``verdict`` is that of the round before.
+        ``verdict`` is that of the round before. Return the round, in which nothing loads whose API server was killed,
+        and ``ProcessSigns.ended_seconds``.
         """
-        read = self._processes.lives()
+        read, ended = self._processes.lives(), None
         if read is not None:
             at, lives = read
             is_absent = STATES[verdict.state].is_absent and not seen.has_responded
             self._ended.extend(self._lives.see(lives, at, is_absent=is_absent))
             workers = processes_of(seen.records)
             if any(not life.is_running and life.processes & workers for life in lives):
-                seen.is_loading = False  # its API server was killed
-            seen.ended_seconds = self._ended_seconds(seen, verdict, lives)
+                seen = replace(seen, is_loading=False)
+            ended = self._ended_seconds(seen, verdict, lives)
         if seen.ended_workers and self._lives.start_ended(seen.ended_workers, self._clocks.wall()):
             self._note_failure(seen.start_failure)
         elif self._ended:
-            ended = self._ended.popleft()
-            failure = _silent_start(ended)
-            if ended.may_be_planned:
+            start = self._ended.popleft()
+            failure = _silent_start(start)
+            if start.may_be_planned:
                 self.failure = None  # of one before it
                 self._history.record("state", failure.summary)
             else:
                 self._note_failure(failure)
+        return seen, ended
 
     def _ended_seconds(self, seen: Round, verdict: EngineVerdict, lives: Sequence[ProcessLife]) -> float | None:
         recorders = self._recorders
@@ -162,8 +164,8 @@ class Starts:
         if self.stopped_at is None:
             self.stopped_at = self._clocks.wall()
 
-    def why(self, failure: EngineError, seen: Round, verdict: EngineVerdict) -> str:
-        """Return why nothing answers, or not as it should; ``verdict`` is that of the round before."""
+    def why(self, failure: EngineError, seen: Round, verdict: EngineVerdict, ended: float | None) -> str:
+        """Return why nothing answers, or not as it should; ``verdict`` and ``ended`` as of ``note``."""
         attempts, url = self._lives.attempts, self._url
         earlier = (
             "" if attempts.last is None else ended_starts_text(attempts.last, attempts.failed, self._clocks.wall())
@@ -171,7 +173,7 @@ class Starts:
         if seen.is_loading:
             starts = [record.table.start for record in seen.records if record.table is not None]
             return loading_text(min(starts, key=len, default=()), url) + (f"; before, {earlier}" if earlier else "")
-        ended, was_seen = seen.ended_seconds, verdict.has_answered or bool(self._lives.present.processes)
+        was_seen = verdict.has_answered or bool(self._lives.present.processes)
         known = was_seen or verdict.has_ended or ended is not None
         is_loading = attempts.is_under_way if verdict.has_ended else verdict.state == "starting" and ended is None
         is_silent = is_loading and isinstance(failure, EngineNotListening)

@@ -41,7 +41,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from highwater.model.engine import EngineState, Progress
-from highwater.watch.round import Round
+from highwater.watch.round import ProcessSigns, Round
 
 BUSY_SECONDS = 10.0
 """A step or a call that lasts longer is a state of its own: every long prompt makes steps of a second or two."""
@@ -68,7 +68,9 @@ class EngineVerdict:
 _Finding: TypeAlias = tuple[EngineState, str | None]
 
 
-def decide(before: EngineVerdict, seen: Round, now: float, *, max_step_seconds: float) -> EngineVerdict:
+def decide(
+    before: EngineVerdict, seen: Round, signs: ProcessSigns, now: float, *, max_step_seconds: float
+) -> EngineVerdict:
     """Return the next verdict from one round; ``now`` is of any monotonic clock."""
     late_since = now if before.late_since is None else before.late_since
     silent_since = now if before.silent_since is None else before.silent_since
@@ -79,37 +81,39 @@ def decide(before: EngineVerdict, seen: Round, now: float, *, max_step_seconds: 
         late_since=None if seen.contact == "answered" else late_since,
         silent_since=silent_since if seen.is_silent else None,
     )
-    state, reason = _without_engine(counted, seen) or _with_engine(counted, seen, now, max_step_seconds)
+    state, reason = _without_engine(counted, seen, signs) or _with_engine(counted, seen, signs, now, max_step_seconds)
     if state == "starting":
         counted = replace(counted, has_answered=False, late_since=None)
     has_ended = state == "gone" or (before.has_ended and not seen.has_responded)
     since = before.since if state == before.state else None
     if since is None:
         is_first = state == "ready" and before.since is None
-        seconds = seen.ready_seconds if is_first else seen.ended_seconds if state == "gone" else None
+        seconds = seen.ready_seconds if is_first else signs.ended_seconds if state == "gone" else None
         since = now - (seconds or 0.0)
     was_refused = has_ended and (before.was_refused or seen.contact == "refused")
     return replace(counted, state=state, reason=reason, has_ended=has_ended, was_refused=was_refused, since=since)
 
 
-def _without_engine(counted: EngineVerdict, seen: Round) -> _Finding | None:
+def _without_engine(counted: EngineVerdict, seen: Round, signs: ProcessSigns) -> _Finding | None:
     if seen.has_responded:
         return None
     if counted.has_ended or seen.contact == "dead":
         # A process that listens, though it does not respond, is not the one that ended if none did in between.
-        is_another = (seen.contact == "late" and counted.was_refused) or seen.is_another_loading
+        is_another = (seen.contact == "late" and counted.was_refused) or seen.is_loading or signs.is_start_under_way
         is_starting = seen.contact != "dead" and is_another
-        return "starting" if is_starting else "gone", seen.failure_text
+        return "starting" if is_starting else "gone", signs.failure_text
     if not counted.has_answered:
-        return "starting" if seen.ended_seconds is None else "gone", seen.failure_text
+        return "starting" if signs.ended_seconds is None else "gone", signs.failure_text
     if seen.contact != "refused":
         return None
     if seen.no_worker_left is not None or counted.refused_rounds >= REFUSED_ROUNDS:
-        return "gone", seen.failure_text
-    return counted.state, f"{seen.failure_text}; it is polled once more before it counts as gone"
+        return "gone", signs.failure_text
+    return counted.state, f"{signs.failure_text}; it is polled once more before it counts as gone"
 
 
-def _with_engine(counted: EngineVerdict, seen: Round, now: float, max_step_seconds: float) -> _Finding:
+def _with_engine(
+    counted: EngineVerdict, seen: Round, signs: ProcessSigns, now: float, max_step_seconds: float
+) -> _Finding:
     progress, before = seen.progress, counted.state
     held: EngineState | None = None
     if seen.is_asleep or (seen.is_asleep is None and before == "sleeping"):
@@ -118,28 +122,28 @@ def _with_engine(counted: EngineVerdict, seen: Round, now: float, max_step_secon
         held = "paused"
     late_seconds = 0.0 if counted.late_since is None else now - counted.late_since
     if seen.no_worker_left == "dead":
-        return "stuck", _joined("the process of every worker is gone", seen.failure_text)
+        return "stuck", _joined("the process of every worker is gone", signs.failure_text)
     is_stuck = progress is not None and progress.verdict == "stuck"
     is_moving = progress is not None and progress.verdict == "progressing"
-    if seen.stopped is not None and not is_moving and (held is None or is_stuck):
+    if signs.stopped is not None and not is_moving and (held is None or is_stuck):
         return "stuck", _joined(
-            seen.stopped, progress.summary if progress is not None and is_stuck else seen.failure_text
+            signs.stopped, progress.summary if progress is not None and is_stuck else signs.failure_text
         )
     if progress is not None and is_stuck:
-        return "stuck", _joined(progress.summary, seen.failure_text)
+        return "stuck", _joined(progress.summary, signs.failure_text)
     silent_seconds = 0.0 if counted.silent_since is None or _is_known(progress) else now - counted.silent_since
     is_late = late_seconds >= max_step_seconds and not (_is_known(progress) and seen.contact == "worker_call_late")
     if is_late or silent_seconds >= SILENT_SECONDS:
-        lasts = _joined(f"it has answered no call for {late_seconds:.0f} s", seen.failure_text)
+        lasts = _joined(f"it has answered no call for {late_seconds:.0f} s", signs.failure_text)
         return "not_answering", _joined(lasts, progress.summary if progress is not None else None)
     if held is not None:
-        return held, seen.failure_text
-    return _up(progress, seen)
+        return held, signs.failure_text
+    return _up(progress, seen, signs)
 
 
-def _up(progress: Progress | None, seen: Round) -> _Finding:
+def _up(progress: Progress | None, seen: Round, signs: ProcessSigns) -> _Finding:
     is_answered, summary = seen.contact == "answered", progress.summary if progress is not None else None
-    reason = None if is_answered else _joined(seen.failure_text or "", summary)
+    reason = None if is_answered else _joined(signs.failure_text or "", summary)
     is_long = progress is not None and (progress.since_seconds or 0.0) >= BUSY_SECONDS
     if progress is not None and progress.verdict == "busy" and (is_long or not is_answered):
         return "busy", reason or summary

@@ -98,7 +98,7 @@ def measure(on: TorchDevice, graphs: int) -> dict[str, Any]:
     pool = max(0, _reserved(on) - before)
     # As a worker that has just captured its graphs: nothing is known of its allocator yet.
     delattr(worker, ATTRIBUTE)
-    worker.call("hello")
+    worker.call("memory")
     reserve, device = state_of(worker).allocator_reserve, device_of(worker)
     rounds, mechanism, stay = [], "", True
     for number in range(ROUNDS):

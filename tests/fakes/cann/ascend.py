@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from highwater.process.worker_package import copy_worker_package
-from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
 from tests.engine.published import copy_modules, unpacked_source
 from tests.fakes.cann.npu import HERE, SimulatedNpu, ensure_beside
 

@@ -19,6 +19,7 @@ from highwater.model.components import account
 from highwater.model.engine import EngineStatus
 from highwater.model.rank import Device, RankReading, WorkerMemory
 from highwater.model.units import GIB
+from highwater.process.clocks import Clocks
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence
 
@@ -68,9 +69,7 @@ async def told_of(
 
 @pytest.fixture
 def incidents(tmp_path):
-    made = Incidents(
-        IncidentStore(None), engine_log=tmp_path / "engine.log", clock=FakeClock(AT), monotonic=FakeClock()
-    )
+    made = Incidents(IncidentStore(None), engine_log=tmp_path / "engine.log", clocks=Clocks(FakeClock(), FakeClock(AT)))
     yield made
     made.close()
 

@@ -9,7 +9,7 @@ import json
 import httpx
 import pytest
 
-from highwater.engine.client import MAX_RESPONSE_BYTES, Engine, EngineResponse
+from highwater.engine.client import MAX_RESPONSE_BYTES, Engine, EngineResponse, WorkerAnswer
 from highwater.process.errors import EngineError, EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive
 from tests.fakes.engine import FakeEngine
 
@@ -167,7 +167,7 @@ GARBLED = {
     "a number of one rank": lambda answers: {"results": [json.dumps(answers[0]), "5"]},
     "another op": lambda answers: {"results": [json.dumps(answer | {"op": "release"}) for answer in answers]},
     "another op of one rank": lambda answers: {
-        "results": [json.dumps(answers[0]), json.dumps(answers[1] | {"op": "hello"})]
+        "results": [json.dumps(answers[0]), json.dumps(answers[1] | {"op": "budget"})]
     },
     "no op": lambda answers: {"results": [json.dumps(answer | {"op": None}) for answer in answers]},
 }
@@ -181,9 +181,16 @@ async def test_an_answer_outside_the_contract_is_garbled(engine, fake, garble):
         await engine.rpc("memory")
 
 
+@pytest.mark.parametrize("error", [None, "a text", ["a list"], {"code": 5}])
+def test_an_answers_error_of_another_form_says_nothing(error):
+    answer = WorkerAnswer(ok=False, rank=1, dp_rank=2, error=error)
+    assert (answer.is_ok, answer.code, answer.message) == (False, None, "no reason given")
+    assert answer.rank_name == "rank 2.1"
+
+
 async def test_queues_out_of_step_are_called_that(engine, fake):
     fake.garble = GARBLED["another op of one rank"]
-    with pytest.raises(EngineGarbled, match=r"answered with \['hello'\]: its worker queues are out of step"):
+    with pytest.raises(EngineGarbled, match=r"answered with \['budget'\]: its worker queues are out of step"):
         await engine.rpc("memory")
 
 

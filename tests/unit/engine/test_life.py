@@ -8,8 +8,8 @@ import pytest
 
 from highwater.engine.life import EndedStart, Lives, StartAttempts
 from highwater.model.components import account
-from highwater.model.engine import EndedLife, Process, ProcessLife
-from highwater.model.rank import Device, RankReading, WorkerMemory
+from highwater.model.engine import EndedLife, ProcessLife
+from highwater.model.rank import Device, Process, RankReading, WorkerMemory
 from highwater.process.state_file import StateFile
 
 

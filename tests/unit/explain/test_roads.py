@@ -113,7 +113,7 @@ def test_only_the_worker_package_goes_onto_the_path_beside_the_shim(
     with VllmRoad(python, "H100", lambda _: None) as road, pytest.raises(CannotBeAskedError) as raised:
         road.ask(LINE)
     worker, shim, given = str(raised.value).rpartition(" ")[2].split(":")
-    assert (worker != shim, shim.endswith("demo/shim"), given) == (True, True, "/of/the/operator")
+    assert (worker != shim, shim.endswith("process/shim"), given) == (True, True, "/of/the/operator")
 
 
 @pytest.mark.parametrize("ask", [lambda: BuiltInRoad(None).ask(read_line(["vllm serve m --cpu-offload-gb 4"]))])

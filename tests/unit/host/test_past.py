@@ -16,6 +16,7 @@ from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
 from highwater.host.watch import HostWatch
 from highwater.http.text.host import host_text
 from highwater.model.units import MIB
+from highwater.process.clocks import Clocks
 from tests.unit.host.recorded import machine, reading, record, write
 
 V1_STAT = {"total_rss": 1, "total_cache": 0, "total_active_file": 0, "total_inactive_file": 0}
@@ -32,8 +33,7 @@ class Pod:
         wandering = cycle((0.0, -0.003, 0.002))
         reader = HostReader(
             self.folder,
-            clock=lambda: self.now + booted_at + next(wandering),
-            monotonic=lambda: self.now,
+            clocks=Clocks(lambda: self.now, lambda: self.now + booted_at + next(wandering)),
             root=root,
             shm=tmp_path / "shm",
         )
@@ -44,9 +44,9 @@ class Pod:
             judge=host_findings,
             counts=lambda: CacheCounts(queries=self.queries),
             life=lambda: self.life,
-            monotonic=lambda: self.now,
+            clocks=Clocks(lambda: self.now),
         )
-        self.kills = OomKillWatch(lambda: self.now)
+        self.kills = OomKillWatch(Clocks(lambda: self.now))
         self.watch.listeners.append(self.kills.look)
 
     def write(self, role: str, mib: int, *, kept: int, kills: int = 0, inode: int = 77, **changes) -> None:

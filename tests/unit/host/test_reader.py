@@ -20,6 +20,7 @@ from highwater.http.text.host import host_text
 from highwater.model.components import account
 from highwater.model.rank import Device, WorkerMemory
 from highwater.model.units import MIB
+from highwater.process.clocks import Clocks
 from tests.unit.host.recorded import BOOT, group, machine, record, write
 
 
@@ -37,7 +38,7 @@ def host(tmp_path):
 
     def made(**options):
         return HostReader(
-            folder, clock=lambda: 1000.0, monotonic=lambda: 501.0, root=root, shm=tmp_path / "shm", **options
+            folder, clocks=Clocks(lambda: 501.0, lambda: 1000.0), root=root, shm=tmp_path / "shm", **options
         )
 
     def read(**options):
@@ -290,7 +291,7 @@ def test_its_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(host
     monkeypatch.setattr(reader_module, "own_shm", look)
     monkeypatch.setattr(reader_module, "time", SimpleNamespace(thread_time=lambda: cpu))
     reader = HostReader(
-        None, clock=lambda: 1000.0, monotonic=lambda: now, root=host.root, workers=lambda: [worker(12, 7)]
+        None, clocks=Clocks(lambda: now, lambda: 1000.0), root=host.root, workers=lambda: [worker(12, 7)]
     )
     for _ in range(4):
         now += 10.0
@@ -360,7 +361,7 @@ async def test_a_process_that_is_stopped_for_five_seconds_is_said_with_what_to_d
     process(host.root, 11, 10, "VLLM::EngineCore", 500, state="T")
     process(host.root, 12, 11, "VLLM::Worker_TP0", 900)
     stat, seconds = host.root / "proc/11/stat", 0.0
-    watch = HostWatch(host.reader(workers=lambda: [worker(12, 7)]), monotonic=lambda: seconds)
+    watch = HostWatch(host.reader(workers=lambda: [worker(12, 7)]), clocks=Clocks(lambda: seconds))
     await watch.read()
     assert watch.stopped_engine() is None
     seconds = 4.9
@@ -386,7 +387,7 @@ async def test_one_stopped_api_server_of_several_does_not_hold_the_engine(host):
     process(host.root, 11, 9, "VLLM::EngineCore", 500)
     process(host.root, 12, 11, "VLLM::Worker_TP0", 900)
     seconds = 0.0
-    watch = HostWatch(host.reader(workers=lambda: [worker(12, 7)]), monotonic=lambda: seconds)
+    watch = HostWatch(host.reader(workers=lambda: [worker(12, 7)]), clocks=Clocks(lambda: seconds))
     await watch.read()
     assert watch.stopped_engine() is None
     seconds = 6.0

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from highwater.host.watch import HostWatch
+from highwater.process.clocks import Clocks
 from tests.unit.host.recorded import reading
 
 
@@ -28,7 +29,7 @@ class Reader:
 async def test_requests_within_a_second_share_a_reading():
     """Clients may request a report at any rate."""
     now, reader = [100.0], Reader()
-    watch = HostWatch(reader, monotonic=lambda: now[0])
+    watch = HostWatch(reader, clocks=Clocks(lambda: now[0]))
     await asyncio.gather(*(watch.report() for _ in range(9)))
     assert reader.reads == 1
     now[0] += 1.5
@@ -39,7 +40,7 @@ async def test_requests_within_a_second_share_a_reading():
 
 async def test_the_pace_is_that_since_the_engine_was_ready():
     now, life = [100.0], [None]
-    watch = HostWatch(Reader(), life=lambda: life[0], monotonic=lambda: now[0])
+    watch = HostWatch(Reader(), life=lambda: life[0], clocks=Clocks(lambda: now[0]))
     windows = []
     for life[0] in (None, None, "a", "a"):
         now[0] += 70.0
@@ -57,7 +58,7 @@ async def test_a_fault_is_counted_and_the_next_reading_is_tried(caplog):
         if len(rounds) == 2:
             raise asyncio.CancelledError
 
-    watch = HostWatch(reader, internal_error=lambda: errors.append(1), sleep=sleep, monotonic=lambda: 1.0)
+    watch = HostWatch(reader, internal_error=lambda: errors.append(1), sleep=sleep, clocks=Clocks(lambda: 1.0))
     assert watch.now is None
     with caplog.at_level(logging.ERROR), pytest.raises(asyncio.CancelledError):
         await watch.run()
@@ -67,7 +68,7 @@ async def test_a_fault_is_counted_and_the_next_reading_is_tried(caplog):
 
 async def test_a_listener_that_fails_costs_the_others_nothing(caplog):
     errors, heard = [], []
-    watch = HostWatch(Reader(), internal_error=lambda: errors.append(1), monotonic=lambda: 1.0)
+    watch = HostWatch(Reader(), internal_error=lambda: errors.append(1), clocks=Clocks(lambda: 1.0))
     watch.listeners += [lambda _: 1 / 0, heard.append]
     facts = await watch.facts()
     assert (heard, errors) == ([facts.reading], [1])

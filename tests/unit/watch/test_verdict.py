@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import pytest
 from hypothesis import given
@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from highwater.model.engine import STATES, EngineLoad, EngineState, EngineStatus, Progress
 from highwater.model.report import Report
 from highwater.process.errors import EngineError
-from highwater.watch.round import Contact, Round
+from highwater.watch.round import Contact, ProcessSigns, Round
 from highwater.watch.verdict import SILENT_SECONDS, EngineVerdict, decide
 
 ROOT = Path(__file__).parents[3]
 LOST = {name for name, traits in STATES.items() if traits.is_lost}
+Seen: TypeAlias = tuple[ProcessSigns, Round]
 UP = EngineVerdict(state="ready", since=0.0, reason=None, has_answered=True)
 
 
@@ -30,14 +31,16 @@ def saw(
     workers: str | None = None,
     is_silent: bool = False,
     sleeping: bool | None = None,
+    stopped: str | None = None,
+    is_start_under_way: bool = False,
     **seen,
-) -> Round:
+) -> Seen:
     """A round that came so far, after which nothing of an engine is left where its `workers` have ended so."""
-    return Round(
+    signs = ProcessSigns(failure_text=failure, stopped=stopped, is_start_under_way=is_start_under_way)
+    return signs, Round(
         last=Report(engine=EngineStatus(url="http://e", state="ready")),
         contact=contact,
         failure=None if contact == "answered" else EngineError(failure),
-        failure_text=failure,
         records=() if workers is None else (SimpleNamespace(status=workers),),
         serves_models=not is_silent,
         load=None if sleeping is None else EngineLoad(sleeping=sleeping),
@@ -49,10 +52,10 @@ def moves(verdict: str, seconds: float | None = None) -> Progress:
     return Progress(verdict=verdict, since_seconds=seconds, ranks=(), summary=f"the ranks are {verdict}")
 
 
-def after(*rounds: Round, before: EngineVerdict = UP, every: float = 1.0) -> EngineVerdict:
+def after(*rounds: Seen, before: EngineVerdict = UP, every: float = 1.0) -> EngineVerdict:
     """The verdict after these rounds."""
-    for number, seen in enumerate(rounds):
-        before = decide(before, seen, 100.0 + number * every, max_step_seconds=120.0)
+    for number, (signs, seen) in enumerate(rounds):
+        before = decide(before, seen, signs, 100.0 + number * every, max_step_seconds=120.0)
     return before
 
 
@@ -245,7 +248,7 @@ seens = st.builds(
 def test_without_a_recorders_word_and_without_refusals_nobody_restarts_the_engine(rounds, every):
     """Whatever else is late or breaks, for however long, unless the API server itself says that its engine is dead."""
     before = UP
-    for number, seen in enumerate(rounds):
+    for number, (signs, seen) in enumerate(rounds):
         if seen.contact not in {"refused", "dead"}:
-            before = decide(before, seen, number * every, max_step_seconds=120.0)
+            before = decide(before, seen, signs, number * every, max_step_seconds=120.0)
             assert before.state not in LOST

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from highwater.http.text.report import report_text
-from highwater.model.engine import EndedLife, Process, ProcessLife
+from highwater.model.engine import EndedLife, ProcessLife
+from highwater.model.rank import Process
 from highwater.model.report import Report
 from highwater.process.errors import EngineRefused
 from highwater.terminal.status import judged
@@ -297,7 +298,7 @@ async def test_workers_are_called_where_every_recorder_says_that_they_may_be(wat
     core = watch(extension=None)
     await rounds(core, 2)
     assert core.poller.capabilities.collective_rpc
-    (answer, _) = await core.engine.rpc("hello")
+    (answer, _) = await core.engine.rpc("memory")
     assert answer["ok"]
 
 

@@ -113,12 +113,12 @@ def test_an_unknown_op_names_the_known_ones():
     error = parsed(fake_worker().highwater_rpc("shrink"))["error"]
     assert error == {
         "code": "unknown_op",
-        "message": "op 'shrink' is unknown; known: budget, encoder_cache, hello, memory, record_stacks, "
+        "message": "op 'shrink' is unknown; known: budget, encoder_cache, memory, record_stacks, "
         "recorder_start, recorder_stop, release, restore, snapshot, trim",
     }
 
 
-@pytest.mark.parametrize("arguments", [((), {}), ((None,), {}), (("hello", "{}", 3), {}), (("hello",), {"color": 1})])
+@pytest.mark.parametrize("arguments", [((), {}), ((None,), {}), (("budget", "{}", 3), {}), (("budget",), {"color": 1})])
 def test_a_call_that_does_not_fit_is_answered(arguments):
     """A TypeError at the call itself would desynchronise the ranks like any other."""
     positional, named = arguments
@@ -158,11 +158,11 @@ def test_sigterm_in_an_operation_ends_the_worker(monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         return {}
 
-    monkeypatch.setitem(OPERATIONS, "hello", Operation(busy))
+    monkeypatch.setitem(OPERATIONS, "budget", Operation(busy))
     before = signal.signal(signal.SIGTERM, handler)
     try:
         with pytest.raises(SystemExit):
-            fake_worker().highwater_rpc("hello")
+            fake_worker().highwater_rpc("budget")
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -186,14 +186,14 @@ def test_the_last_guard_is_a_constant(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(extension, "_text", fail)
-    assert fake_worker().highwater_rpc("hello") == extension.UNANSWERABLE
+    assert fake_worker().highwater_rpc("budget") == extension.UNANSWERABLE
     assert parsed(extension.UNANSWERABLE)["error"]["code"] == "failed"
 
 
 def test_not_a_number_never_leaves(monkeypatch):
     """NaN is no JSON: vLLM's server would answer 500 in our place."""
     monkeypatch.setattr("time.time", lambda: float("nan"))
-    assert parsed(fake_worker().highwater_rpc("hello"))["op"] is None
+    assert parsed(fake_worker().highwater_rpc("budget"))["op"] is None
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
@@ -209,7 +209,7 @@ def test_no_operation_overwrites_the_head(op, torch_device, tmp_path):
 
 @settings(max_examples=3 * settings.default.max_examples, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
-    op=st.sampled_from([*OPERATIONS, "", "hello "]) | ANYTHING,
+    op=st.sampled_from([*OPERATIONS, "", "budget "]) | ANYTHING,
     payload=ANYTHING | ANYTHING.map(json.dumps),
 )
 def test_any_op_and_payload_get_one_ascii_object(op, payload):
@@ -227,11 +227,11 @@ def test_the_collector_does_not_run_by_itself_meanwhile(enabled, monkeypatch):
         seen.append(gc.isenabled())
         raise OddError
 
-    monkeypatch.setitem(OPERATIONS, "hello", Operation(look))
+    monkeypatch.setitem(OPERATIONS, "budget", Operation(look))
     was_enabled = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        fake_worker().highwater_rpc("hello")
+        fake_worker().highwater_rpc("budget")
         assert (seen, gc.isenabled()) == ([False], enabled)
     finally:
         (gc.enable if was_enabled else gc.disable)()
@@ -247,6 +247,6 @@ def test_an_exception_that_cannot_be_printed_is_answered(monkeypatch):
         raise Unprintable
 
     broken = Operation(fail)
-    monkeypatch.setitem(OPERATIONS, "hello", broken)
-    error = parsed(fake_worker().highwater_rpc("hello"))["error"]
+    monkeypatch.setitem(OPERATIONS, "budget", broken)
+    error = parsed(fake_worker().highwater_rpc("budget"))["error"]
     assert error == {"code": "failed", "message": "Unprintable"}

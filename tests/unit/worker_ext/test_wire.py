@@ -22,7 +22,7 @@ from highwater_worker.wire import (
 )
 from tests.unit.worker_ext.ring_bytes import TABLES_AT, heartbeat, parse, ring_at, table, watchdog
 
-FIVE, THREE = Layout(5, 0), Layout(3, 0)
+FIVE, THREE = Layout.of(5, 0), Layout.of(3, 0)
 IDENTITY = encoded({"instance": "00112233445566ff", "host": "näher"})
 
 
@@ -87,7 +87,7 @@ def test_heartbeats_are_written_in_turn(path):
 
 
 def test_entry_tables_are_written_in_turn(path):
-    ring = make_ring(path, IDENTITY, Layout(3, 4096))
+    ring = make_ring(path, IDENTITY, Layout.of(3, 4096))
     row = ROW.pack(b"a" * 64, 12, 1.5, 1)
     for n in range(1, 4):
         ring.write_table(encoded({"total": n}), row * n)

@@ -1,6 +1,7 @@
 """The families of devices that a worker may run on, behind one seam.
 
-To add one: a class that inherits from `DeviceFamily`, and its place in `FAMILIES`.
+To add one: a class that inherits from `DeviceFamily`, and its place in `FAMILIES`; in the sidecar a row of `DEVICES`
+(app/highwater/model/rank.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ class Device:
     @property
     def type(self) -> str:
         return self.family.type
+
+    @property
+    def is_host_memory(self) -> bool:
+        return self.family.is_host_memory
+
+
+def is_host_memory(kind: str | None) -> bool:
+    """Return whether the memory of a type of device is its machine's; False of an unknown one."""
+    return any(family.is_host_memory for family in FAMILIES if family.type == kind)
 
 
 def device_of(worker: object) -> Device:
@@ -67,7 +77,7 @@ def _device(kind: str | None, index: int | None) -> Device:
     if family is None:
         known = ", ".join(family.type for family in FAMILIES)
         raise UnreadableError(f"the worker's device is of type {kind}; known: {known}")
-    if index is None and kind != "cpu":
+    if index is None and not family.is_host_memory:
         raise UnreadableError(f"the worker's device is {kind} without an index")
     family.prepare(index)
     return Device(family, index)

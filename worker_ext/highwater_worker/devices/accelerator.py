@@ -165,6 +165,10 @@ _LOST = "507010"
 class Npu(Accelerator):
     type = "npu"
     visible_by = "ASCEND_RT_VISIBLE_DEVICES"
+    variables = (
+        *("PYTORCH_NPU_ALLOC_CONF", "TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING"),
+        *(visible_by, "ASCEND_VISIBLE_DEVICES", "HCCL_BUFFSIZE"),
+    )
 
     def space(self, index: int | None, host: HostMemory) -> Space:
         """Return the whole card's memory. Raises UnreadableError where the device was lost."""
@@ -190,6 +194,10 @@ class Cuda(Accelerator):
 
     type = "cuda"
     visible_by = "CUDA_VISIBLE_DEVICES"
+    variables = (
+        *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
+        *(visible_by, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NCCL_BUFFSIZE"),
+    )
 
     def uuid(self, index: int | None) -> str | None:
         """Return the device's identity as nvidia-smi and DCGM write it."""

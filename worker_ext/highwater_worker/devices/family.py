@@ -87,6 +87,10 @@ class DeviceFamily:
     visible_by = ""
     """The variable that its driver, and vLLM for its workers, chooses devices by (vllm 0.32.0
     platforms/interface.py:311, vllm_ascend 0.18.0 platform.py:100); empty where there is nothing to choose."""
+    variables: tuple[str, ...] = ()
+    """The variables that change how much of its memory is used or which devices are, none of which holds a secret."""
+    is_host_memory = False
+    """True where its memory is the machine's: a move to the host gains nothing, and a worker's is its process's."""
     pins_host_memory = False
     """True where copies from and to host memory gain from pages that are locked in place."""
 
@@ -151,6 +155,8 @@ class Cpu(DeviceFamily):
     """The machine's processors: a worker's device memory is its process's host memory."""
 
     type = "cpu"
+    variables = ("VLLM_CPU_KVCACHE_SPACE",)
+    is_host_memory = True
 
     def name(self, index: int | None) -> str | None:  # noqa: ARG002 - there is one
         return _model_name()

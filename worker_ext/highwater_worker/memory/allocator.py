@@ -78,7 +78,7 @@ class AllocatorReserve:
 
         It walks all of them, while the engine waits: on the main thread alone, and only where they are few.
         """
-        if device is None or device.type == "cpu" or not on_main_thread():
+        if device is None or device.is_host_memory or not on_main_thread():
             return
         began = self.clock()
         if began < self._look_from:

@@ -19,8 +19,11 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+from highwater_worker.devices import FAMILIES, is_host_memory
 from highwater_worker.engine_view import (
+    ENCODER_RUNNER,
     INIT_FREE,
+    INIT_TOTAL,
     as_bool,
     as_float,
     as_int,
@@ -38,11 +41,8 @@ from highwater_worker.memory.kv_cache import describe_groups, describe_layers
 from highwater_worker.memory.start_phases import StartPhases
 
 ENVIRONMENT = (
-    *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
-    *("TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-    *("ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES"),
-    *("HCCL_BUFFSIZE", "NCCL_BUFFSIZE", "VLLM_CPU_KVCACHE_SPACE"),
-    *("VLLM_ENABLE_STARTUP_PLAN", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
+    *(name for family in FAMILIES for name in family.variables),
+    *("PYTORCH_ALLOC_CONF", "VLLM_ENABLE_STARTUP_PLAN", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
 )
 """The only variables that are read: each changes how much memory is used, and none holds a secret."""
 _MAX_TEXT = 200
@@ -57,8 +57,9 @@ def _short(value: object) -> str | None:
 _Source = tuple[Callable[[Any], Any], tuple[str, ...]]
 """A conversion of an attribute of the worker, and the paths where versions have it."""
 _CONFIG, _MODEL, _SCHEDULER = "vllm_config.cache_config", "vllm_config.model_config", "vllm_config.scheduler_config"
+_KV_CACHE = "model_runner.kv_cache_config"
 _MEMORY: Mapping[str, _Source] = {
-    "total_bytes": (as_int, ("init_snapshot.total_memory",)),
+    "total_bytes": (as_int, INIT_TOTAL),
     "init_non_torch_bytes": (as_int, ("init_snapshot.non_torch_memory",)),
     "requested_bytes": (as_int, _REQUESTED),
     "weights_bytes": (as_int, ("model_runner.model_memory_usage",)),
@@ -79,7 +80,7 @@ _CACHE: Mapping[str, _Source] = {
     "mamba_cache_mode": (_short, (f"{_CONFIG}.mamba_cache_mode",)),
     "prefix_caching": (as_bool, (f"{_CONFIG}.enable_prefix_caching",)),
     "max_concurrency": (as_float, (f"{_CONFIG}.kv_cache_max_concurrency",)),
-    "blocks": (as_int, ("model_runner.kv_cache_config.num_blocks",)),
+    "blocks": (as_int, (f"{_KV_CACHE}.num_blocks",)),
 }
 _LIMITS: Mapping[str, _Source] = {
     "max_model_len": (as_int, (f"{_MODEL}.max_model_len",)),
@@ -96,7 +97,7 @@ _LIMITS: Mapping[str, _Source] = {
 }
 _EMBED_WIDTHS = (
     *("model.visual.out_hidden_size", "model.vision_tower.out_hidden_size"),
-    *("inputs_embeds_size", "model_state.encoder_runner.hidden_size"),  # model runner V1, V2
+    *("inputs_embeds_size", f"{ENCODER_RUNNER}.hidden_size"),  # model runner V1, V2
 )
 _PARALLEL = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
@@ -106,7 +107,7 @@ _PARALLEL = (
 
 def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, Any]:
     """Return the budget as one JSON object, unknown values as null; `start` is None where the plugin did not see it."""
-    notes, cache = Notes(), look_up(worker, "model_runner", "kv_cache_config")
+    notes, cache = Notes(), first_of(worker, _KV_CACHE)
     groups = look_up(cache, "kv_cache_groups")
 
     def architecture() -> str | None:
@@ -150,7 +151,7 @@ def _values(worker: object, sources: Mapping[str, _Source], notes: Notes) -> dic
 def _memory(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
     returned = {} if start is None else start.returned
     values = _values(worker, _MEMORY, notes)
-    if configured_device(worker) == "cpu":
+    if is_host_memory(configured_device(worker)):
         # There it is what the whole machine's use grew by, other processes included (vllm 0.32.0 platforms/cpu.py:780).
         values["weights_bytes"] = None
     return {

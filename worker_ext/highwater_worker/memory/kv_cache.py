@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from highwater_worker.devices import is_host_memory
 from highwater_worker.engine_view import as_int, look_up
 from highwater_worker.errors import Notes, UnreadableError, printable
 from highwater_worker.memory.storages import Storage, tensors_in, unique_storages
@@ -186,7 +187,7 @@ def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes)
     if storages is None:
         return NO_KV_CACHE
     reserved = sum(storage.nbytes for storage in storages)
-    if kind != "cpu":
+    if not is_host_memory(kind):
         return KvCache(reserved, reserved)
     resident = notes.attempt("kv_cache_bytes", lambda: residency.total(storages))
     notes.missing("kv_cache_bytes", resident, "the C library cannot show which pages are resident")

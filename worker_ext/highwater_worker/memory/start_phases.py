@@ -18,10 +18,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from highwater_worker.devices import device_of, read_allocator, read_space
+from highwater_worker.devices import device_of, is_host_memory, read_allocator, read_space
 from highwater_worker.devices.family import HostMemory, read_host
 from highwater_worker.engine_view import (
+    ENCODER_RUNNER,
     INIT_FREE,
+    INIT_TOTAL,
     as_int,
     configured_device,
     describe_encoder_budget,
@@ -117,7 +119,7 @@ class StartPhases:
         runner = look_up(self._worker(), "model_runner")
         if name == "init":
             self._host_before = read_host(Notes())
-        elif name == "profile" and (encoder := look_up(runner, "model_state", "encoder_runner")) is not None:
+        elif name == "profile" and (encoder := first_of(runner, ENCODER_RUNNER)) is not None:
             notice_calls(encoder, PROFILE_ENCODER, before=self._note_encoder_budget)
         elif name == "warm_up" and runner is not None and wrap_method(runner, CAPTURE, self._timed(GRAPHS)):
             self._capture = vars(runner)[CAPTURE]
@@ -150,11 +152,11 @@ class StartPhases:
         """
         worker, host = self._worker(), self._host_before
         total, free = (
-            as_int(look_up(worker, "init_snapshot", "total_memory")) or total,
+            first_of(worker, *INIT_TOTAL, convert=as_int) or total,
             first_of(worker, *INIT_FREE, convert=as_int),
         )
         used = None if total is None or free is None else total - free
-        if host is not None and configured_device(worker) == "cpu":
+        if host is not None and is_host_memory(configured_device(worker)):
             total, free, used = host.total_bytes, host.free_bytes, host.rss_bytes
         rss = look_up(host, "rss_bytes")
         return {"total_bytes": total, "free_bytes": free, "used_bytes": used, "rss_bytes": rss}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from highwater_worker.devices import is_host_memory
 from highwater_worker.engine_view import as_int, look_up
 from highwater_worker.errors import UnreadableError
 
@@ -81,7 +82,7 @@ class WeightCount:
         if self._models == identities:
             return self._nbytes
         tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-        packed = [part for model in models for part in _packed(model)] if device_type == "cpu" else []
+        packed = [part for model in models for part in _packed(model)] if is_host_memory(device_type) else []
         tensors += [part for part in packed if not isinstance(part, int)]
         nbytes = sum(storage.nbytes for storage in unique_storages(tensors, device_type))
         self._models, self._nbytes = identities, nbytes + sum(part for part in packed if isinstance(part, int))
@@ -105,7 +106,7 @@ def weights_bytes(worker: object, device_type: str, count: WeightCount) -> int:
 def counting_caveat(worker: object, device_type: str) -> str | None:
     """Return a note about tensors that the count leaves out, None where weights are measured or nothing is left out."""
     runner = look_up(worker, "model_runner")
-    if device_type == "cpu" or runner is None or _measured(runner, device_type) is not None:
+    if is_host_memory(device_type) or runner is None or _measured(runner, device_type) is not None:
         return None
     # Such as the matrices that attention with a compressed KV cache derives from its weights, plain attributes of its
     # implementation (vllm_ascend 0.13.0 attention/mla_v1.py:807).
@@ -118,7 +119,7 @@ def counting_caveat(worker: object, device_type: str) -> str | None:
 def _measured(runner: object, device_type: str) -> int | None:
     # Not on CPU, where V1 has no such number and V2's is a difference of the process's peak resident size.
     measured = as_int(look_up(runner, "model_memory_usage"))
-    return measured if device_type != "cpu" and measured is not None and measured > 0 else None
+    return measured if not is_host_memory(device_type) and measured is not None and measured > 0 else None
 
 
 def _models(runner: object) -> list[Any]:

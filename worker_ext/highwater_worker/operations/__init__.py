@@ -14,7 +14,6 @@ _MAX_SECONDS = number(0, 60, default=0.2)
 """The time that a call may move entries: the engine waits meanwhile, and goes on between two calls."""
 
 OPERATIONS: Mapping[str, Operation] = {
-    "hello": Operation(lambda worker, _: {"ops": sorted(OPERATIONS), **reading.hello(worker)}, is_timed=False),
     "budget": Operation(reading.budget, is_timed=False),
     "memory": Operation(reading.memory),
     "encoder_cache": Operation(

@@ -1,4 +1,4 @@
-"""The operations that only read: `hello`, `budget`, `memory`, `encoder_cache`."""
+"""The operations that only read: `budget`, `memory`, `encoder_cache`."""
 
 from __future__ import annotations
 
@@ -6,57 +6,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from highwater_worker.devices import describe_device, device_of
+from highwater_worker.devices import device_of
 from highwater_worker.encoder_cache.spilling_dict import Entry, read_entries
-from highwater_worker.engine_view import (
-    encoder_cache_kind,
-    look_up,
-    needed_hashes,
-    note_odd_absence,
-    runner_version,
-    torch_version,
-    vllm_version,
-)
-from highwater_worker.errors import Notes, printable
-from highwater_worker.memory.allocator import look_at_segments
+from highwater_worker.engine_view import needed_hashes
+from highwater_worker.errors import printable
 from highwater_worker.memory.engine_budget import read_engine_budget
 from highwater_worker.recorder.encoder_index import read_index
 from highwater_worker.recorder.reading import Depth, MemoryReader
 from highwater_worker.state import state_of
-from highwater_worker.wire import EXTENSION_VERSION
 
 MAX_ENTRIES = 10_000
-
-
-def hello(worker: object) -> dict[str, Any]:
-    """Return the worker's identity, without the list of operations."""
-    notes = Notes()
-    device, described = describe_device(worker, notes)
-    # The sidecar says hello once an engine is ready: the best time for the first look at the allocator's segments.
-    look_at_segments(worker, device, state_of(worker).allocator_reserve)
-    runner = look_up(worker, "model_runner")
-
-    def cache_kind() -> str | None:
-        kind = encoder_cache_kind(worker)
-        if kind is None:
-            note_odd_absence(worker, "encoder_cache_kind", notes)
-        return kind
-
-    return {
-        "extension_version": EXTENSION_VERSION,
-        "device": described,
-        "worker_class": _class_name(worker),
-        "runner_class": None if runner is None else _class_name(runner),
-        "runner_version": runner_version(worker),
-        "vllm_version": vllm_version(),
-        "torch_version": torch_version(),
-        "encoder_cache_kind": notes.attempt("encoder_cache_kind", cache_kind),
-        "notes": notes.as_list(),
-    }
-
-
-def _class_name(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def budget(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none

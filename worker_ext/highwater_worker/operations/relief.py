@@ -50,7 +50,7 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
     return {
         "before": before,
         "after": after,
-        "freed_bytes": _gain(*sizes[device.type != "cpu"]),  # negative where others allocated meanwhile
+        "freed_bytes": _gain(*sizes[not device.is_host_memory]),  # negative where others allocated meanwhile
         "freed_pinned_bytes": _gain(after["pinned_bytes"], before["pinned_bytes"]),
         "gc_collected": collected,
         "mechanism": mechanism,
@@ -93,7 +93,7 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     plan = _plan(worker, cache, target, mover, notes)
     if cache is not None and plan.groups and plan.asked_bytes != 0:
         _spill(worker, cache, plan, arguments, mover)
-    if device.type == "cpu" and mover.entries:
+    if device.is_host_memory and mover.entries:
         notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
     return {
         "kind": encoder_cache_kind(worker),

@@ -128,7 +128,7 @@ class MemoryReader:
         To read it takes three system calls, and each lets go of Python's lock: where another thread computes, that can
         cost the engine 5 ms each, until the interpreter gives the lock back.
         """
-        if is_full or self._device is None or self._device.type == "cpu":
+        if is_full or self._device is None or self._device.is_host_memory:
             return self.host._replace(rss_bytes=notes.attempt("host_memory.rss_bytes", rss_bytes))
         return self.host
 

@@ -124,11 +124,11 @@ class RestoreReserve:
         self.nbytes = 0
 
     def growth(self, nbytes: int) -> int:
-        return 0 if self._device.type == "cpu" else max(0, nbytes - self.nbytes)
+        return 0 if self._device.is_host_memory else max(0, nbytes - self.nbytes)
 
     def resize(self, nbytes: int) -> bool:
         """Return True; where the device has no room for that, it stays as it was."""
-        if self._device.type == "cpu" or nbytes == self.nbytes:
+        if self._device.is_host_memory or nbytes == self.nbytes:
             return True
         before = self.nbytes
         # The old block first where the new one is smaller: it finds its place there.

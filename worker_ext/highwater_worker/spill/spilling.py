@@ -249,7 +249,7 @@ class Restorer:
         tensor: Tensor | None = None
         # Cheapest first; each returns the bytes freed, None where it changed nothing.
         ways: list[Callable[[], int | None]] = [self._empty_cache]
-        if is_urgent and self._device.type != "cpu":  # what goes to the host there stays in the same memory
+        if is_urgent and not self._device.is_host_memory:  # what goes to the host there stays in the same memory
             ways += [
                 partial(self._spill_idle, cache, spilled, view_bytes(spilled.host)),
                 partial(self._spill_idle, cache, spilled, None),  # where the device is in fragments

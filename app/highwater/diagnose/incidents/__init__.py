@@ -2,7 +2,7 @@
 
 ::
 
-    watcher     notices and gathers             incidents   opens, repeats, closes
-    diagnosis   weighs findings, the summary    oom_kills   the kernel's kills for memory
-    store       files, or memory                text        an incident as Markdown
+    watcher     notices and gathers             failed_starts   of starts, by files and log
+    incidents   opens, repeats, closes          oom_kills       the kernel's kills for memory
+    diagnosis   weighs findings, the summary    store           files, or memory
 """

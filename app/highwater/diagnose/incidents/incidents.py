@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,6 +40,7 @@ from highwater.diagnose.log.reader import LogPosition
 from highwater.diagnose.log.starts import EngineLog, FailedStart
 from highwater.diagnose.log.story import LogStory, unheard
 from highwater.model.report import Event, OpenIncident
+from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.untrusted import cleaned
 
 STORM_SECONDS = 60.0
@@ -86,22 +86,20 @@ class _LateRead(NamedTuple):
 
 
 class Incidents:
-    """The incidents; ``clock`` gives Unix seconds, and ``internal_error`` counts an internal error."""
+    """The incidents; ``internal_error`` counts an internal error."""
 
     def __init__(
         self,
         store: IncidentStore,
         *,
         engine_log: Path | None = None,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        clocks: Clocks = SYSTEM,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         store.prepare()
         self._log = EngineLog(engine_log) if engine_log is not None else None
-        self._clock = clock
-        self._monotonic = monotonic
+        self._clocks = clocks
         self._internal_error = internal_error
         self._late: tuple[_LateRead, ...] = ()
         left = [headline for headline in store.headlines() if headline.problem is None]
@@ -153,7 +151,7 @@ class Incidents:
 
     @property
     def is_late_due(self) -> bool:
-        return any(late.due <= self._monotonic() for late in self._late)
+        return any(late.due <= self._clocks.monotonic() for late in self._late)
 
     async def complete(
         self, *, at_once: bool = False, again: Callable[[Evidence], Evidence] = lambda known: known
@@ -171,7 +169,7 @@ class Incidents:
             await self._in_thread(self._log.begin_life)
 
     async def heard(self) -> tuple[LogMessage, ...]:
-        return () if self._log is None else await self._in_thread(partial(self._log.heard, self._monotonic()))
+        return () if self._log is None else await self._in_thread(partial(self._log.heard, self._clocks.monotonic()))
 
     async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that failed, by the engine's log; to be called while no engine responds.
@@ -180,7 +178,7 @@ class Incidents:
         """
         if self._log is None:
             return ()
-        return await self._in_thread(partial(self._log.look, self._monotonic(), at_once=at_once))
+        return await self._in_thread(partial(self._log.look, self._clocks.monotonic(), at_once=at_once))
 
     async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool] | None:
         """Open an incident, or count a repetition; return it, and whether it is new.
@@ -247,7 +245,7 @@ class Incidents:
         self._store.write(incident)
         self._track(incident.headline, incident.findings)
         self._written_at = {incident.id: evidence.at}
-        now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
+        now, seconds = self._clocks.monotonic(), LATE_SECONDS.get(evidence.kind, ())
         self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
         self._count()
         return incident.headline, True
@@ -283,7 +281,7 @@ class Incidents:
         return self._stored(max(before, key=lambda one: one.at or 0.0).id) if before else None
 
     def _complete(self, *, at_once: bool, again: Callable[[Evidence], Evidence]) -> tuple[Headline, ...]:
-        now, late = self._monotonic(), self._late
+        now, late = self._clocks.monotonic(), self._late
         due = [one for one in late if at_once or one.due <= now]
         self._late = tuple(one for one in late if one not in due)
         withdrawn = []
@@ -332,7 +330,7 @@ class Incidents:
         return counted
 
     def _close(self) -> tuple[Headline, ...]:
-        now = self._clock()
+        now = self._clocks.wall()
         ended = tuple(replace(headline, ended_at=now) for headline in _unended(self._tracked))
         if self._log is not None:
             ids, end = {headline.id for headline in ended}, self._log.end()

@@ -8,16 +8,15 @@ Process Constraint"). The counter of a container is gone with it; what rose is k
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeAlias
 
 from highwater.diagnose.incident import OomKills
 from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
-from highwater.model.engine import Process
-from highwater.model.rank import RankReading
+from highwater.model.rank import Process, RankReading
+from highwater.process.clocks import SYSTEM, Clocks
 
 # An earlier kill is another matter.
 RECENT_SECONDS: Final = 60.0
@@ -39,9 +38,9 @@ class OomKillWatch:
         total: Kills since this sidecar began; ``None`` before any counter of the engine was read.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clocks: Clocks = SYSTEM) -> None:
         self.total: int | None = None
-        self._clock = clock
+        self._clock = clocks.monotonic
         self._counts: dict[str, _Known] = {}
         self._rises: deque[_Rise] = deque(maxlen=_MAX_RISES)
         self._has_looked = self._is_container_counted = False
@@ -52,7 +51,7 @@ class OomKillWatch:
         for rank in ranks:
             count, name = rank.host_memory.cgroup_oom_kills, rank.label
             if count is not None:
-                process = Process(rank.host, rank.pid, rank.pid_started)
+                process = rank.process
                 before, was = self._counts.get(f"rank {name}", (count, process))
                 # A newer container than its last one's: pids, and counters, begin again.
                 has_moved = was is not None and process != was and process.host == was.host

@@ -1,14 +1,23 @@
 """Notices what is worth an incident, and gathers the evidence. Decides nothing about the engine.
 
-An engine that has ended has died; one that does not move hangs; a rank whose allocator counts one more failure has run
-out of memory. The workers' recorder files outlive them, so their last minutes are read afterwards.
+::
+
+                  up                  gone, or every worker dead
+    unknown ──────────────► lives ───────────────────────────────► ended: `died`, unless in order
+                            │  ▲                                      │
+                            │  └─ answers in time, or another life ───┘
+                            ├── does not move: `hung`, once until it moves again
+                            ├── an allocator counts one more failure: `out_of_memory`
+                            └── ready, and an incident may be open: all are closed, once
+
+A life that another replaces unseen has ended too. Failed starts: ``failed_starts``. The workers' recorder files outlive
+them, so their last minutes are read afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,13 +26,12 @@ from typing import Any
 
 from gated_proxy.door import RequestItems
 from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
+from highwater.diagnose.incidents.failed_starts import FailedStarts
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
-from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
-from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.rules.ending import NOTHING_KNOWN
 from highwater.diagnose.rules.words import Sleep, wake_up_failed
-from highwater.engine.life import LOOP_SECONDS, EngineLife
+from highwater.engine.life import EngineLife
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.model.components import account
@@ -33,13 +41,13 @@ from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import RankReading, rank_title
 from highwater.model.report import Report
+from highwater.process.logs import contained
 from highwater.watch.history import History
 from highwater.watch.ranks import workers_left
-from highwater.watch.recorder.contents import RankProgress, largest_first
-from highwater.watch.recorder.progress import LOST
+from highwater.watch.recorder.contents import largest_first
+from highwater.watch.recorder.progress import LOST, activity
 from highwater.watch.recorder.rank import RankRecord
 from highwater.watch.recorder.recorders import Recorders
-from highwater.watch.starts import PREFIX
 
 SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
@@ -47,14 +55,10 @@ MAX_EVENTS = 50
 RECENT_SECONDS, MAX_REQUESTS = 60.0, 20
 BACKLOG = 16
 FINISH_SECONDS = 3.0
-# How long to wait for the log to explain a start that the files show as failed.
-LOG_SECONDS = SETTLE_SECONDS + SILENCE_SECONDS
 # Between two looks at the log of an engine that sleeps.
 HEAR_SECONDS = 5.0
 ENDED_IN_ORDER = "the engine ended in order, as its log says"
 CLOSED_IN_ORDER = "the engine ended in order: every worker closed its recorder"
-
-_UNTOLD = LogStory(problem="which lines of the engine's log are of this start is not known")
 
 log = logging.getLogger("highwater.diagnose.incidents")
 
@@ -72,7 +76,7 @@ class _LifeKnown:
     load: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None  # where recorders name it, no report has it after the end
     policy: PolicyStatus | None = None
-    has_ended: bool = False  # its end is recorded; the API server may run on after the workers
+    has_ended: bool = False  # its end is recorded, and it has not answered in time since
 
 
 class IncidentWatcher:
@@ -112,10 +116,15 @@ class IncidentWatcher:
         self._requests = requests
         self._oom_kills = oom_kills or OomKillWatch()
         self._read_host = read_host
-        self._is_start_under_way = is_start_under_way
-        self._log_says_start_failed = log_says_start_failed
         self._ended_in_order = ended_in_order
         self._internal_error = internal_error
+        self._starts = FailedStarts(
+            incidents,
+            history,
+            evidence=self._of_start,
+            is_start_under_way=is_start_under_way,
+            log_says_failed=log_says_start_failed,
+        )
         self._last: Report | None = None
         self._life: _LifeKnown | None = None
         # By rank: the process that counts, and its count.
@@ -124,12 +133,8 @@ class IncidentWatcher:
         self._may_be_open = True
         # Whether the log must learn that another life of the engine began; tried again until there was room.
         self._has_begun = False
-        self._is_looking = self._has_looked = False
-        # Starts that failed by their files, and what to read of their recorders, until the log has said why.
-        self._unsaid: deque[tuple[Evidence, str | None]] = deque(maxlen=BACKLOG)
-        # When the log began again, where that was not known to end a start yet.
-        self._begun_at = self._heard_at = 0.0
-        self._start_ended_at = float("-inf")
+        self._is_looking = False  # at the log, for failed starts
+        self._heard_at = 0.0
         # Reports beyond this backlog are part of the same storm.
         self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
 
@@ -141,7 +146,7 @@ class IncidentWatcher:
         if self._incidents.has_log:
             if self._has_begun:
                 self._has_begun = not self._put(self._incidents.begin_life)
-            if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
+            if self._starts.is_look_due(report) and not self._is_looking:
                 self._is_looking = self._put(partial(self._look_for_failed_starts, report))
             if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
                 self._heard_at = self._history.now()
@@ -151,11 +156,8 @@ class IncidentWatcher:
         while True:
             work = await self._waiting.get()
             try:
-                await work()
-            except Exception:
-                # Broad, so that the next incident is written whatever this one met. It is logged and counted.
-                self._internal_error()
-                log.exception("an incident could not be handled")
+                with contained(self._internal_error, log, "an incident could not be handled"):
+                    await work()
             finally:
                 self._waiting.task_done()
 
@@ -172,12 +174,13 @@ class IncidentWatcher:
         before, self._last = self._last, report
         more_ooms = self._more_ooms(report)
         self._oom_kills.notice(() if report.stale else report.ranks)
-        self._notice_start(report, before)
+        failed = self._starts.notice(report, before)
+        if failed is not None:
+            self._open_with(partial(self._write, *failed))
         life = self._remember(report)
         if life is None:
             return
         if report.engine.state == "gone":
-            self._life = None
             self._end_of(life, report)
         elif report.engine.traits.is_hung and not (before is not None and before.engine.traits.is_hung):
             if workers_left(life.records, life.ranks_expected) == "dead":
@@ -191,28 +194,6 @@ class IncidentWatcher:
         elif report.engine.state == "ready" and self._may_be_open:
             # Once: while a disk stalls, one more with each report would leave no room for the next death.
             self._may_be_open = not self._put(self._end_all)
-
-    def _notice_start(self, report: Report, before: Report | None) -> None:
-        """Open an incident for a start that failed by its recorders or its processes' files.
-
-        With a log, the log may say why first. Workers that ended in order before their start was over were perhaps
-        stopped by somebody: that is an event, unless it happens again soon.
-        """
-        failure = report.start_failure
-        if failure is None or (before is not None and failure == before.start_failure):
-            return
-        has_failed = failure.is_silent or any(one.error is not None or one.status == "dead" for one in failure.ranks)
-        is_again, self._start_ended_at = failure.at - self._start_ended_at < LOOP_SECONDS, failure.at
-        if not (has_failed or is_again):
-            return
-        life = replace(_of_start(report), model=None if before is None else before.engine.model)
-        evidence = self._evidence("start_failed", life, report, failure.summary.removeprefix(PREFIX))
-        evidence = replace(evidence, start=FailedStart(id=failure.recorder_instance, story=_UNTOLD))
-        instance = None if failure.is_silent else failure.recorder_instance
-        if self._incidents.has_log and self._begun_at <= failure.at:
-            self._unsaid.append((evidence, instance))
-        else:
-            self._open_with(partial(self._write, evidence, instance))
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         if life.has_ended:
@@ -247,8 +228,9 @@ class IncidentWatcher:
                 self._end_of(life, report, "other processes answer in its place")
             life = self._life = _LifeKnown(engine_life=self._engine_life().id)
             self._has_begun = True
-        if life is None:
-            return None
+        if life is None or (life.has_ended and not engine.traits.answers):
+            return None  # what is left of an engine that has ended may take calls for a while
+        life.has_ended = False
         recorders = self._recorders
         if recorders is not None and recorders.files.instance is not None:
             life.records, life.instance = recorders.records, recorders.files.instance
@@ -303,18 +285,22 @@ class IncidentWatcher:
             requests=self._largest_requests(at),
         )
 
+    def _of_start(self, report: Report, reason: str, model: str | None) -> Evidence:
+        """Return the evidence of a failed start, without the ranks of an earlier engine, whose end was reported."""
+        started = () if report.start_failure is None else report.start_failure.ranks
+        pids = {rank.pid for rank in started}
+        ranks = tuple(rank for rank in report.ranks if rank.pid in pids)
+        life = _LifeKnown(ranks=ranks, ranks_expected=report.ranks_expected, model=model)
+        return self._evidence("start_failed", life, report, reason)
+
     def _largest_requests(self, at: float) -> tuple[RequestItems, ...]:
         recent = (one for one in self._requests() if one.ended_at is None or one.ended_at > at - RECENT_SECONDS)
         return tuple(sorted(recent, key=lambda one: one.cost.decoded_bytes, reverse=True)[:MAX_REQUESTS])
 
     async def _with_host(self, evidence: Evidence) -> Evidence:
         host = None
-        try:
+        with contained(self._internal_error, log, "host memory could not be read for an incident"):
             host = None if self._read_host is None else await self._read_host()
-        except Exception:
-            # Broad, so that the incident is written without it.
-            self._internal_error()
-            log.exception("host memory could not be read for an incident")
         # While all are alive, none is known to have reported its counter after the end.
         is_one_lost = any(rank.status in LOST for rank in evidence.ranks)
         alive = [rank.reading for rank in evidence.ranks if rank.status == "alive" and rank.reading is not None]
@@ -341,33 +327,13 @@ class IncidentWatcher:
             log.warning("%s", failure.sentence)
 
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
-        self._is_looking, is_absent = False, report.engine.traits.is_absent
-        if self._unsaid and self._is_start_under_way():  # nothing more is written of the one before
-            at_once = at_once or self._history.now() - self._unsaid[0][0].at >= SETTLE_SECONDS
-        for start in await self._incidents.failed_starts(at_once=at_once) if is_absent else ():
-            is_silent = not start.story.messages and start.story.exception is None
-            # What the log has from before this sidecar, it has not seen.
-            is_new = self._has_looked and self._log_says_start_failed(is_silent)
-            if self._unsaid:
-                evidence, instance = self._unsaid.popleft()
-            elif is_silent and not is_new:
-                self._begun_at = self._history.now()
-                continue
-            else:
-                reason = "it ended during its start, without an error message" if is_silent else ""
-                evidence, instance = self._evidence("start_failed", _of_start(report), report, reason), None
-                self._history.record("state", f"{PREFIX}{reason or 'its log says why'}")
+        self._is_looking = False
+        async for evidence, instance in self._starts.look(report, at_once=at_once):
             self._may_be_open = True
-            known = start if evidence.start is None or not is_silent else replace(start, id=evidence.start.id)
-            await self._write(replace(evidence, start=known), instance)
-        self._has_looked = True
-        at_once = at_once or not is_absent  # what follows in the log is of an engine that runs
-        while self._unsaid and (at_once or self._history.now() - self._unsaid[0][0].at >= LOG_SECONDS):
-            self._may_be_open = True
-            await self._write(*self._unsaid.popleft())
+            await self._write(evidence, instance)
 
     async def _complete(self, *, at_once: bool = False) -> None:
-        if at_once and self._last is not None and (self._last.engine.traits.is_absent or self._unsaid):
+        if at_once and self._last is not None and self._starts.is_look_due(self._last):
             await self._look_for_failed_starts(self._last, at_once=True)
         kills = self._oom_kills.recent()
 
@@ -391,14 +357,12 @@ class IncidentWatcher:
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._recorders is not None and instance is not None:
             evidence = replace(evidence, instance=instance)
-            try:
+            # The incident is written without the series then: its evidence is nowhere else.
+            with contained(self._internal_error, log, "the recorders could not be read for an incident"):
                 last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
                 ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
                 are_closed = evidence.kind == "died" and await asyncio.to_thread(self._are_closed, instance)
                 evidence = replace(evidence, ranks=ranks, are_closed=are_closed)
-            except Exception:  # broad: the incident is written without the series, and its evidence is nowhere else
-                self._internal_error()
-                log.exception("the recorders could not be read for an incident")
         evidence = await self._with_host(evidence)
         opened = await self._incidents.open_incident(evidence)
         if opened is None:
@@ -437,14 +401,6 @@ def from_history(ranks: Sequence[RankReading], readings: Sequence[Mapping[str, A
     )
 
 
-def _of_start(report: Report) -> _LifeKnown:
-    """Return the knowledge of a start that failed, without the ranks of an earlier engine, whose end was reported."""
-    started = () if report.start_failure is None else report.start_failure.ranks
-    pids = {rank.pid for rank in started}
-    ranks = tuple(rank for rank in report.ranks if rank.pid in pids)
-    return _LifeKnown(ranks=ranks, ranks_expected=report.ranks_expected)
-
-
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
     if not records:
         return ranks
@@ -461,24 +417,12 @@ def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ..
             rank,
             status=record.status,
             reading=reading,
-            doing="" if progress is None else _activity(progress),
+            doing="" if progress is None else activity(progress),
             step_seconds=progress.step_seconds if progress is not None else None,
             stack=progress.stack if progress is not None else (),
             entries=tuple(EncoderEntry(**row) for row in sorted(record.entry_rows(), key=largest_first)),
         )
     return tuple(known[key] for key in sorted(known))
-
-
-def _activity(progress: RankProgress) -> str:
-    if progress.step_seconds is not None:
-        return f"in a step for {progress.step_seconds:.1f} s"
-    if progress.output_seconds is not None:
-        return f"waiting for a step's output for {progress.output_seconds:.1f} s"
-    if progress.rpc is not None:
-        return f"in our call {progress.rpc} for {progress.rpc_seconds or 0.0:.1f} s"
-    if progress.last_step_age_seconds is None:
-        return "no step had begun"
-    return f"in no step, the last one {progress.last_step_age_seconds:.1f} s before"
 
 
 def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[MemoryPoint, ...]]) -> RankEvidence:

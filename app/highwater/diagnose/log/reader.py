@@ -1,4 +1,4 @@
-"""Reads the lines of the engine's log one after another: each without what collectors put before it. Pure.
+"""Reads the lines of the engine's log one after another: each without what collectors put before it.
 
 What stands before the records of a log is alike in all of them, but for its numbers. That is learned from them, and
 then taken off lines without a record, too: exceptions that are printed bare, uvicorn's own lines. What stands before

@@ -25,7 +25,7 @@ def device_full(case: Case) -> Finding | None:
     if not full:
         return None
     worst = min(full, key=lambda rank: rank.free_ratio or 0.0)
-    is_cpu = worst.device_type == "cpu"
+    is_cpu = worst.now.device.traits.is_host_memory
     is_reason = any(filled_up(case, rank) for rank in full)
     was_full = not is_reason and case.kind != "hung" and worst.first is not None
     unused = ("release",) if (reserve_bytes(worst.now) or 0) > NOTABLE_BYTES else ()
@@ -71,7 +71,7 @@ def is_acquitted(case: Case) -> bool:
     is the host, whose free memory says nothing of a container's limit.
     """
     has_failed = case.kind == "out_of_memory" or any(rank.ooms for rank in case.ranks)
-    is_cpu, (missing, oldest) = any(rank.device_type == "cpu" for rank in case.ranks), _unseen(case)
+    is_cpu, (missing, oldest) = any(rank.now.device.traits.is_host_memory for rank in case.ranks), _unseen(case)
     return not has_failed and not is_cpu and is_silent(case.log) and missing == 0 and oldest <= FRESH_SECONDS
 
 
@@ -103,7 +103,7 @@ def _has_room(rank: RankCase) -> bool:
         return False
     if rank.free_ratio is None or rank.free_ratio >= ROOM_RATIO:
         return rank.free_ratio is not None
-    slack = slack_bytes(rank.now, rank.first) if rank.device_type != "cpu" else None
+    slack = None if rank.now.device.traits.is_host_memory else slack_bytes(rank.now, rank.first)
     waters = derive(slack) if slack is not None else None
     return waters is not None and (rank.now.free_bytes or 0) >= waters.low
 

@@ -13,7 +13,7 @@ from highwater.diagnose.rules.device import has_run_out
 from highwater.growth.words import leak_line, series_title
 from highwater.growth.words import leaks as leaking
 from highwater.model.growth import SeriesGrowth
-from highwater.model.rank import EncoderUnprofiledBy
+from highwater.model.rank import EncoderUnprofiledBy, device_traits
 from highwater.model.titles import component_title
 
 # Of the growth: a component with so much is the one that grew; one with less than the minor share is not named.
@@ -61,7 +61,11 @@ def _fragmenting(case: Case) -> list[RankCase]:
         rank
         for rank in case.ranks
         if rank.now.may_fragment
-        or (has_encoder and rank.device_type == "npu" and rank.now.launch.expandable_segments is False)
+        or (
+            has_encoder
+            and rank.now.device.traits.fragments_below_allocator
+            and rank.now.launch.expandable_segments is False
+        )
     ]
 
 
@@ -129,7 +133,7 @@ def growth(case: Case) -> Finding | None:
 
 
 def meaning(component: str, device_type: str | None) -> str:
-    if component == "non_torch_bytes" and device_type == "cpu":
+    if component == "non_torch_bytes" and device_traits(device_type).is_host_memory:
         return "On CPU that is the process's heap, its libraries and its stacks; release gives back what is free in it."
     return COMPONENT_MEANING[component]
 

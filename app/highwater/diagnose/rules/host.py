@@ -11,6 +11,7 @@ from highwater.host.needs import ProcessorCaches
 from highwater.host.past import Fill, GrownPart, containers_of_engine
 from highwater.host.reading import ShmMemory
 from highwater.host.report import UNKNOWN_CONTAINER
+from highwater.model.rank import device_traits
 from highwater.model.units import size_text, span_text
 
 HOST_FULL_RATIO, HOST_HIGH_RATIO = 0.95, 0.90
@@ -70,10 +71,10 @@ def against_full_host(case: Case) -> tuple[str, ...]:
     trimmed = ("trim_host_budget",) if _spilled_bytes(case) > NOTABLE_BYTES else ()
     host = None if case.evidence is None else case.evidence.host
     if host is None or host.suspect is None:
-        queries = getattr(case.load, "mm_cache_queries", None) if host is None else host.caches.queries
+        queries = case.load.work.images if host is None else host.caches.queries
         return ("memory_limit", *(("mm_processor_cache", "reset_mm_cache") if queries else ()), *trimmed)
     is_worker = host.suspect.role == "worker" and not host.suspect.has_grown
-    on_cpu = ("cpu_kvcache_space",) if is_worker and case.device_type == "cpu" else ()
+    on_cpu = ("cpu_kvcache_space",) if is_worker and device_traits(case.device_type).is_host_memory else ()
     return (*_against(host.suspect, host.caches), *on_cpu, *trimmed)
 
 

@@ -132,7 +132,7 @@ def kv_pool(case: Case) -> Finding | None:
 
 def host_growth(case: Case) -> Finding | None:
     experiment = given(case.experiment)
-    if experiment.device.type == "cpu":
+    if experiment.device.traits.is_host_memory:
         return None
     pairs = [(same_process(experiment.ranks(BEFORE), now), now) for now in experiment.ranks(AFTER)]
     workers = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
@@ -163,7 +163,7 @@ def headroom(case: Case) -> Finding | None:
     free, point = min(room, key=lambda each: each[0])
     image = max((each.bytes for cache in experiment.caches for each in cache.largest if each.bytes), default=None)
     # The host is shared with others, and PyTorch keeps no reserve there: how many images fit is no promise.
-    images = free // image if image and experiment.device.type != "cpu" else None
+    images = free // image if image and not experiment.device.traits.is_host_memory else None
     ratio = free / (point.total_bytes or 1)
     is_tight = ratio < TIGHT_RATIO or (images is not None and images < FEW_IMAGES)
     return finding(

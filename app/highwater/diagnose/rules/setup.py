@@ -158,7 +158,7 @@ def readings(case: Case) -> Answer:
         )
     notes = sorted({f"{note.name}: {note.reason}" for rank in report.ranks for note in rank.notes})
     # A CPU has no allocator statistics; that is as it should be.
-    if notes and any(rank.device.type != "cpu" for rank in report.ranks):
+    if notes and not all(rank.device.traits.is_host_memory for rank in report.ranks):
         return finding("readings_incomplete", notes="; ".join(notes[:3]))
     return f"read {span_text(report.age_seconds)} ago"
 

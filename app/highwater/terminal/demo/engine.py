@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from highwater.engine.capabilities import EXTENSION
-from highwater.process.worker_package import copy_worker_package, package_folder
+from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package, package_folder
 from highwater.terminal.demo.process import DemoError, KeptServer, signs_of_life
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from highwater.terminal.demo.environment import EngineEnvironment
 
-SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
 START_SECONDS = 400.0
 """The time that a start may take: half a minute on two free cores, many times that where others keep them busy."""
 KV_CACHE_BYTES = 256 * 1024**2

@@ -41,7 +41,7 @@ _MORE: Final[Mapping[str, _Figure]] = {
     "host rss": lambda rank: rank.host_memory.rss_bytes,
     "host used": host_used,
 }
-# Beside the components, which `advice.COMPONENT_MEANING` explains.
+# Beside the components, which `diagnose.finding.COMPONENT_MEANING` explains.
 _MEANINGS: Final[Sequence[tuple[str, str]]] = (
     ("used", "What the driver counts on the device, other processes included; on CPU the worker's resident set."),
     (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice
@@ -20,6 +19,7 @@ from highwater.model.rank import Budget, Device, Note, Ranked, StartPhase
 from highwater.model.schema import MAX_NUMBER
 from highwater.process.flaws import flaw
 from highwater.process.untrusted import parse_json, printable
+from highwater_worker.wire import HEAD_LENGTH, ROW
 
 _MAX_TEXT = 200
 
@@ -144,8 +144,6 @@ def parse_identity(content: bytes, file_name: str) -> Identity:
 MAX_PHASES = 32
 MAX_NOTES = 32
 MAX_NOTE = 1000
-_HEAD_LENGTH = struct.Struct("<I")
-_ROW = struct.Struct("<64sQdB7x")
 
 
 class EntryRow(TypedDict):
@@ -186,7 +184,7 @@ class EntryTable:
 
     def entries(self, mono: float) -> Iterator[EntryRow]:
         """Return the valid entries, as first seen one after another; ages as of ``mono``, on the writer's clock."""
-        for name, nbytes, seen_mono, is_on_host in _ROW.iter_unpack(self.rows):
+        for name, nbytes, seen_mono, is_on_host in ROW.iter_unpack(self.rows):
             if nbytes <= MAX_NUMBER and 0 <= seen_mono <= MAX_NUMBER:
                 yield EntryRow(
                     mm_hash=printable(name.rstrip(b"\0").decode("ascii", "replace"), instead="?"),
@@ -197,12 +195,12 @@ class EntryTable:
 
 
 def parse_table(body: bytes) -> EntryTable | None:
-    if len(body) < _HEAD_LENGTH.size:
+    if len(body) < HEAD_LENGTH.size:
         return None
-    rows_at = _HEAD_LENGTH.size + _HEAD_LENGTH.unpack_from(body)[0]
-    if rows_at > len(body) or (len(body) - rows_at) % _ROW.size:
+    rows_at = HEAD_LENGTH.size + HEAD_LENGTH.unpack_from(body)[0]
+    if rows_at > len(body) or (len(body) - rows_at) % ROW.size:
         return None
-    given = json_object(body[_HEAD_LENGTH.size : rows_at])
+    given = json_object(body[HEAD_LENGTH.size : rows_at])
     try:
         head = _HEAD.validate_python(given)
     except ValidationError:

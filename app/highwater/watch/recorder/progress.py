@@ -305,6 +305,14 @@ def _hold(progress: RankProgress | None) -> tuple[str, float] | None:
     return max(holds, key=lambda hold: hold[1], default=None)
 
 
+def activity(progress: RankProgress) -> str:
+    """Return what a worker's main thread is in, and for how long."""
+    hold, age = _hold(progress), progress.last_step_age_seconds
+    if hold is not None:
+        return f"{hold[0]} for {_seconds(hold[1])}"
+    return "in no step yet" if age is None else f"in no step, the last one {_seconds(age)} ago"
+
+
 def _doing(rank: RankRecord) -> str:
     if rank.status in _WHY_LOST:
         return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}{_place(rank.progress)}"
@@ -312,11 +320,7 @@ def _doing(rank: RankRecord) -> str:
         return f"ended its recorder {_seconds(rank.age_seconds)} ago"
     if rank.progress is None:
         return "has written no sample yet"
-    hold = _hold(rank.progress)
-    if hold is not None:
-        return f"is {hold[0]} for {_seconds(hold[1])}{_place(rank.progress)}"
-    age = rank.progress.last_step_age_seconds
-    return "has begun no step yet" if age is None else f"is in no step, the last one {_seconds(age)} ago"
+    return f"is {activity(rank.progress)}{_place(rank.progress)}"
 
 
 def _place(progress: RankProgress | None) -> str:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.model.components import account
-from highwater.model.engine import Process, StartedRank
+from highwater.model.engine import StartedRank
 from highwater.model.points import MemoryPoint
-from highwater.model.rank import Device, EncoderCache, HostMemory, Note, StartPhase, TorchMemory, WorkerMemory
+from highwater.model.rank import Device, EncoderCache, HostMemory, Note, Process, StartPhase, TorchMemory, WorkerMemory
 from highwater.process.flaws import flaw
 from highwater.process.resources import STOPPED_STATES, Machine
 from highwater.process.untrusted import part
@@ -300,7 +300,7 @@ def _as_of_heartbeat(reading: WorkerMemory, sample: _Record, heartbeat: _Record,
     if encoder is not None and encoder.oldest_age_seconds is not None:
         oldest = round(encoder.oldest_age_seconds + heartbeat.mono - sample.mono, 3)
         reading = replace(reading, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
-    if reading.used_bytes is not None and reading.device.type != "cpu":
+    if reading.used_bytes is not None and not reading.device.traits.is_host_memory:
         as_of = f"as of {sample.at:.1f} (Unix seconds): this worker has done nothing since; others on its device may"
         reading = replace(reading, notes=(*reading.notes, Note(name="used_bytes", reason=as_of)))
     elif reading.used_bytes is not None and rss_bytes is not None:

@@ -12,16 +12,15 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from highwater.engine.client import Engine
+from highwater.engine.client import Engine, WorkerAnswer
 from highwater.model.points import MemoryPoint, thin
-from highwater.model.rank import rank_title
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import EngineError
 from highwater.watch.recorder.contents import Identity, RingUnusable
@@ -60,7 +59,7 @@ def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
     writing = tuple(record for record in alive if record.newest is not None)
     # A worker whose steps run where they cannot be seen has a recorder that shows little (worker_ext/README.md).
     newest = [record.newest for record in writing if record.newest is not None]
-    full = [one for one in newest if one.device.type == "cpu" or one.torch.allocated_bytes is not None]
+    full = [one for one in newest if one.device.traits.is_host_memory or one.torch.allocated_bytes is not None]
     is_complete = expected is not None and len(full) >= expected
     # Either number may be too low; a call of a worker without our operations ends the engine.
     most = max(expected or 0, ranks_expected(records) or 0)
@@ -198,27 +197,30 @@ class Recorders:
         instance = self.files.instance or secrets.token_hex(8)
         self.files.follow(instance)
         try:
-            responses = await self._start(instance)
-            names = (response.get("instance") for response in responses if response.get("ok") and response.get("other"))
+            answers = await self._start(instance)
+            names = (one.get("instance") for one in answers if one.is_ok and one.get("other"))
             other = next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
             if other is not None:
                 # Ours may run on some, also of those engines whose workers do not respond: all must have one name.
                 await self._engine.rpc("recorder_stop", {"instance": instance})
                 self.files.follow(other)
-                responses = await self._start(other)
+                answers = await self._start(other)
         except EngineError as exc:
             self._refusal = f"the recorders were not started: {exc}"
             return
-        refusals = [response for response in responses if not response.get("ok")]
-        self._started = len(responses) - len(refusals)
-        self._refusal = _refusal(refusals[0]) if refusals else self._elsewhere(responses)
+        refused = [one for one in answers if not one.is_ok]
+        self._started = len(answers) - len(refused)
+        if refused:
+            self._refusal = f"{refused[0].rank_name} did not start its recorder: {refused[0].message}"
+        else:
+            self._refusal = self._elsewhere(answers)
 
-    async def _start(self, instance: str) -> Sequence[Mapping[str, Any]]:
+    async def _start(self, instance: str) -> Sequence[WorkerAnswer]:
         payload = {"directory": str(self._folder), "instance": instance, "rate": self._rate, "seconds": self._seconds}
         return await self._engine.rpc("recorder_start", payload)
 
-    def _elsewhere(self, responses: Sequence[Mapping[str, Any]]) -> str | None:
-        named = (response.get("path") for response in responses)
+    def _elsewhere(self, answers: Sequence[WorkerAnswer]) -> str | None:
+        named = (answer.get("path") for answer in answers)
         paths = (Path(path) for path in named if isinstance(path, str) and path.isprintable())
         folder = next((path.parent for path in paths if path.parent != self._folder), None)
         if folder is None:
@@ -296,12 +298,6 @@ class Recorders:
             identity.pid: thin(samples, 2 * SAMPLES_WHOLE, recent=SAMPLES_WHOLE)
             for identity, samples in self._last_samples(instance)
         }
-
-
-def _refusal(response: Mapping[str, Any]) -> str:
-    error = response.get("error")
-    reason = error.get("message") if isinstance(error, dict) else error
-    return f"rank {rank_title(response.get('dp_rank'), response.get('rank'))} did not start its recorder: {reason}"
 
 
 def _is_within(record: RankRecord, seconds: float) -> bool:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +17,19 @@ from highwater.model.schema import MAX_NUMBER
 from highwater.process.errors import os_reason
 from highwater.process.regular import NotARegularFileError, open_regular
 from highwater.watch.recorder.contents import EntryTable, RingUnusable, json_object, parse_identity, parse_table
+from highwater_worker.wire import (
+    FRAME_HEAD,
+    FRAME_HEAD_BYTES,
+    RING_HEAD,
+    RING_HEAD_BYTES,
+    RING_MAGIC,
+    RING_VERSION,
+    STACK_HEAD,
+    Layout,
+    checked_body,
+    frame_body,
+)
 
-VERSION = 2
-MAGIC = b"HIGHWATR"
 RING_NAME = re.compile(r"highwater-([0-9a-f]{16})-([0-9]{1,10})\.ring", re.ASCII)
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -39,12 +47,6 @@ _WINDOW_BYTES = 64 * 1024
 # How many damaged slots in a row may lie between two good ones and not be taken for the end.
 _GAP_SLOTS = 4
 
-_HEADER = struct.Struct("<8sHHIIIIIII")
-_CHECKED_HEADER_BYTES = 36
-_SLOT = struct.Struct("<QII")
-_CHECKED_SLOT_BYTES = 12
-_STACK_HEAD = struct.Struct("<dd")
-
 
 @dataclass(frozen=True, slots=True)
 class WatchdogDump:
@@ -55,42 +57,14 @@ class WatchdogDump:
     text: str  # as Python's `faulthandler` writes them
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """The places of a file's parts; fields in the header's order."""
-
-    header_bytes: int
-    slot_bytes: int
-    slots: int
-    heartbeat_bytes: int
-    table_bytes: int
-    stack_bytes: int
-
-    @property
-    def tables_at(self) -> int:
-        return self.header_bytes + 2 * self.heartbeat_bytes
-
-    @property
-    def ring_at(self) -> int:
-        return self.tables_at + 2 * self.table_bytes
-
-    @property
-    def stack_at(self) -> int:
-        return self.ring_at + self.slots * self.slot_bytes
-
-    @property
-    def nbytes(self) -> int:
-        return self.stack_at + self.stack_bytes
-
-    @property
-    def is_possible(self) -> bool:
-        return (
-            self.slots > 0
-            and _MIN_SLOT_BYTES <= self.slot_bytes <= _MAX_SLOT_BYTES
-            and _MIN_AREA_BYTES <= self.heartbeat_bytes <= _MAX_HEARTBEAT_BYTES
-            and _MIN_AREA_BYTES <= self.table_bytes <= _MAX_TABLE_BYTES
-            and _MIN_AREA_BYTES <= self.stack_bytes <= _MAX_STACK_BYTES
-        )
+def _is_possible(layout: Layout) -> bool:
+    return (
+        layout.slots > 0
+        and _MIN_SLOT_BYTES <= layout.slot_bytes <= _MAX_SLOT_BYTES
+        and _MIN_AREA_BYTES <= layout.heartbeat_bytes <= _MAX_HEARTBEAT_BYTES
+        and _MIN_AREA_BYTES <= layout.table_bytes <= _MAX_TABLE_BYTES
+        and _MIN_AREA_BYTES <= layout.stack_bytes <= _MAX_STACK_BYTES
+    )
 
 
 class Ring:
@@ -152,7 +126,7 @@ class Ring:
         return json_object(body)
 
     def table(self) -> EntryTable | None:
-        newer = self._newer_of_two(self._layout.tables_at, self._layout.table_bytes, _SLOT.size, self._table)
+        newer = self._newer_of_two(self._layout.tables_at, self._layout.table_bytes, FRAME_HEAD_BYTES, self._table)
         if newer is None:
             return None
         self._table, body = newer
@@ -160,27 +134,27 @@ class Ring:
 
     def dump(self) -> WatchdogDump | None:
         """Return the stacks of a process in which no Python thread could run; ``None`` where one has run since."""
-        at, least = self._layout.stack_at, _STACK_HEAD.size + 1
+        at, least = self._layout.stack_at, STACK_HEAD.size + 1
         if len(head := self._pread(at, least)) < least or not head[-1]:
             return None
         content = self._pread(at, _MAX_DUMP_BYTES)
-        armed_mono, seconds = _STACK_HEAD.unpack_from(content)
+        armed_mono, seconds = STACK_HEAD.unpack_from(content)
         if not (0 <= armed_mono <= MAX_NUMBER and 0 <= seconds <= MAX_NUMBER):
             return None
-        text = content[_STACK_HEAD.size :].partition(b"\0")[0].decode("ascii", "replace")
+        text = content[STACK_HEAD.size :].partition(b"\0")[0].decode("ascii", "replace")
         return WatchdogDump(armed_mono, seconds, text)
 
     def _newer_of_two(self, at: int, size: int, first_bytes: int, last: int) -> tuple[int, bytes] | None:
         """Return number and body of the newer of two areas that are written in turn, if it is newer than ``last``."""
         starts = [(self._pread(start, first_bytes), start) for start in (at, at + size)]
         whole = [(content, start) for content, start in starts if len(content) == first_bytes]
-        for content, start in sorted(whole, key=lambda area: _SLOT.unpack_from(area[0])[0], reverse=True):
-            sequence, length, _ = _SLOT.unpack_from(content)
-            if sequence <= last or length > size - _SLOT.size:
+        for content, start in sorted(whole, key=lambda area: FRAME_HEAD.unpack_from(area[0])[0], reverse=True):
+            sequence, length = FRAME_HEAD.unpack_from(content)
+            if sequence <= last or length > size - FRAME_HEAD_BYTES:
                 continue
-            needed = _SLOT.size + length
+            needed = FRAME_HEAD_BYTES + length
             frame = content if needed <= first_bytes else self._pread(start, needed)
-            record = _framed(frame) if len(frame) >= needed else None
+            record = frame_body(frame) if len(frame) >= needed else None
             if record is not None:  # else it is being written, and the other area is older and good
                 return record
         return None
@@ -223,7 +197,7 @@ class Ring:
 
     def _is_written(self, sequence: int, before: int) -> bool:
         for near in range(sequence, min(sequence + _GAP_SLOTS, before)):
-            record = _framed(self._span((near - 1) % self._slots, 1))
+            record = frame_body(self._span((near - 1) % self._slots, 1))
             if record is not None:
                 return record[0] >= near
         return False
@@ -234,9 +208,9 @@ class Ring:
         span, records = self._span(index, count), []
         for place in range(count):
             offset = place * self._slot_bytes
-            if _SLOT.unpack_from(span, offset)[0] <= after:
+            if FRAME_HEAD.unpack_from(span, offset)[0] <= after:
                 continue
-            record = _framed(span[offset : offset + self._slot_bytes])
+            record = frame_body(span[offset : offset + self._slot_bytes])
             if record is not None and (record[0] - 1 - index - place) % self._slots == 0:
                 records.append(record)
         return records
@@ -260,7 +234,7 @@ def has_magic(path: Path) -> bool:
     """Return if a regular file begins as a ring of any version does. Raises RingUnusable: it cannot be opened."""
     descriptor = _open(path)
     try:
-        return os.pread(descriptor, len(MAGIC), 0) == MAGIC
+        return os.pread(descriptor, len(RING_MAGIC), 0) == RING_MAGIC
     except OSError as exc:
         raise RingUnusable(_unreadable(exc)) from exc
     finally:
@@ -276,43 +250,33 @@ def _open(path: Path) -> int:
         raise RingUnusable(_unreadable(exc)) from exc
 
 
-def _read_header(start: bytes, file_bytes: int) -> tuple[_Layout, bytes]:
+def _read_header(start: bytes, file_bytes: int) -> tuple[Layout, bytes]:
     if file_bytes > MAX_FILE_BYTES:
         raise RingUnusable(f"too large: {file_bytes} bytes")
-    if start[: len(MAGIC)] != MAGIC[: len(start)]:
+    if start[: len(RING_MAGIC)] != RING_MAGIC[: len(start)]:
         raise RingUnusable("foreign: it does not begin as a ring does")
-    version = start[len(MAGIC) : len(MAGIC) + 2]
-    if len(version) == 2 and int.from_bytes(version, "little") != VERSION:  # noqa: PLR2004 - the version's two bytes
+    version = start[len(RING_MAGIC) : len(RING_MAGIC) + 2]
+    if len(version) == 2 and int.from_bytes(version, "little") != RING_VERSION:  # noqa: PLR2004 - the version's two bytes
         raise RingUnusable(f"version {int.from_bytes(version, 'little')} unknown")
-    if len(start) < _HEADER.size:
+    if len(start) < RING_HEAD_BYTES:
         raise RingUnusable(f"truncated: {file_bytes} bytes")
-    _, _, *sizes, length, checksum = _HEADER.unpack_from(start)
-    layout = _Layout(*sizes)
-    if not layout.is_possible:
+    _, _, *sizes, length = RING_HEAD.unpack_from(start)
+    layout = Layout(*sizes)
+    if not _is_possible(layout):
         raise RingUnusable(
             f"corrupt header: {layout.slots} slots of {layout.slot_bytes} bytes after {layout.header_bytes}, "
             f"heartbeats of {layout.heartbeat_bytes}, tables of {layout.table_bytes}, stacks of {layout.stack_bytes}"
         )
-    if length > layout.header_bytes - _HEADER.size:
+    if length > layout.header_bytes - RING_HEAD_BYTES:
         raise RingUnusable(f"corrupt identity: {length} bytes in a header of {layout.header_bytes}")
     if file_bytes < layout.header_bytes:
         raise RingUnusable(f"truncated: {file_bytes} bytes, less than its header")
-    identity = start[_HEADER.size : _HEADER.size + length]
-    if zlib.crc32(identity, zlib.crc32(start[:_CHECKED_HEADER_BYTES])) != checksum:
+    identity = checked_body(start, RING_HEAD.size, length)
+    if identity is None:
         raise RingUnusable("corrupt identity: its checksum does not fit")
     if file_bytes < layout.nbytes:
         raise RingUnusable(f"truncated: {file_bytes} bytes of {layout.nbytes}")
     return layout, identity
-
-
-def _framed(slot: bytes) -> tuple[int, bytes] | None:
-    sequence, length, checksum = _SLOT.unpack_from(slot)
-    body = slot[_SLOT.size : _SLOT.size + length]
-    if not sequence or len(body) < length:
-        return None
-    if zlib.crc32(body, zlib.crc32(slot[:_CHECKED_SLOT_BYTES])) != checksum:
-        return None
-    return sequence, body
 
 
 def _decoded(records: Iterable[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:

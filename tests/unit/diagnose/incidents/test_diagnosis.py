@@ -18,7 +18,7 @@ from highwater.diagnose.rules.book import RULES, judged
 from highwater.host.needs import CacheCopy, ProcessorCaches
 from highwater.host.past import Fill, GrownPart, HostFacts
 from highwater.host.reading import HostReading, ProcessMemory
-from highwater.model.engine import EngineLoad, EngineStatus
+from highwater.model.engine import EngineLoad, EngineStatus, WorkCounts
 from highwater.model.growth import Growth, GrowthRate, SeriesGrowth
 from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus, RankPressure, RuleStatus
@@ -462,6 +462,14 @@ def test_the_process_that_grew_is_named_and_its_advice_is_for_it():
     assert found("killed_by_kernel", filled).advice == (
         *(ADVICE[name] for name in ("memory_limit", "mm_processor_cache", "reset_mm_cache")),
     )
+
+
+def test_the_processor_cache_is_advised_about_where_the_engine_counts_images_and_the_host_was_not_read():
+    given = evidence("died", oom_kills=OomKills(count=1, where="counted"))
+    served = replace(given, engine=replace(given.engine, work=WorkCounts(images=9.0, new_images=9.0)))
+    processor_cache = ADVICE["mm_processor_cache"], ADVICE["reset_mm_cache"]
+    assert found("killed_by_kernel", served).advice == (ADVICE["memory_limit"], *processor_cache)
+    assert found("killed_by_kernel", given).advice == (ADVICE["memory_limit"],)
 
 
 def test_of_a_kill_within_seconds_the_largest_is_named():

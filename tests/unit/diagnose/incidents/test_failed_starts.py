@@ -17,6 +17,7 @@ from highwater.host.reader import HostReader
 from highwater.model.policy import PolicyStatus
 from highwater.model.report import Report
 from highwater.model.units import MIB
+from highwater.process.clocks import Clocks
 from tests.fakes.engine import core_on
 from tests.unit.host.recorded import BOOT, machine, record, write
 
@@ -42,8 +43,7 @@ class Pod:
             self.log.touch()
         reader = HostReader(
             self.folder,
-            clock=self.core.wall,
-            monotonic=self.clock,
+            clocks=Clocks(self.clock, self.core.wall),
             root=machine(path / "root"),
             shm=path,
         )
@@ -52,8 +52,7 @@ class Pod:
         self.incidents = Incidents(
             IncidentStore(path / "incidents"),
             engine_log=self.log if log else None,
-            clock=self.core.wall,
-            monotonic=self.clock,
+            clocks=Clocks(self.clock, self.core.wall),
         )
         self.box = IncidentWatcher(
             self.incidents,

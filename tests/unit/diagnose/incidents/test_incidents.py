@@ -30,7 +30,7 @@ class Told:
         self.clock = FakeClock(AT)
         self.store = IncidentStore(folder)
         self.log = log
-        self.incidents = Incidents(self.store, engine_log=log, clock=self.clock)
+        self.incidents = Incidents(self.store, engine_log=log, clocks=Clocks(wall=self.clock))
 
     async def open(self, kind="died", *ranks, **changes):
         return await self.incidents.open_incident(evidence(kind, *ranks, **{"at": self.clock.now} | changes))

@@ -9,6 +9,7 @@ import pytest
 from highwater.diagnose.incident import OomKills
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory
+from highwater.process.clocks import Clocks
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import reading
 
@@ -47,7 +48,7 @@ def left(kills: int | None, *, key: str = "engine", age: float = 4.0, **changes)
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_rise_between_two_looks_is_told_for_a_minute(version):
     clock = FakeClock()
-    watch = OomKillWatch(clock)
+    watch = OomKillWatch(Clocks(clock))
     assert (watch.recent(), watch.total) == (None, None)
     watch.look(seen(7, version=version))
     assert (watch.recent(), watch.total) == (None, 0)
@@ -61,7 +62,7 @@ def test_a_rise_between_two_looks_is_told_for_a_minute(version):
 
 def test_the_next_life_adds_to_the_total():
     """Its container counts from 0, also where a kill was counted before its first look."""
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     for kills, key in ((0, "first"), (1, "first"), (0, "second"), (2, "second"), (1, "third")):
         watch.look(seen(kills, key=key))
     assert watch.total == 4
@@ -80,14 +81,14 @@ def test_the_next_life_adds_to_the_total():
     ],
 )
 def test_the_dead_of_a_container_have_left_its_count(changes, count):
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     watch.look(left(**{"kills": 1} | changes))
     recent = watch.recent()
     assert (None if recent is None else recent.count) == count
 
 
 def test_an_old_count_on_a_bare_machine_is_no_kill_and_its_rise_is():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     watch.look(seen(5, is_private=False, sees="sidecar"))
     watch.look(left(5, is_private=False))
     assert watch.recent(left(5, is_private=False)) is None
@@ -96,7 +97,7 @@ def test_an_old_count_on_a_bare_machine_is_no_kill_and_its_rise_is():
 
 
 def test_the_sidecars_own_group_says_nothing_of_another_container():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     for kills in (0, 1):
         own = container(kills, "sidecar", sees="sidecar")
         watch.look(replace(seen(0), other_containers=(own,)))
@@ -107,7 +108,7 @@ def test_the_sidecars_own_group_says_nothing_of_another_container():
 
 
 def test_none_was_counted_only_where_the_counter_was_read_after_the_end():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     watch.look(seen(0))
     assert watch.recent(seen(0)) is None
     assert watch.recent(left(0)) is None
@@ -118,14 +119,14 @@ def test_none_was_counted_only_where_the_counter_was_read_after_the_end():
 
 @pytest.mark.parametrize("silent", [25.0, 300.0])
 def test_a_process_that_was_silent_long_before_is_not_the_end(silent):
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     watch.look(seen(0))
     whole = replace(left(0), ended=left(0, age=4.0).ended + left(0, age=silent).ended)
     assert watch.recent(whole) is None
 
 
 def test_the_container_of_the_life_before_says_nothing():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     before = [replace(one, started=100) for age in (12.0, 17.0) for one in left(0, key="before", age=age).ended]
     watch.look(seen(0))
     now = replace(seen(0), processes=tuple(replace(one, started=900) for one in seen(0).processes))
@@ -134,13 +135,13 @@ def test_the_container_of_the_life_before_says_nothing():
 
 @pytest.mark.parametrize(("age", "total"), [(20.0, 1), (130.0, 0)])
 def test_a_kill_long_before_the_sidecar_began_is_history(age, total):
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     watch.look(left(1, age=age, kept_bytes=990))
     assert watch.total == total
 
 
 def test_many_looks_at_one_container_are_one_kill():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     watch.look(seen(0))
     both = replace(seen(1), ended=left(0).ended)
     for _ in range(3):
@@ -149,7 +150,7 @@ def test_many_looks_at_one_container_are_one_kill():
 
 
 def test_two_engines_in_one_folder_have_counters_of_their_own():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     for kills in (0, 1):
         watch.look(
             HostReading(
@@ -163,7 +164,7 @@ def test_two_engines_in_one_folder_have_counters_of_their_own():
 
 
 def test_forged_counters_cost_a_bounded_amount():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     for number in range(600):
         watch.look(left(2**62, key=f"c{number}"))
     assert len(watch._counts) == 256
@@ -171,14 +172,14 @@ def test_forged_counters_cost_a_bounded_amount():
 
 
 def test_a_rank_that_lives_on_tells_it():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     watch.notice([rank(0, 1), rank(1, 1), rank(2, None)])
     watch.notice([rank(0, 2), rank(1, 2), rank(2, None)])
     assert (watch.recent(), watch.total) == (OomKills(count=1, where="counted where rank 0 runs"), 1)
 
 
 def test_a_rank_that_outlived_the_end_tells_that_none_was_counted():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     watch.notice([rank(0, 0)])
     assert watch.recent() is None
     assert watch.recent(alive=[rank(0, 0)]) == OomKills(count=0, where="counted where rank 0 runs")
@@ -186,7 +187,7 @@ def test_a_rank_that_outlived_the_end_tells_that_none_was_counted():
 
 def test_a_new_containers_count_is_no_rise():
     """It begins at 0."""
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     for kills in (3, 0, 0):
         watch.notice([rank(0, kills)])
     assert (watch.recent(), watch.total) == (None, 0)
@@ -195,14 +196,14 @@ def test_a_new_containers_count_is_no_rise():
 @pytest.mark.parametrize(("dp_rank", "number", "name"), [(0, 1, "rank 1"), (1, 0, "rank 1.0")])
 def test_a_rank_of_the_second_engine_is_named_with_it(dp_rank, number, name):
     """Each engine numbers its ranks from 0."""
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     for kills in (1, 2):
         watch.notice([rank(0, 1), replace(rank(number, kills), dp_rank=dp_rank)])
     assert watch.recent() == OomKills(count=1, where=f"counted where {name} runs")
 
 
 def test_a_rank_alone_counts_where_no_container_of_the_engine_is_seen():
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     for kills in (0, 1):
         watch.look(HostReading(taken_at=1.0))
         watch.notice([rank(0, kills)])
@@ -211,7 +212,7 @@ def test_a_rank_alone_counts_where_no_container_of_the_engine_is_seen():
 
 @pytest.mark.parametrize(("pid", "total"), [(90, 2), (95, 1)])
 def test_the_next_containers_count_is_the_engines(pid, total):
-    watch = OomKillWatch(FakeClock())
+    watch = OomKillWatch(Clocks(FakeClock()))
     for kills in (0, 1):
         watch.notice([replace(rank(0, kills), pid=90, pid_started=100)])
     for _ in range(2):

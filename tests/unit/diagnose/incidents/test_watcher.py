@@ -20,9 +20,10 @@ from highwater.engine.client import Engine
 from highwater.host.needs import ProcessorCaches
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
-from highwater.model.engine import EngineStatus, StartedRank, StartFailure
+from highwater.model.engine import EngineState, EngineStatus, StartedRank, StartFailure
 from highwater.model.policy import PolicyStatus
 from highwater.model.report import Event, Report
+from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineUnresponsive
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 from tests.fakes.recorders import phase
@@ -37,12 +38,12 @@ class Boxed:
 
     def __init__(self, core: Core, folder: Path | None, log: Path | None = None) -> None:
         self.core, self.fake, self.clock = core, core.fake, core.clock
-        self.oom_kills = OomKillWatch(core.clock)
+        self.oom_kills = OomKillWatch(Clocks(core.clock))
         self.host: HostFacts | Exception | None = None
         self.pod: Pod | None = None
         self.errors = 0
         self.stopped: tuple[ProcessMemory, ...] = ()
-        self.incidents = Incidents(IncidentStore(folder), engine_log=log, clock=core.clock, monotonic=core.clock)
+        self.incidents = Incidents(IncidentStore(folder), engine_log=log, clocks=Clocks(core.clock, core.clock))
         self.box = IncidentWatcher(
             self.incidents,
             core.history,
@@ -338,6 +339,32 @@ async def test_an_engine_whose_workers_are_all_gone_has_died_once(one):
     assert one.core.poller.current().engine.state == "gone"
     incident = await one.only()
     assert (incident.kind, incident.count) == ("died", 1)
+
+
+async def test_an_end_is_told_once_though_the_api_server_answers_on_for_a_while(boxed):
+    """As after a kill on a busy machine: refused twice, then answered with calls that are late, and gone again."""
+    one = boxed(recorders=False)
+    await one.come_up()
+    await one.die()
+    await see(one, "busy", "not_answering", "gone")
+    assert [(one.kind, one.count) for one in await one.incidents.headlines()] == [("died", 1)]
+
+
+async def test_an_engine_that_goes_on_after_its_end_was_told_may_hang_and_end_again(boxed):
+    one = boxed(recorders=False)
+    await one.come_up()
+    await one.die()
+    await see(one, "ready", "not_answering", "ready", "gone")
+    assert await one.kinds() == ["died", "hung", "died"]
+
+
+async def see(one: Boxed, *states: EngineState) -> None:
+    """Let the watcher have reports of the same engine in these states, one after the other."""
+    for state in states:
+        one.clock.now += 90.0
+        report = one.core.poller.current()
+        one.box.notice(replace(report, engine=replace(report.engine, state=state)))
+        await one.write()
 
 
 async def test_an_api_server_that_outlives_the_workers_it_has_ended_is_no_incident(boxed, tmp_path):
@@ -667,7 +694,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     assert [(rank.rank, rank.pid, rank.status) for rank in incident.ranks] == [(0, 4242, "alive"), (1, 4243, "dead")]
     assert first.stack == second.stack == ("attention.py:7 forward", "model.py:3 run")
     assert (first.step_seconds, second.step_seconds) == (pytest.approx(5.5), pytest.approx(3.0))
-    assert first.doing == "in a step for 5.5 s"
+    assert first.doing == "in one step for 5.5 s"
     assert (first.reading.used_bytes, first.reading.source) == (USED_AFTER, "recorder")
     assert (len(first.entries), first.entries[0].bytes) == (20, IMAGE_BYTES)
     assert [point.used_bytes for point in first.series][::2][:2] == [USED_READY, USED_AFTER]
@@ -906,7 +933,7 @@ async def test_a_start_that_the_log_says_nothing_of_is_told_when_the_next_one_wr
     log = tmp_path / "vllm.log"
     log.write_text("")
     one = boxed(log=log, recorders=False)
-    one.box._is_start_under_way = lambda: is_next
+    one.box._starts._is_start_under_way = lambda: is_next
     one.fake.down = True
     report = await one.core.tick()
     failure = StartFailure(
@@ -924,7 +951,7 @@ async def test_a_start_whose_log_began_again_is_told_at_once(boxed, tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text("")
     one = boxed(log=log, recorders=False)
-    one.box._log_says_start_failed = lambda _: False
+    one.box._starts._log_says_failed = lambda _: False
     begun = iter([(), (FailedStart(id="a"),)])
 
     async def failed_starts(*, at_once: bool) -> tuple[FailedStart, ...]:

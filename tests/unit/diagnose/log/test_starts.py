@@ -12,6 +12,7 @@ from highwater.diagnose.log.messages import KNOWN, recognized
 from highwater.diagnose.log.reader import LOOK_BYTES, FollowedLog, Reader, read_tail
 from highwater.diagnose.log.starts import EngineLog, header_of, says_ready
 from highwater.model.engine import EngineStatus
+from highwater.process.clocks import Clocks
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank
 from tests.unit.diagnose.log.prefixes import PREFIXES, parse, run_of, vllm_json
@@ -508,7 +509,7 @@ def test_of_an_engine_that_ran_no_other_starts_lines_are_looked_at(tmp_path):
 async def test_a_message_of_an_earlier_life_is_no_cause(tmp_path, request):
     path = tmp_path / "engine.log"
     path.write_text(f"{OOM}\n")
-    incidents = Incidents(IncidentStore(None), engine_log=path, clock=FakeClock(AT), monotonic=FakeClock())
+    incidents = Incidents(IncidentStore(None), engine_log=path, clocks=Clocks(FakeClock(), FakeClock(AT)))
     request.addfinalizer(incidents.close)
     await incidents.begin_life()
     with path.open("a") as log:
@@ -527,7 +528,7 @@ class Told:
         self.incidents = self.another(folder)
 
     def another(self, folder) -> Incidents:
-        self.all.append(Incidents(IncidentStore(folder), engine_log=self.path, clock=self.clock, monotonic=self.clock))
+        self.all.append(Incidents(IncidentStore(folder), engine_log=self.path, clocks=Clocks(self.clock, self.clock)))
         return self.all[-1]
 
     async def fail(self, *lines: str, seconds: float = 60.0, by: Incidents | None = None) -> None:
@@ -661,7 +662,7 @@ async def test_of_a_hang_the_log_is_read_again_after_vllm_says_so(told):
 async def test_incidents_are_counted_by_kind_and_a_restart_remembers(told, tmp_path):
     """Also those that made room: a count that falls would look like a burst of new ones."""
     store = IncidentStore(tmp_path / "incidents", keep=2)
-    incidents = Incidents(store, clock=told.clock)
+    incidents = Incidents(store, clocks=Clocks(wall=told.clock))
     assert incidents.counts == {"died": 0, "hung": 0, "out_of_memory": 0, "start_failed": 0}
     for _ in range(5):
         told.clock.advance(100.0)
@@ -670,5 +671,5 @@ async def test_incidents_are_counted_by_kind_and_a_restart_remembers(told, tmp_p
     await incidents.complete(at_once=True)
     assert incidents.counts["died"] == 5
     assert len(await incidents.headlines()) == 2
-    again = Incidents(IncidentStore(tmp_path / "incidents", keep=2), clock=told.clock)
+    again = Incidents(IncidentStore(tmp_path / "incidents", keep=2), clocks=Clocks(wall=told.clock))
     assert again.counts == {"died": 5, "hung": 0, "out_of_memory": 0, "start_failed": 0}

@@ -423,7 +423,7 @@ def test_only_a_loop_that_goes_on_is_starved():
         (stepping(seconds=2, stack=("a.py:8 forward",)), "rank 0 is in one step for 2.0 s, at a.py:8 forward"),
         (calling(12, rpc="release"), "rank 0 is in our call release for 12 s"),
         (QUIET, "rank 0 is in no step, the last one 600 s ago"),
-        (NEVER, "rank 0 has begun no step yet"),
+        (NEVER, "rank 0 is in no step yet"),
         (untold(0), "rank 0 has written no sample yet"),
         (lost("ended", 3, 0), "rank 0 ended its recorder 3.0 s ago"),
         (lost("silent", 3, 0), "rank 0 has written nothing for 3.0 s"),

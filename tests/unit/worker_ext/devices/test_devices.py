@@ -33,7 +33,7 @@ def test_every_call_names_the_workers_device(kind, torch_device):
     """One without an index would make a context on device 0 in every rank."""
     module = torch_device(kind)
     worker = fake_worker(kind, 5)
-    for op in ("hello", "memory", "release"):
+    for op in ("memory", "release"):
         ask(worker, op)
     assert {index for name, index in module.calls if name != "empty_cache"} == {5}
 
@@ -139,7 +139,7 @@ def test_an_integrated_gpu_without_proc_is_its_drivers_word(torch_device, machin
 
 
 def identity(kind, index=1):
-    device = ask(fake_worker(kind, index), "hello")["device"]
+    device = ask(fake_worker(kind, index), "memory")["device"]
     return device["uuid"], device["physical_index"]
 
 
@@ -214,7 +214,7 @@ def test_a_device_that_was_taken_away_is_not_asked(state, torch_device):
     answer = ask(worker, "memory")
     assert (answer["total_bytes"], answer["free_bytes"], answer["used_bytes"]) == (None, None, None)
     assert [note["name"] for note in answer["notes"]] == ["total_bytes"]
-    assert ask(worker, "hello")["device"]["type"] == "cuda"
+    assert ask(worker, "memory")["device"]["type"] == "cuda"
     assert module.looks == 0
     assert "suspended by ProcessCheckpoint" in refusal(worker, "release")
     assert not {"mem_get_info", "empty_cache"} & {name for name, _ in module.calls}

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.encoder_cache.spilling_dict import read_entries
+from highwater_worker.engine_view import encoder_cache_kind
 from highwater_worker.operations import reading
 from highwater_worker.recorder import encoder_index
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
@@ -98,7 +99,7 @@ def test_runner_v2_keeps_its_outputs_one_deeper(outputs):
     answer = ask(worker, "encoder_cache")
     # It keeps no budget: a step alone would be too little where one item is larger.
     assert (answer["present"], answer["entries_total"], answer["capacity_embeds"]) == (True, len(outputs), None)
-    assert ask(worker, "hello")["encoder_cache_kind"] == "encoder_outputs"
+    assert encoder_cache_kind(worker) == "encoder_outputs"
 
 
 def test_a_model_without_one_says_so():

@@ -90,7 +90,7 @@ def test_what_is_no_json_is_refused(payload):
 
 
 def test_an_operation_without_arguments_takes_none():
-    answer = json.loads(fake_worker().highwater_rpc("hello", '{"limit": 1}'))
+    answer = json.loads(fake_worker().highwater_rpc("budget", '{"limit": 1}'))
     assert answer["error"] == {
         "code": "bad_payload",
         "message": "payload key 'limit' is unknown; known keys: none",

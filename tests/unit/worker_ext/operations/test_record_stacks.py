@@ -79,7 +79,7 @@ def test_any_operation_ends_it(module, clock):
     worker = steps(fake_worker())
     asked(worker)
     clock(601)
-    ask(worker, "hello")
+    ask(worker, "budget")
     assert module.history == [ON, OFF]
 
 

@@ -418,6 +418,7 @@ def test_an_entry_keeps_its_age_wherever_it_lies(monkeypatch):
 def configured(**config):
     worker = worker_with(tensors())
     vars(worker.vllm_config).update(config)
+    worker.parallel_config = worker.vllm_config.parallel_config  # one object, as vLLM's workers have it
     return worker
 
 

@@ -24,7 +24,7 @@ from highwater_worker.operations.operation import Operation, parse_payload
 from highwater_worker.recorder.begin import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
 from highwater_worker.recorder.stacks import Watchdog
-from highwater_worker.wire import Layout, Options, make_ring
+from highwater_worker.wire import EXTENSION_VERSION, Layout, Options, make_ring
 from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, refusal
 from tests.unit.worker_ext.ring_bytes import file_bytes, heartbeat, parse, records, table, watchdog
 
@@ -104,7 +104,7 @@ def test_the_files_head_says_who_writes_it(worker, start, tmp_path):
         "ranks_expected": 12,
         "rate": 2.5,
         "seconds": 120.0,
-        "extension": ask(worker, "hello")["extension_version"],
+        "extension": EXTENSION_VERSION,
         "data_parallel": 3,
         "pipeline_parallel": 2,
         "tensor_parallel": 2,
@@ -237,7 +237,7 @@ def test_a_thread_that_is_held_is_not_waited_for(worker, tmp_path, monkeypatch):
     monkeypatch.setattr("highwater_worker.writer._STOP_SECONDS", 0.0)
     let_go = threading.Event()
     options = Options(tmp_path, INSTANCE, 10.0, 10.0)
-    ring = make_ring(options.path(1), b"{}", Layout(5, 0))
+    ring = make_ring(options.path(1), b"{}", Layout.of(5, 0))
     recorder = Recorder(worker, ring, options, wait=lambda _: let_go.wait(30))
     recorder.start(Notes())
     assert recorder.stop() is False
@@ -264,7 +264,7 @@ def test_an_operation_is_shown_while_it_runs(worker, start, monkeypatch):
 def test_an_operation_ends_with_a_sample(worker, start, tmp_path):
     start()
     worker.model_runner.encoder_cache["a"] = FakeTensor(10)
-    ask(worker, "hello")
+    ask(worker, "budget")
     last = records(tmp_path / NAME)[-1]
     assert (last["memory"]["encoder_cache"]["entries"], last["moving"]["rpc"]) == (1, None)
     assert table(tmp_path / NAME)[0]["total"] == 1
@@ -359,7 +359,7 @@ def recorder_on(
 ) -> tuple[Recorder, Path]:
     """A recorder whose thread is the test; it counts the worker's steps."""
     options = Options(folder, INSTANCE, rate, 10.0)
-    ring = make_ring(options.path(os.getpid()), b"{}", Layout(100, 4096))
+    ring = make_ring(options.path(os.getpid()), b"{}", Layout.of(100, 4096))
     recorder = Recorder(
         worker, ring, options, clock=time, wall_clock=lambda: 5e8 + time.now, wait=time.wait, in_memory=in_memory,
         watchdog=Watchdog(ring, gives_way=True),
@@ -586,7 +586,7 @@ def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
             beat()
 
     def step(plan: object) -> object:
-        with recorder.operation("hello"):
+        with recorder.operation("budget"):
             beat()
         return Output()
 
@@ -601,7 +601,7 @@ def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
         "step_seconds": 0.25,
         "last_step_mono": 1000.0,
         "output_seconds": None,
-        "rpc": "hello",
+        "rpc": "budget",
         "rpc_seconds": 0.25,
         "call": None,
         "call_seconds": None,

@@ -29,7 +29,7 @@ def timer(monkeypatch):
 
 @pytest.fixture
 def watchdog(path, timer):
-    ring = make_ring(path, b"{}", Layout(3, 0))
+    ring = make_ring(path, b"{}", Layout.of(3, 0))
     watchdog = Watchdog(ring)
     watchdog.start()
     yield watchdog
@@ -63,7 +63,7 @@ def test_ours_gives_way_for_good(watchdog, timer, call):
 def test_afterwards_the_module_is_as_it_was(path, timer):
     """What somebody has put over ours since stays."""
     before = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
-    watchdog = Watchdog(make_ring(path, b"{}", Layout(3, 0)))
+    watchdog = Watchdog(make_ring(path, b"{}", Layout.of(3, 0)))
     watchdog.start()
     assert faulthandler.dump_traceback_later is not before[0]
     faulthandler.cancel_dump_traceback_later = somebody = lambda: None
@@ -80,7 +80,7 @@ def test_under_pytest_the_timer_is_taken(monkeypatch):
 def test_one_that_gives_way_from_the_start_touches_nothing(path, timer):
     """Not even what it would notice others by."""
     before = faulthandler.dump_traceback_later
-    watchdog = Watchdog(make_ring(path, b"{}", Layout(3, 0)), gives_way=True)
+    watchdog = Watchdog(make_ring(path, b"{}", Layout.of(3, 0)), gives_way=True)
     watchdog.start()
     watchdog.push(100.0)
     watchdog.stop()
