@@ -44,7 +44,6 @@ OWN_PATHS = {
     "/memory/incidents": {"get"},
     "/memory/incidents/{incident_id}": {"get"},
     "/memory/marks": {"post"},
-    "/memory/requests": {"get"},
     "/memory/plan": {"post"},
     "/memory/reclaim": {"post"},
     "/memory/snapshot": {"post"},
