@@ -130,7 +130,6 @@ def test_the_report_knows_the_engine(recorded: Recorded) -> None:
 
 
 def test_the_engines_story_is_marked(recorded: Recorded) -> None:
-    """The start and the end of the load are marks, which `highwater status --since` understands."""
     events: list[dict[str, Any]] = recorded.sidecar.call("GET", "/memory/events?limit=200")["events"]
     marks = [event["summary"] for event in reversed(events) if event["kind"] == "mark"]
     assert [mark.partition("' at")[0].rpartition(": ")[2] for mark in marks] == ["load starts", "load ended", "settled"]

@@ -14,7 +14,6 @@ PATH = "/memory/plan"
 
 
 def test_as_it_runs_the_plan_has_the_engines_own_blocks(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """As its metrics show them."""
     with urllib.request.urlopen(f"{engine.url}/metrics", timeout=60) as answer:
         shown = re.search(r'cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', answer.read().decode())
     assert shown is not None

@@ -125,7 +125,6 @@ async def test_the_cache_is_listed_entry_by_entry(engine: DemoEngine, sidecar: D
 
 
 async def test_images_through_the_proxy_by_the_real_client(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """The OpenAI client streams an image request through the sidecar, and gets the text that it gets directly."""
     content = [
         {"type": "image_url", "image_url": {"url": image_url(77)}},
         {"type": "text", "text": "What is this?"},

@@ -365,7 +365,6 @@ class TestRequestIds:
         assert 8 <= len(ours) <= 128
 
     async def test_two_of_them_are_one_in_the_end(self, through, engine):
-        """No server downstream has to choose between two."""
         answer = await through.ask("GET", "/v1/x", ("x-request-id", "one"), ("x-request-id", "two"))
         (ours,) = engine.calls[0].header("x-request-id")
         assert answer.header("x-request-id") == [ours]

@@ -193,7 +193,6 @@ def error(answer: httpx.Response) -> tuple[int, str]:
 
 @shares
 async def test_the_paths_are_the_promised_ones(shared):
-    """Ours and no others; the engine's /openapi.json stays the engine's."""
     page = (await shared.client.get("/memory/openapi.json")).json()
     assert {path: set(methods) for path, methods in page["paths"].items()} == OWN_PATHS
     assert "/collective_rpc" in (await shared.client.get("/openapi.json")).json()["paths"]
@@ -204,7 +203,6 @@ async def test_the_paths_are_the_promised_ones(shared):
 
 @shares
 async def test_the_report_over_a_real_connection(shared):
-    """Nothing replaced: sidecar, control connection, engine."""
     report = (await shared.client.get("/memory")).json()
     assert (report["engine"]["state"], report["ranks_reported"]) == ("ready", 2)
     assert 0 < report["sidecar_started_at"] < report["taken_at"]
@@ -225,7 +223,6 @@ async def test_the_report_counts_what_passed_the_proxy():
 
 
 async def test_the_report_in_json(running):
-    """Bytes are integers, the components sum to what is used, and nothing is missing."""
     running.fake.serve_images()
     await running.poll()
     answer = await running.client.get("/memory")
@@ -258,7 +255,6 @@ def _no_worker_is_silent(monkeypatch):
 
 @pytest.mark.usefixtures("_no_worker_is_silent")
 async def test_the_report_of_recorded_workers(tmp_path):
-    """Every rank, also of the engines that no call reaches; whether they move; and at the recorders' own rate."""
     fake = FakeEngine(tensor_parallel=1, data_parallel=2)
     async with sidecar_before(fake, recorder_dir=tmp_path) as running:
         missing = (await running.client.get("/memory")).json()["ranks_missing"]
@@ -324,7 +320,6 @@ async def test_a_mark_is_taken_now(running):
 
 
 async def test_the_entries_of_the_encoder_cache(running):
-    """Each rank's, largest first, with its totals; limit cuts the list and not the totals."""
     running.fake.serve_images(2, size=10)
     running.fake.serve_images(1, size=30)
     first, second = (await running.client.get("/memory/encoder-cache?limit=2")).json()["ranks"]
@@ -335,7 +330,6 @@ async def test_the_entries_of_the_encoder_cache(running):
 
 
 async def test_the_entries_of_one_rank_by_age(running):
-    """Oldest first; one rank alone."""
     running.fake.serve_images(3, size=10)
     worker = running.fake.workers[1]
     worker.seen_at = {name: 1000.0 * number for number, name in enumerate(worker.entries)}
@@ -345,7 +339,6 @@ async def test_the_entries_of_one_rank_by_age(running):
 
 
 async def test_without_the_token_no_worker_is_asked_for_entries():
-    """Empty at first, with how to get them; then what somebody with the token caused to be read, with its age."""
     fake = FakeEngine()
     fake.serve_images(3)
     async with sidecar_before(fake, admin_token=TOKEN) as sidecar:
@@ -391,7 +384,6 @@ async def test_entries_of_recorders_need_no_worker(tmp_path):
 
 @pytest.mark.usefixtures("_no_worker_is_silent")
 async def test_entries_of_one_recorder_are_not_hidden_by_old_answers(tmp_path):
-    """Without the token: the recorder's as they are now, the other worker's as last read; until then it is named."""
     fake = FakeEngine()
     fake.serve_images(3)
     fake.workers[1].recorder.refuses = "OSError: no space left on device"
@@ -441,7 +433,6 @@ async def test_entries_of_an_engine_that_is_gone_are_not_available(running):
 
 
 async def test_the_history_since_a_mark_and_by_step(running):
-    """Readings oldest first, the events of that span, the marks."""
     await running.client.post("/memory/marks", json={"name": "m"})
     running.fake.serve_images()
     await running.poll()
@@ -466,7 +457,6 @@ async def test_events_newest_first(running):
 
 
 async def test_reports_and_events_live(running):
-    """The report now, and then what happens, as it happens; ids are the events'."""
     headers = {"Accept": "text/event-stream"}
     async with running.client.stream("GET", "/memory/events", headers=headers) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -605,7 +595,6 @@ async def test_a_safe_prefix_reset_never_preempts(running):
 
 
 async def test_a_trim_with_its_target(running):
-    """As an object in the list; the answer tells what each worker did."""
     running.fake.serve_images()
     wish = {"remedy": "trim_encoder_cache", "keep_bytes": 10 * IMAGE_BYTES}
     (result,) = (await running.client.post("/memory/reclaim", json={"remedies": [wish]})).json()["results"]
@@ -620,7 +609,6 @@ async def test_a_trim_with_its_target(running):
 
 @pytest.mark.parametrize("path", ["/reset_mm_cache", "/memory/reclaim"])
 async def test_an_engine_that_is_down_is_503_and_an_event(running, path):
-    """Nothing hangs, and the attempt is on record."""
     running.fake.down = True
     await running.poll()
     status, message = error(await running.client.post(path))
@@ -631,7 +619,6 @@ async def test_an_engine_that_is_down_is_503_and_an_event(running, path):
 
 
 async def test_an_engine_that_goes_in_the_middle_of_a_reset_is_503(running):
-    """The answer has what was known before, and nothing made up."""
     running.fake.late = {"/reset_encoder_cache"}
     answer = await running.client.post("/reset_encoder_cache")
     assert (answer.status_code, answer.json()["outcome"]) == (503, "failed")
@@ -653,7 +640,6 @@ async def test_the_policy_is_shown_with_its_state():
 
 
 async def test_a_changed_policy_acts(running):
-    """PUT, traffic, and the reset comes by itself; its decisions are shown."""
     put = await running.client.put("/policy", json={"rules": [RULE]})
     assert (put.status_code, put.json()["rules"][0]["remedies"]) == (
         200,
@@ -695,7 +681,6 @@ async def test_metrics_are_of_the_last_report(running):
 
 
 async def test_health_tells_the_two_apart(running):
-    """Liveness never depends on the engine; readiness says why not."""
     assert (await running.client.get("/readyz")).json() == {"ready": True, "engine": "ready", "reason": None}
     running.fake.down = True
     await running.poll()
@@ -740,7 +725,6 @@ async def test_no_probe_restarts_an_engine_whose_loop_runs_and_schedules_nothing
 
 
 async def test_a_dead_engine_leaves_an_incident(running):
-    """Noticed by a poll, written by a task of its own, told as an event, shown while the engine is gone."""
     assert (await running.client.get("/memory/incidents")).json()["incidents"] == []
     async with running.client.stream("GET", "/memory/events", headers={"Accept": "text/event-stream"}) as stream:
         messages = messages_of(stream)
@@ -757,7 +741,6 @@ async def test_a_dead_engine_leaves_an_incident(running):
 
 @shares
 async def test_what_is_beneath_the_incidents_is_ours(shared):
-    """Whatever stands there is never proxied."""
     for path in ("/memory/incidents/none", "/memory/incidents/a/b", "/memory/incidents/%2e%2e%2fv1%2fmodels"):
         assert error(await shared.client.get(path))[0] == 404
     assert error(await shared.client.delete("/memory/incidents"))[0] == 405
@@ -1010,7 +993,6 @@ async def test_a_clients_own_key_passes_on_the_data_plane(guarded):
     ids="+".join,
 )
 async def test_where_loopback_is_trusted_only_this_machine_may(shared, method, path, body, header):
-    """Neither who came through a reverse proxy, nor a web page in the operator's browser."""
     status, message = error(await shared.client.request(method, path, json=body, headers=header))
     assert (status, "highwater token" in message) == (401, True)
     assert shared.fake.resets() == []
@@ -1067,7 +1049,6 @@ async def test_the_engines_configuration_where_it_has_none_or_is_gone():
     ],
 )
 async def test_no_trick_reaches_the_workers(shared, target):
-    """Whatever is written as the path, the engine does not see it."""
     body = b'{"method": "shutdown"}'
     assert await shared.raw("POST", target, ("content-type", "application/json"), body=body) in {400, 403, 404}
     assert not any(b"shutdown" in call.body for call in shared.fake.calls)

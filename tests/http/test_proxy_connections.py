@@ -224,7 +224,6 @@ async def test_a_redirect_does_not_lead_to_the_clients_own_loopback(front):
 
 
 async def test_a_redirect_leads_below_the_root_path(start_proxy, redirecting):
-    """The engine has it too, and whatever takes it off before us leads nowhere without."""
     async with start_proxy(redirecting.url, root_path="/llm") as front:
         assert (await front.get("/v1/x/")).header("Location") == ["/llm/v1/x?y=1"]
 
@@ -277,7 +276,6 @@ async def test_an_engine_that_is_away_is_worth_another_try(start_proxy):
 
 
 async def test_times_can_be_switched_off(start_proxy, upstream):
-    """An answer that is not streamed begins when it is whole, however long that takes."""
     arrived, late = asyncio.Event(), asyncio.Event()
 
     @upstream.on("/v1/x")

@@ -192,7 +192,6 @@ def written(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def test_it_costs_the_processes_next_to_nothing(host):
-    """The thread's share of a core over ten seconds, as the kernel counts it."""
     before = written(host.rings)
     now = before
 

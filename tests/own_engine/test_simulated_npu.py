@@ -109,7 +109,6 @@ _TAKES = "import ctypes, sys; cann = ctypes.CDLL(sys.argv[1]); cann.aclrtSetDevi
 
 
 def test_memory_of_a_killed_process_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As a driver has it; until then others see it as used."""
     library, state = build(tmp_path), tmp_path / "state"
     new_state(state, total_bytes=4 * GIB, devices=1)
     monkeypatch.setenv(VARIABLE, str(state))

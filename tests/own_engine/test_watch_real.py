@@ -128,7 +128,6 @@ def test_what_is_not_known_is_null(explained):
 
 
 def test_the_encoders_budget_is_the_schedulers(explained):
-    """As the entries' capacity has it."""
     _, sidecar, answer = explained
     report = sidecar.call("GET", "/memory")
     encoder = answer["explanation"]["encoder"]
@@ -244,7 +243,6 @@ print(hasattr(WorkerBase.__init__, "_highwater_plugin"))
 
 @pytest.mark.parametrize(("plugins", "is_wrapped"), [(None, True), ("other,highwater", True), ("other", False)])
 def test_vllm_itself_finds_the_plugin_in_a_copied_folder(engine_environment, tmp_path, plugins, is_wrapped):
-    """By its own loader, with nothing installed; unless VLLM_PLUGINS names others only."""
     folder = copy_worker_package(tmp_path / "copy").folder
     environ = os.environ | {"PYTHONPATH": f"{SHIM_FOLDER}{os.pathsep}{folder}", "VLLM_NO_USAGE_STATS": "1"}
     environ |= {} if plugins is None else {"VLLM_PLUGINS": plugins}

@@ -46,7 +46,6 @@ def test_a_growth_that_quickens_gets_no_forecast():
 
 
 def test_the_page_counts_the_shapes_that_there_are():
-    """And names the loads that are misjudged."""
     page = " ".join(Path("docs/growth.md").read_text(encoding="utf-8").split())
     assert f"readings of {len(SHAPES)} shapes" in page
     assert f"verdicts on {len(busy.SHAPES)} kinds of load" in page

@@ -52,6 +52,5 @@ def test_the_runners_version_is_that_of_its_class(module, expected, torch_device
 
 
 def test_the_version_is_the_distributions(torch_device):
-    """One number for sidecar and extension."""
     torch_device("npu")
     assert ask(fake_worker(), "hello")["extension_version"] == version("vllm-highwater")

@@ -45,7 +45,6 @@ def progress(answer):
 
 
 def test_a_trim_ends_when_its_time_is_up_and_says_what_is_left(bench, clock):
-    """The engine steps between two calls; the same call again goes on."""
     answer = ask(bench.worker, "trim", '{"max_seconds": 0.2}')
     assert (answer["spilled_entries"], progress(answer)) == (2, (False, 4, 400))
     answer = ask(bench.worker, "trim", '{"max_seconds": 0.3}')
