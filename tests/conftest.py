@@ -82,7 +82,8 @@ def _is_asked_for(item: pytest.Item, expression: str) -> bool:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Take coverage's tracer off what does not count, and off what goes through the same lines thousands of times."""
     tracer = sys.gettrace()
-    counts = any(folder in item.path.parents for folder in COUNTED) and item.get_closest_marker("untraced") is None
+    is_repeated = any(map(item.get_closest_marker, ("untraced", "hypothesis")))
+    counts = any(folder in item.path.parents for folder in COUNTED) and not is_repeated
     if counts or tracer is None:
         return (yield)
     sys.settrace(None)

@@ -24,7 +24,7 @@ from highwater.watch.history import _pack
 from highwater.watch.recorder import folder as module
 from highwater.watch.recorder.contents import RingUnusable, largest_first
 from highwater.watch.recorder.folder import MAX_FILES, RecorderFolder
-from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving, slot
+from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving
 
 OTHER = "f" * 16
 
@@ -865,8 +865,3 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     recorder.last_samples(writer.path)
     json.dumps(record.progress and record.progress.stack, allow_nan=False)
     recorder.close()
-
-
-def test_the_fake_writer_refuses_what_does_not_fit():
-    with pytest.raises(ValueError, match="do not fit into 2048"):
-        slot(1, b"x" * 2033)
