@@ -146,17 +146,21 @@ def test_an_image_costs_the_tokens_that_vllms_processor_makes_of_it(vllm: Asked,
     assert (answer["status"], answer["encoder"]["max_tokens_per_item"]["image"]) == ("fits", 1024)
 
 
-def test_a_sample_of_the_sweep_has_answers_each_in_vllms_words_where_it_is_refused(vllm: Asked, models: Path) -> None:
+@pytest.mark.parametrize("size", [10, pytest.param(100, marks=pytest.mark.soak)])
+def test_a_sample_of_the_sweep_has_answers_each_in_vllms_words_where_it_is_refused(
+    vllm: Asked, models: Path, size: int
+) -> None:
     """None ends because of a stand-in."""
     planner = vllm_of(vllm, models)
-    assert [case for case in cases(sample=40) if planner(case) is None] == []
+    assert [case for case in cases(sample=size) if planner(case) is None] == []
 
 
 @pytest.mark.skipif(find_spec("kvplan.builtin") is None, reason="the built-in is not in this tree")
-def test_a_sample_of_the_sweep_is_the_same_to_the_builtin(vllm: Asked, models: Path) -> None:
-    outcome = compare(cases(sample=60, seed=8), builtin, vllm_of(vllm, models))
+@pytest.mark.parametrize("size", [20, pytest.param(200, marks=pytest.mark.soak)])
+def test_a_sample_of_the_sweep_is_the_same_to_the_builtin(vllm: Asked, models: Path, size: int) -> None:
+    outcome = compare(cases(sample=size, seed=8), builtin, vllm_of(vllm, models))
     assert outcome.differences == ()
-    assert outcome.answered > 10
+    assert outcome.answered > size / 6
 
 
 def test_a_models_own_code_is_loaded_only_where_the_command_line_says_so(vllm: Asked, tmp_path: Path) -> None:
