@@ -228,17 +228,6 @@ async def test_a_redirect_leads_below_the_root_path(start_proxy, redirecting):
         assert (await front.get("/v1/x/")).header("Location") == ["/llm/v1/x?y=1"]
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"), [("pass", "6.6.6.6"), ("append", "6.6.6.6, 127.0.0.1"), ("replace", "127.0.0.1")]
-)
-async def test_the_engine_is_told_where_a_request_came_from(start_proxy, upstream, mode, expected):
-    async with start_proxy(forwarded=mode) as front:
-        await front.get("/v1/x", ("x-forwarded-for", "6.6.6.6"))
-    (call,) = upstream.calls
-    assert call.header("x-forwarded-for") == [expected]
-    assert call.header("x-forwarded-proto") == ([] if mode == "pass" else ["http"])
-
-
 # --- what a client is told at once ---
 
 
