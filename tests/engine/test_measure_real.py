@@ -7,22 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.terminal.demo.engine import SHIM_FOLDER, DemoEngine
+from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.sidecar import DemoSidecar
 
 from .conftest import sidecar_beside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.environment import EngineEnvironment
-    from highwater.terminal.demo.sidecar import DemoSidecar
 
 ROOT = Path(__file__).parents[2]
 BENCH = Path(__file__).with_name("vllm_bench_serve.py")

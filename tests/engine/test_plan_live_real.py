@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.sidecar import DemoSidecar
 
 PATH = "/memory/plan"
 

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import openai
@@ -25,6 +26,7 @@ from helm.source.metrics import ENGINE_FAMILIES, ENGINE_HISTOGRAMS, names_in
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.units import MIB
 from highwater.terminal.demo.engine import DemoEngine, EngineOptions
+from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import DemoError, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.story import tell
@@ -33,11 +35,6 @@ from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS, wait_until
 
 from .conftest import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 IMAGES = 40
 

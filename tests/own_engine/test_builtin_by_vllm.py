@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +20,6 @@ from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
 from tests.support.asked_starts import Asked, asked, completed, given_flags, model_folder
 from tests.support.builtin_models import MODELS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(1800, func_only=True)
 GIB = 1 << 30

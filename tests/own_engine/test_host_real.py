@@ -10,25 +10,22 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from highwater.host.needs import processor_caches, shm_needs
 from highwater.host.parts import parts_of
 from highwater.host.reader import HostReader
+from highwater.host.reading import HostReading
 from highwater.model.units import GIB, MIB
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.traffic import send_images
 from highwater_worker.wire import PROCESS_NAME, process_body
 from tests.own_engine.conftest import Watched
 from tests.patience import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from highwater.host.reading import HostReading
-    from highwater.terminal.demo.engine import DemoEngine
 
 EXACT = 0.02
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from highwater.terminal.demo.engine import build_model
-from highwater.terminal.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.environment import DEFAULT_VERSION, EngineEnvironment
 from tests.fakes.cann.ascend import folder_of_both
 from tests.support.asked_starts import Asked, asked, model_folder, parts_of, pool_of
 from tests.support.asked_sweep import builtin, cases, compare, vllm_of
@@ -17,12 +19,6 @@ from tests.support.printed_pools import GIB, Start
 from tests.support.printed_pools import STARTS as POOLS
 from tests.support.recorded_starts import LLAMA_8B, QWEN15_MOE, Config, RecordedStart
 from tests.support.recorded_starts import STARTS as PARTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = pytest.mark.timeout(1800, func_only=True)
 # Their files here lack what vLLM 0.32 reads: a vision tower, an activation scheme.

@@ -10,18 +10,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from highwater.diagnose.log.story import story_of
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.device_steps import passed
 from tests.engines import with_modules_of_the_sidecar
 from tests.fakes.cann.npu import NEEDS_COMPILER, TORCH_NPU, SimulatedNpu, build
 from tests.fakes.cann.state import VARIABLE, new_state, set_state
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 GIB = 1 << 30

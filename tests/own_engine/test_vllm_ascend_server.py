@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from bench.npu_story import FIRST_IMAGES, KV_CACHE_BYTES, MORE_IMAGES, TOTAL_BYTES, Scene, Told, results, table, tell
+from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import DemoError
 from tests.engine.conftest import ask_all, wait_for
 from tests.fakes.cann.ascend import VLLM
 from tests.fakes.cann.npu import NEEDS_COMPILER, build
 from tests.fakes.cann.state import set_state
 from tests.tested import Ran, confirm
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = NEEDS_COMPILER
 LOST = "the NPU was lost (507010)"

@@ -12,13 +12,14 @@ import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
 from highwater.process.worker_package import copy_worker_package
-from highwater.terminal.demo.engine import SHIM_FOLDER
+from highwater.terminal.demo.engine import SHIM_FOLDER, DemoEngine
+from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact
@@ -27,10 +28,6 @@ from tests.own_engine.conftest import Watched
 from tests.patience import LIMIT_SECONDS, wait_until
 from tests.scrapers import LLM_D, PROMETHEUS_ACCEPTS, llm_d, production_stack
 from tests.unit.worker_ext.ring_bytes import parse, table
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
 
 PATIENCE_SECONDS = 300.0
 ATTEMPTS = 20
