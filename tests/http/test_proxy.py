@@ -167,6 +167,16 @@ async def test_a_body_that_was_not_asked_for_ends_the_connection(front, upstream
     assert await wire.reader.read() == b""
 
 
+async def test_a_body_that_came_unasked_costs_no_connection(front, upstream):
+    upstream.on("/v1/completions")(hangs_up)
+    wire = await front.connect()
+    await wire.request("POST", "/v1/completions", ("expect", "100-continue"), body=b"abc")
+    answer = await wire.answer()
+    assert (answer.status, answer.header("connection")) == (502, [])
+    await wire.request("GET", "/health")
+    assert (await wire.answer()).status == 200
+
+
 async def test_a_client_that_leaves_within_the_handshake_frees_the_engine(front, upstream):
     arrived = asyncio.Event()
 
