@@ -37,7 +37,8 @@ demo-ascend: $(READY) ## The story on a simulated NPU, under the real vllm-ascen
 
 # A file's tests go to one process, and so do those of one engine. One process more than cores: tests of servers wait for
 # much of their time. Compiled tests are kept from run to run: rewriting their asserts takes longer than many of them.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --dist loadgroup \
+# In the order that tests/conftest.py gives them, not by the number of a group's tests: the longest have few.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --dist loadgroup --no-loadscope-reorder \
   --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 
 test: no-engine engine ## Every test but those that are run by name alone (test-...)
@@ -48,7 +49,6 @@ fast: $(READY) ## Units, HTTP on real ports and the chart, without what takes lo
 no-engine: $(READY) tools peers ## All that need no engine, a browser and a Prometheus among them; the floor of branch coverage
 	$(PYTEST) -m "not engine" --cov --cov-report= --durations=15
 
-# The test of growth rests for most of its minutes: it is the first to begin, and the others run beside it.
 engine: $(READY) tools peers ## Those that need a real vLLM, which is installed first, outside the tree; a simulated NPU among them
 	$(BIN)/highwater demo --prepare
 	$(PYTEST) -m engine tests/growth tests/engine tests/own_engine --durations=15

@@ -15,6 +15,14 @@ COUNTED = (HERE / "unit", HERE / "http")
 """What these tests run counts for the floor of branch coverage; the others go to the same places in other ways."""
 BY_NAME = ("compat", "soak", "device", "compiled")
 """Marks whose tests run only where `-m` names them."""
+# Of these files each begins before all others, in this order: what takes minutes in one process must not be the last to
+# begin. Behind a group of one test xdist sends its process the next group in the order: a short one.
+LONG = (
+    *("growth/", "own_engine/test_vllm_ascend_server", "engine/", "own_engine/test_routes", "own_engine/test_pod_"),
+    *("own_engine/", "browser/", "observability/", "situations/", "http/", "faithful/"),
+)
+SHARDS = {"browser/test_dashboard.py": 3}
+"""In how many groups a file's tests are that share nothing."""
 
 # A machine that is busy with something else makes an example slow, not wrong.
 settings.register_profile("patient", deadline=None)
@@ -44,10 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
-    for item in items:
+    items.sort(key=_turn)  # stable
+    for number, item in enumerate(items):
         # The tests of a file share its fixtures; those of one engine have its name in a mark of their own.
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
+            name = str(item.path.relative_to(HERE))
+            shard = f" {number % SHARDS[name]}" if name in SHARDS else ""
+            item.add_marker(pytest.mark.xdist_group(name + shard))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,6 +66,11 @@ def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None
     """Refuse a run whose groups were not read: each process would start every engine, and nothing would tell."""
     if node.config.option.dist == "loadgroup" and any("@" not in each for each in ids):
         raise pytest.UsageError("this pytest-xdist marks no test of this pytest with its group")
+
+
+def _turn(item: pytest.Item) -> int:
+    name = str(item.path.relative_to(HERE))
+    return next((turn for turn, begins in enumerate(LONG) if name.startswith(begins)), len(LONG))
 
 
 def _is_asked_for(item: pytest.Item, expression: str) -> bool:
@@ -66,7 +82,8 @@ def _is_asked_for(item: pytest.Item, expression: str) -> bool:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Take coverage's tracer off what does not count, and off what goes through the same lines thousands of times."""
     tracer = sys.gettrace()
-    counts = any(folder in item.path.parents for folder in COUNTED) and item.get_closest_marker("untraced") is None
+    is_repeated = any(map(item.get_closest_marker, ("untraced", "hypothesis")))
+    counts = any(folder in item.path.parents for folder in COUNTED) and not is_repeated
     if counts or tracer is None:
         return (yield)
     sys.settrace(None)

@@ -10,7 +10,8 @@ import fcntl
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from highwater.process.worker_package import SHIM_FOLDER
 from highwater.terminal.demo.environment import cache_dir, ensure_environment
@@ -18,10 +19,6 @@ from tests.engine.published import WITHOUT_WHEEL, source_tree_of
 from tests.engines import ALL_RECIPES
 from tests.kv_cases import plan, random_questions
 from tests.support.pool_oracle import Answers, Question, ask_oracle, differences
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 BORROWED = {
     "0.13.0": "0.12.0",

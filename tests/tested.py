@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, Self
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "tested.json"
 WRITES = "HIGHWATER_TESTED"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
+from typing import Self
 
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.traffic import TrafficResult, send_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
 
 CLIENTS = 16
 START_SECONDS = 120.0

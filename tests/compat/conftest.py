@@ -6,16 +6,12 @@ Each version's environment takes some minutes to build, once, and 6 to 8 GB.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from highwater.terminal.demo.environment import ensure_environment
+from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
 from tests.engine.conftest import engine_factory, record
 from tests.engines import ALL_RECIPES
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 __all__ = ["engine_factory", "record"]
 HERE = Path(__file__).parent

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from highwater.model.units import GIB
 from highwater.terminal.demo.engine import DemoEngine, EngineOptions
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact, logged
 from tests.engines import AnyEngine, watching
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 
 def test_an_older_engines_budget_is_explained(

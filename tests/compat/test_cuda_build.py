@@ -9,8 +9,9 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,9 +19,6 @@ from highwater.process.worker_package import copy_worker_package
 from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
 from tests.engines import CUDA_RECIPES, CUDA_VERSION
 from tests.tested import Ran, confirm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PROBE = Path(__file__).with_name("cuda_probe.py")
 DRIVER = re.compile(r"find library=(libcuda\.so|libnvidia-ml\.so)")

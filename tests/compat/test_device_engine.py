@@ -11,17 +11,15 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from bench.device import vllm_files
 from highwater.terminal.demo.environment import ensure_environment
 from tests.engines import ALL_RECIPES, ROOT, site_packages, with_modules_of_the_sidecar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TORCH = "2.11.0"
 WITHOUT_CARD = ROOT / "tests" / "support" / "cuda_without_card"

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.process import DemoError
+from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside, wait_for
 
 from .clients import POOL, Clients
 from .conftest import HANGING_VERSIONS
 from .test_naive_calls import CALL_SECONDS, OK, health
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
 
 TOLD_SECONDS = 20.0
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
 from tests.engine.conftest import Victim, engine_to_ruin
 from tests.engine.test_kills import pytestmark, sidecar, test_an_engine_killed_in_an_operation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
 
 __all__ = ["pytestmark", "sidecar", "test_an_engine_killed_in_an_operation"]
 

@@ -9,25 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 
 from highwater.process.worker_package import SHIM_FOLDER
-from highwater.terminal.demo.engine import link_extension
+from highwater.terminal.demo.engine import DemoEngine, link_extension
 from highwater.terminal.demo.traffic import image_url, send_images
 from tests.engines import send_texts
 
 from .clients import POOL, Clients
 from .conftest import HANGING_VERSIONS, HERE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from highwater.terminal.demo.engine import DemoEngine
 
 OK = 200
 CALLS = 1000

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.traffic import IMAGE_SIDE, send_images
 from tests.engines import image_cache_bytes, send_texts, worker_pids
 from tests.patience import LIMIT_SECONDS
 from tests.tested import Ran, confirm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from highwater.terminal.demo.engine import DemoEngine
 
 BYTES_PER_BFLOAT16 = 2
 BYTES_PER_FLOAT32 = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +15,6 @@ from tests.support.asked_starts import asked, model_folder
 from tests.support.asked_sweep import builtin, cases, compare, vllm_of
 from tests.support.printed_pools import GIB
 from tests.support.recorded_starts import GPT_OSS_20B, LLAMA_8B, QWEN15_MOE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 VERSIONS = ["0.12.0", "0.18.0", "0.23.0", "0.27.0", DEFAULT_VERSION, "0.33.0"]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.engine.conftest import STORM_SECONDS, ask_all, engine_with_weights
 from tests.engine.storm import ask_one_by_one, nth, storming
 from tests.engine.test_relief_storm import (
@@ -16,12 +18,6 @@ from tests.engine.test_relief_storm import (
     test_trim_five_times_a_second,
     ways,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 __all__ = [
     "quiet_sidecar",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from .results import Result, keep, read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_test_that_runs_again_replaces_its_record_alone(tmp_path: Path) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engines import watching, worker_pids
 from tests.patience import LIMIT_SECONDS
 from tests.unit.worker_ext.ring_bytes import parse, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from highwater.terminal.demo.engine import DemoEngine
 
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 

@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -21,9 +22,6 @@ from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep
 from tests.engines import AnyEngine
 from tests.patience import LIMIT_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).parent
 RESULTS = "HIGHWATER_COMPAT_RESULTS"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
+from highwater.terminal.demo.engine import DemoEngine
 from tests.patience import LIMIT_SECONDS
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.engine import DemoEngine
 
 
 def logged(engine: DemoEngine, pattern: str) -> str:

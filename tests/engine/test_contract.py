@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
 from highwater.engine.capabilities import detect
 from highwater.engine.client import Engine as EngineClient
+from highwater.terminal.demo.engine import DemoEngine
 from tests.fakes.engine import FakeEngine
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.engine import DemoEngine
 
 OPS = ("memory", "encoder_cache", "release", "trim", "restore", "snapshot", "no_such_op")
 

@@ -6,21 +6,18 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from highwater.engine.client import Engine as EngineClient
+from highwater.terminal.demo.engine import DemoEngine
 from tests.fakes import started
 
 from .published import source_of
 from .test_contract import differences, shape
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import SimpleNamespace
-
-    from highwater.terminal.demo.engine import DemoEngine
 
 # vLLM's own workers, each with the version that its attributes are of; that of `larger_story` is vllm-ascend's.
 WORKERS = {"story": "0.12.0", "qwen3_next": "0.12.0", "gemma": "0.23.0"}

@@ -10,14 +10,16 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.process import DemoError, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
@@ -26,11 +28,6 @@ from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS
 
 from .conftest import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
 
 WATCHED_SECONDS = 20.0
 CALL, COUNTS, PAUSE = '"POST /collective_rpc', '"GET /metrics', '"GET /is_paused'

@@ -10,25 +10,20 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
 from tests.engines import send_texts, worker_pids
 
-from .conftest import sidecar_beside, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
-
-    from .conftest import Victim
+from .conftest import Victim, sidecar_beside, wait_for
 
 IMAGES = 24
 PATIENCE = 300.0

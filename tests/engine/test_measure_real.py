@@ -7,22 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from highwater.process.worker_package import SHIM_FOLDER
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.sidecar import DemoSidecar
 
 from .conftest import sidecar_beside
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.environment import EngineEnvironment
-    from highwater.terminal.demo.sidecar import DemoSidecar
 
 ROOT = Path(__file__).parents[2]
 BENCH = Path(__file__).with_name("vllm_bench_serve.py")
@@ -130,7 +127,6 @@ def test_the_report_knows_the_engine(recorded: Recorded) -> None:
 
 
 def test_the_engines_story_is_marked(recorded: Recorded) -> None:
-    """The start and the end of the load are marks, which `highwater status --since` understands."""
     events: list[dict[str, Any]] = recorded.sidecar.call("GET", "/memory/events?limit=200")["events"]
     marks = [event["summary"] for event in reversed(events) if event["kind"] == "mark"]
     assert [mark.partition("' at")[0].rpartition(": ")[2] for mark in marks] == ["load starts", "load ended", "settled"]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.sidecar import DemoSidecar
 
 PATH = "/memory/plan"
 
 
 def test_as_it_runs_the_plan_has_the_engines_own_blocks(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """As its metrics show them."""
     with urllib.request.urlopen(f"{engine.url}/metrics", timeout=60) as answer:
         shown = re.search(r'cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', answer.read().decode())
     assert shown is not None

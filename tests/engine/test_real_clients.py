@@ -9,24 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anthropic
 import openai
 import pytest
 
 from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import image_url
 from tests.patience import LIMIT_SECONDS
 
 from .conftest import sidecar_beside, wait_for
 from .test_sidecar import get, post
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from highwater.terminal.demo.sidecar import DemoSidecar
 
 KEY = "sk-engine"
 PATIENCE_SECONDS = 300.0

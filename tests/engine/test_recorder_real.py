@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
 from tests.engines import send_texts
 from tests.patience import until
 from tests.unit.worker_ext.ring_bytes import heartbeat, records, table
 
-from .conftest import sidecar_beside, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
-
-    from .conftest import Victim
+from .conftest import Victim, sidecar_beside, wait_for
 
 HANG_SECONDS = 25
 IDLE_SECONDS = 12.0

@@ -8,25 +8,19 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import psutil
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engines import send_texts
 from tests.patience import LIMIT_SECONDS
 
-from .conftest import sidecar_beside, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from highwater.terminal.demo.engine import DemoEngine
-
-    from .conftest import Victim
+from .conftest import Victim, sidecar_beside, wait_for
 
 PATIENCE = 300.0
 

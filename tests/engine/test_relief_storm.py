@@ -9,23 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.sidecar import DemoSidecar
+
 from .conftest import STORM_SECONDS, ask_all, sidecar_beside
-from .storm import ask_again, storming
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
-
-    from .storm import Storm
+from .storm import Storm, ask_again, storming
 
 ASKED_AGAIN = 60
 OFTEN = 4

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import openai
@@ -25,6 +26,7 @@ from helm.source.metrics import ENGINE_FAMILIES, ENGINE_HISTOGRAMS, names_in
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.units import MIB
 from highwater.terminal.demo.engine import DemoEngine, EngineOptions
+from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import DemoError, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.story import tell
@@ -33,11 +35,6 @@ from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS, wait_until
 
 from .conftest import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 IMAGES = 40
 
@@ -125,7 +122,6 @@ async def test_the_cache_is_listed_entry_by_entry(engine: DemoEngine, sidecar: D
 
 
 async def test_images_through_the_proxy_by_the_real_client(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """The OpenAI client streams an image request through the sidecar, and gets the text that it gets directly."""
     content = [
         {"type": "image_url", "image_url": {"url": image_url(77)}},
         {"type": "text", "text": "What is this?"},

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engines import send_texts, worker_pids
 
 from .conftest import STORM_SECONDS, ask_all, sidecar_beside, wait_for
 from .storm import storming
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
 
 PATIENCE = 600.0
 

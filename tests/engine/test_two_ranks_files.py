@@ -6,10 +6,11 @@ import asyncio
 import json
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.traffic import send_images
 from tests.engines import send_texts, worker_pids
 from tests.patience import wait_until
@@ -17,9 +18,6 @@ from tests.unit.worker_ext.ring_bytes import heartbeat, parse, table
 
 from .conftest import ask_all
 from .test_worker_ext_real import reset_encoder_cache
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.engine import DemoEngine
 
 INSTANCE = "00112233445566ff"
 

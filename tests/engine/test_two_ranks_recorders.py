@@ -10,27 +10,24 @@ import signal
 import statistics
 import subprocess
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from highwater.model.rank import rank_title
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS
 
 from .conftest import MOST_TOKENS, ask_all, sidecar_beside, wait_for
 from .test_sidecar import cpu_seconds, rss_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
 
 pytestmark = pytest.mark.xdist_group("two_workers")
 

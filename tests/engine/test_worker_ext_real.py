@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
 import highwater_worker
 from highwater.process.worker_package import SHIM_FOLDER
-from highwater.terminal.demo.engine import link_extension
+from highwater.terminal.demo.engine import DemoEngine, link_extension
+from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.traffic import image_url, send_images
 from tests.engines import worker_pids
 
 from .conftest import ask_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 # To import vLLM takes ten seconds: those that need it are asked together.
 ASKED_TOGETHER = ("v2_cache", "collisions", "injection", "packed_weights", "spill_under_v1", "spill_under_v2")

@@ -19,7 +19,7 @@ from tests.faithful.unfaithful import AT_TIMES, UNFAITHFUL
 
 HERE = Path(__file__).parent
 TEST_SECONDS = 600
-OTHER_PROXIES = {"nginx", "vllm-router"}
+CONTROLS = {"direct", "nginx", "vllm-router"}
 """What they do shows what the tests are worth, and nothing of the sidecar."""
 
 
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("timeout") is None:
             # The fixtures' time is not the test's: a front may have to be installed and started.
             item.add_marker(pytest.mark.timeout(TEST_SECONDS, func_only=True))
-        if front_of(item) in OTHER_PROXIES:
+        if front_of(item) in CONTROLS:
             item.add_marker(pytest.mark.compat)
         for name in names_of(item):
             if reason := UNFAITHFUL.get(name):

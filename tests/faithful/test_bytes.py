@@ -250,7 +250,6 @@ async def test_early_hints_come_before_the_answer(through, engine):
 
 
 async def test_early_hints_are_not_held_back(through, engine):
-    """They are there before the engine has begun its answer; a client that waits for it is told that work goes on."""
     hinted = asyncio.Event()
 
     @engine.on("/v1/x")
@@ -372,7 +371,6 @@ async def test_a_chunked_body_sent_at_once_is_whole(through, engine, body):
 
 
 async def test_an_empty_chunked_body_is_a_body(through, engine):
-    """It ends at once, and so does the wait for it."""
     client = await through.connect()
     await client.send(b"POST /v1/x HTTP/1.1\r\nhost: s\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
     assert (await client.whole()).status == 200

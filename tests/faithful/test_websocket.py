@@ -158,7 +158,6 @@ async def test_compression_is_for_the_two_ends_to_agree_on(through, engine_port,
 
 @fronted_by(*SPEAKERS)
 async def test_a_clients_ping_reaches_the_engine(through, engine):
-    """It asks whether the engine lives, not whether somebody on the way does."""
     async with dial(through) as socket:
         await socket.send("hello")
         await socket.recv()
@@ -298,7 +297,6 @@ async def test_a_wrong_version_is_the_engines_to_refuse(through, engine):
 
 @fronted_by(*SPEAKERS)
 async def test_the_handshake_is_between_the_two_ends(through, engine):
-    """Key, accept and version are theirs; nothing on the way takes part."""
     client = await through.connect()
     await client.request("GET", "/v1/realtime", *UPGRADE, ("x-request-id", "r-1"))
     head = await patiently(client.head())

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from typing import TYPE_CHECKING, Any
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 from highwater.server.settings.settings import Settings
 from highwater.terminal.serve import run
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 TOKEN = "0123456789abcdef-token"
 # Forked from a process that has imported everything: each sidecar is there in a fraction of a second.

@@ -11,20 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from highwater.model.units import MIB
 from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
 from highwater.terminal.demo.engine import DemoEngine, EngineOptions
+from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside
 from tests.engines import AnyEngine, send_texts
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 # At most: a test ends once its verdicts are there.
 TRAFFIC_SECONDS = 900.0

@@ -97,7 +97,6 @@ def test_where_nobody_answers_the_probe_fails():
 
 
 def test_an_engine_on_a_socket_is_asked_there(tmp_path):
-    """As with engine.listen.kind: socket."""
     with answering("/health", 200, tmp_path / "s") as engine:
         assert probe(NOBODY, engine) == 0
     assert probe(NOBODY, f"unix:{tmp_path / 'none'}") == 1

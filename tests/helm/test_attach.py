@@ -31,7 +31,6 @@ def test_no_workload_is_made_and_all_else_finds_theirs() -> None:
 
 
 def test_another_chart_may_use_the_templates(tmp_path: Path) -> None:
-    """As README.md shows it; the lines are taken from there."""
     readme = (HELM / "README.md").read_text(encoding="utf-8")
     lines = readme.partition("```yaml\n")[2].partition("```")[0]
     head = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: theirs}\nspec:\n  selector: {matchLabels: {a: b}}\n"

@@ -66,7 +66,6 @@ def test_manifests_are_valid(name: str, version: str) -> None:
 
 @pytest.mark.parametrize("example", re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL))
 def test_values_in_the_guide_work(example: str) -> None:
-    """As they stand there, without anything that it does not say."""
     rendered = chart().render(yaml.safe_load(example), name="demo", namespace="models")
     for text in rendered.values():
         for each in yaml.safe_load_all(text) if "kind:" in text else ():

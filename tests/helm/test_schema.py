@@ -359,5 +359,4 @@ def test_right_rules_are_taken_by_both() -> None:
 
 @pytest.mark.parametrize("name", CI_FILES)
 def test_the_schema_accepts_each_example(name: str) -> None:
-    """As Helm checks it before an installation."""
     chart().validate_schema(ci_values(name))

@@ -54,7 +54,6 @@ def test_a_token_is_made_that_the_sidecar_takes() -> None:
 
 
 def test_an_upgrade_keeps_the_generated_token() -> None:
-    """What the cluster has is taken over; what was enabled since is added."""
     made = the("Secret", {})
     with cluster({f"{NAMESPACE}/{made['metadata']['name']}": made}) as url:
         upgraded = secret_in(url, BOTH)

@@ -73,7 +73,6 @@ async def test_an_older_worker_package_costs_only_the_explanation():
 
 
 async def test_an_engine_whose_workers_cannot_be_read_is_named_with_what_to_switch_on():
-    """Its server reports the version, and the hint is the same as in `/memory`."""
     async with sidecar_before(FakeEngine(dev_mode=False)) as running:
         await running.poll()
         hint = (await running.client.get("/memory")).json()["engine"]["hint"]

@@ -194,7 +194,6 @@ def error(answer: httpx.Response) -> tuple[int, str]:
 
 @shares
 async def test_the_paths_are_the_promised_ones(shared):
-    """Ours and no others; the engine's /openapi.json stays the engine's."""
     page = (await shared.client.get("/memory/openapi.json")).json()
     assert {path: set(methods) for path, methods in page["paths"].items()} == OWN_PATHS
     assert "/collective_rpc" in (await shared.client.get("/openapi.json")).json()["paths"]
@@ -205,7 +204,6 @@ async def test_the_paths_are_the_promised_ones(shared):
 
 @shares
 async def test_the_report_over_a_real_connection(shared):
-    """Nothing replaced: sidecar, control connection, engine."""
     report = (await shared.client.get("/memory")).json()
     assert (report["engine"]["state"], report["ranks_reported"]) == ("ready", 2)
     assert 0 < report["sidecar_started_at"] < report["taken_at"]
@@ -226,7 +224,6 @@ async def test_the_report_counts_what_passed_the_proxy():
 
 
 async def test_the_report_in_json(running):
-    """Bytes are integers, the components sum to what is used, and nothing is missing."""
     running.fake.serve_images()
     await running.poll()
     answer = await running.client.get("/memory")
@@ -259,7 +256,6 @@ def _no_worker_is_silent(monkeypatch):
 
 @pytest.mark.usefixtures("_no_worker_is_silent")
 async def test_the_report_of_recorded_workers(tmp_path):
-    """Every rank, also of the engines that no call reaches; whether they move; and at the recorders' own rate."""
     fake = FakeEngine(tensor_parallel=1, data_parallel=2)
     async with sidecar_before(fake, recorder_dir=tmp_path) as running:
         missing = (await running.client.get("/memory")).json()["ranks_missing"]
@@ -325,7 +321,6 @@ async def test_a_mark_is_taken_now(running):
 
 
 async def test_the_entries_of_the_encoder_cache(running):
-    """Each rank's, largest first, with its totals; limit cuts the list and not the totals."""
     running.fake.serve_images(2, size=10)
     running.fake.serve_images(1, size=30)
     first, second = (await running.client.get("/memory/encoder-cache?limit=2")).json()["ranks"]
@@ -336,7 +331,6 @@ async def test_the_entries_of_the_encoder_cache(running):
 
 
 async def test_the_entries_of_one_rank_by_age(running):
-    """Oldest first; one rank alone."""
     running.fake.serve_images(3, size=10)
     worker = running.fake.workers[1]
     worker.seen_at = {name: 1000.0 * number for number, name in enumerate(worker.entries)}
@@ -346,7 +340,6 @@ async def test_the_entries_of_one_rank_by_age(running):
 
 
 async def test_without_the_token_no_worker_is_asked_for_entries():
-    """Empty at first, with how to get them; then what somebody with the token caused to be read, with its age."""
     fake = FakeEngine()
     fake.serve_images(3)
     async with sidecar_before(fake, admin_token=TOKEN) as sidecar:
@@ -392,7 +385,6 @@ async def test_entries_of_recorders_need_no_worker(tmp_path):
 
 @pytest.mark.usefixtures("_no_worker_is_silent")
 async def test_entries_of_one_recorder_are_not_hidden_by_old_answers(tmp_path):
-    """Without the token: the recorder's as they are now, the other worker's as last read; until then it is named."""
     fake = FakeEngine()
     fake.serve_images(3)
     fake.workers[1].recorder.refuses = "OSError: no space left on device"
@@ -442,7 +434,6 @@ async def test_entries_of_an_engine_that_is_gone_are_not_available(running):
 
 
 async def test_the_history_since_a_mark_and_by_step(running):
-    """Readings oldest first, the events of that span, the marks."""
     await running.client.post("/memory/marks", json={"name": "m"})
     running.fake.serve_images()
     await running.poll()
@@ -467,7 +458,6 @@ async def test_events_newest_first(running):
 
 
 async def test_reports_and_events_live(running):
-    """The report now, and then what happens, as it happens; ids are the events'."""
     headers = {"Accept": "text/event-stream"}
     async with running.client.stream("GET", "/memory/events", headers=headers) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -606,7 +596,6 @@ async def test_a_safe_prefix_reset_never_preempts(running):
 
 
 async def test_a_trim_with_its_target(running):
-    """As an object in the list; the answer tells what each worker did."""
     running.fake.serve_images()
     wish = {"remedy": "trim_encoder_cache", "keep_bytes": 10 * IMAGE_BYTES}
     (result,) = (await running.client.post("/memory/reclaim", json={"remedies": [wish]})).json()["results"]
@@ -621,7 +610,6 @@ async def test_a_trim_with_its_target(running):
 
 @pytest.mark.parametrize("path", ["/reset_mm_cache", "/memory/reclaim"])
 async def test_an_engine_that_is_down_is_503_and_an_event(running, path):
-    """Nothing hangs, and the attempt is on record."""
     running.fake.down = True
     await running.poll()
     status, message = error(await running.client.post(path))
@@ -632,7 +620,6 @@ async def test_an_engine_that_is_down_is_503_and_an_event(running, path):
 
 
 async def test_an_engine_that_goes_in_the_middle_of_a_reset_is_503(running):
-    """The answer has what was known before, and nothing made up."""
     running.fake.late = {"/reset_encoder_cache"}
     answer = await running.client.post("/reset_encoder_cache")
     assert (answer.status_code, answer.json()["outcome"]) == (503, "failed")
@@ -654,7 +641,6 @@ async def test_the_policy_is_shown_with_its_state():
 
 
 async def test_a_changed_policy_acts(running):
-    """PUT, traffic, and the reset comes by itself; its decisions are shown."""
     put = await running.client.put("/policy", json={"rules": [RULE]})
     assert (put.status_code, put.json()["rules"][0]["remedies"]) == (
         200,
@@ -696,7 +682,6 @@ async def test_metrics_are_of_the_last_report(running):
 
 
 async def test_health_tells_the_two_apart(running):
-    """Liveness never depends on the engine; readiness says why not."""
     assert (await running.client.get("/readyz")).json() == {"ready": True, "engine": "ready", "reason": None}
     running.fake.down = True
     await running.poll()
@@ -741,7 +726,6 @@ async def test_no_probe_restarts_an_engine_whose_loop_runs_and_schedules_nothing
 
 
 async def test_a_dead_engine_leaves_an_incident(running):
-    """Noticed by a poll, written by a task of its own, told as an event, shown while the engine is gone."""
     assert (await running.client.get("/memory/incidents")).json()["incidents"] == []
     async with running.client.stream("GET", "/memory/events", headers={"Accept": "text/event-stream"}) as stream:
         messages = messages_of(stream)
@@ -758,7 +742,6 @@ async def test_a_dead_engine_leaves_an_incident(running):
 
 @shares
 async def test_what_is_beneath_the_incidents_is_ours(shared):
-    """Whatever stands there is never proxied."""
     for path in ("/memory/incidents/none", "/memory/incidents/a/b", "/memory/incidents/%2e%2e%2fv1%2fmodels"):
         assert error(await shared.client.get(path))[0] == 404
     assert error(await shared.client.delete("/memory/incidents"))[0] == 405
@@ -918,17 +901,6 @@ async def test_a_list_is_found_without_its_last_slash(guarded):
 
 
 # --- access ---
-
-CONTROL = [
-    ("POST", "/memory/marks", {"name": "m"}),
-    ("POST", "/memory/reclaim", None),
-    ("POST", "/reset_mm_cache", None),
-    ("POST", "/reset_prefix_cache", None),
-    ("POST", "/reset_encoder_cache", None),
-    ("PUT", "/policy", {"mode": "observe"}),
-    ("GET", "/memory/snapshots", None),
-    ("GET", "/server_info", None),
-]
 READ = [path for path, methods in OWN_PATHS.items() if "get" in methods and "{" not in path]
 READ.remove("/memory/snapshots")  # stack traces may stand in them
 READ.remove("/server_info")  # and tokens in it
@@ -993,53 +965,9 @@ async def test_a_plan_of_too_long_a_wish_is_refused_before_it_is_read(guarded):
 
 
 @shares
-@pytest.mark.parametrize(("method", "path", "body"), CONTROL)
-async def test_control_needs_the_token_that_is_set(guarded, method, path, body):
-    """401 without and with a wrong one, also from loopback; with it, done; and it never reaches the engine."""
-    client = guarded.client
-    for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"}):
-        answer = await client.request(method, path, json=body, headers=headers)
-        assert error(answer)[0] == 401
-        assert answer.headers["www-authenticate"] == "Bearer"
-    assert guarded.fake.resets() == []
-    answer = await client.request(method, path, json=body, headers={"Authorization": f"Bearer {TOKEN}"})
-    assert answer.is_success
-    assert TOKEN not in str(guarded.fake.calls)
-
-
-@shares
 @pytest.mark.parametrize("path", READ)
 async def test_reading_is_open(guarded, path):
     assert (await guarded.client.get(path)).status_code == 200
-
-
-@shares
-async def test_a_clients_own_key_passes_on_the_data_plane(guarded):
-    await guarded.client.get("/v1/models", headers={"Authorization": "Bearer sk-mine"})
-    (call,) = guarded.fake.asked("/v1/models")
-    assert call.headers["authorization"] == "Bearer sk-mine"
-
-
-@shares
-@pytest.mark.parametrize(("method", "path", "body"), CONTROL)
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"X-Forwarded-For": "10.0.0.7"},
-        {"Forwarded": "for=10.0.0.7"},
-        {"X-Real-IP": "10.0.0.7"},
-        {"Host": "evil.example"},
-        {"Origin": "https://evil.example"},
-        {"Host": "evil.example:8001", "Origin": "http://evil.example:8001"},
-        {"Host": "[::1"},
-    ],
-    ids="+".join,
-)
-async def test_where_loopback_is_trusted_only_this_machine_may(shared, method, path, body, header):
-    """Neither who came through a reverse proxy, nor a web page in the operator's browser."""
-    status, message = error(await shared.client.request(method, path, json=body, headers=header))
-    assert (status, "highwater token" in message) == (401, True)
-    assert shared.fake.resets() == []
 
 
 @shares
@@ -1064,53 +992,3 @@ async def test_the_engines_configuration_where_it_has_none_or_is_gone():
         assert (await sidecar.client.get("/server_info")).status_code == 404
         fake.down = True
         assert error(await sidecar.client.get("/server_info"))[0] == 503
-
-
-# --- what never passes ---
-
-
-@shares
-@pytest.mark.parametrize(
-    "target",
-    [
-        "/collective_rpc",
-        "/collective_rpc/",
-        "/collective_rpc?x=1",
-        "//collective_rpc",
-        "/v1/../collective_rpc",
-        "/v1/%2e%2e/collective_rpc",
-        "/v1/..%2fcollective_rpc",
-        "/%63ollective_rpc",
-        "/%2563ollective_rpc",
-        "/memory/../collective_rpc",
-        "/metrics/../collective_rpc",
-        "/collective_rpc;a",
-        "/collective_rpc%00",
-        "/v1/collective_rpc",
-        "/./collective_rpc",
-        "/\\collective_rpc",
-        "http://127.0.0.1/collective_rpc",
-    ],
-)
-async def test_no_trick_reaches_the_workers(shared, target):
-    """Whatever is written as the path, the engine does not see it."""
-    body = b'{"method": "shutdown"}'
-    assert await shared.raw("POST", target, ("content-type", "application/json"), body=body) in {400, 403, 404}
-    assert not any(b"shutdown" in call.body for call in shared.fake.calls)
-
-
-@shares
-@pytest.mark.parametrize(
-    "path", ["/pause", "/sleep", "/resume", "/reset_mm_cache/", "/memory/", "/metrics/", "/server_info/"]
-)
-async def test_the_engines_control_paths_are_not_proxied(shared, path):
-    assert await shared.raw("POST", path) in {307, 403, 404}
-    assert not any(call.method == "POST" and call.path == path for call in shared.fake.calls)
-
-
-@shares
-@pytest.mark.parametrize("path", ["/version", "/health", "/is_paused", "/is_sleeping", "/v1/models"])
-async def test_what_only_reads_is_proxied(shared, path):
-    """As vLLM answers it."""
-    answer = await shared.client.get(path)
-    assert (answer.status_code, shared.fake.asked(path)[-1].method) == (200, "GET")

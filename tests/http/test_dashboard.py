@@ -88,7 +88,6 @@ async def test_no_other_file_is():
 
 @pytest.mark.parametrize("path", ["/dashboard/", "/dashboard/index.html"])
 async def test_the_page_has_one_address(path):
-    """Its references are relative to that; the way there is relative too, for a reverse proxy's prefix."""
     async with sidecar_before(FakeEngine()) as sidecar:
         answer = await sidecar.client.get(path)
         there = await sidecar.client.get(path, follow_redirects=True)
@@ -97,7 +96,6 @@ async def test_the_page_has_one_address(path):
 
 
 async def test_it_is_ours_and_never_the_engines():
-    """No request beneath it reaches the engine, and nothing but reading is there."""
     async with both_on_ports() as sidecar:
         before = len(sidecar.fake.calls)
         statuses = [
@@ -127,7 +125,6 @@ def test_foreign_text_is_never_markup(name):
 
 
 def test_the_page_stays_small():
-    """Lines of ours; what is vendored, and what `make docs` writes, left out."""
     ours = [DASHBOARD / name for name in ASSETS if name.endswith(".js") and "/" not in name and name != "facts.js"]
     assert sum(path.read_text(encoding="utf-8").count("\n") for path in ours) <= MOST_LINES
 

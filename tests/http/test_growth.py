@@ -64,7 +64,6 @@ async def test_what_the_engine_was_started_with_is_known_and_checked(conf, is_on
 
 
 async def test_a_leak_is_on_every_face(leaking):
-    """JSON with its floors, text, the report, status, metrics, the command and its exit status."""
     async with sidecar_before(FakeEngine()) as running:
         url = f"http://127.0.0.1:{running.port}"
 

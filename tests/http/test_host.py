@@ -36,7 +36,6 @@ def ring(tmp_path):
 
 
 async def test_processes_and_parts_are_served_without_a_token_and_without_a_call(ring):
-    """JSON for programs; the parts sum to what the kernel counts."""
     async with sidecar_before(FakeEngine(), recorder_dir=ring) as running:
         before = len(running.fake.ops())
         answer = (await running.client.get("/memory/host")).json()
@@ -101,7 +100,6 @@ async def test_a_start_that_was_killed_is_said_alike_everywhere(tmp_path):
 
 
 async def test_as_text_and_at_the_command_line(ring):
-    """The same table; an unknown parameter is refused."""
     async with sidecar_before(FakeEngine(), recorder_dir=ring) as running:
         text = (await running.client.get("/memory/host", headers={"accept": "text/plain"})).text
         odd = await running.client.get("/memory/host?colour=red")

@@ -35,7 +35,6 @@ async def before_itself(**settings):
 
 
 async def test_a_request_goes_round_once(caplog):
-    """And is answered with what to set; the connections that it took are those of one round."""
     async with before_itself() as (app, client):
         for _ in range(3):
             answer = await client.get("/v1/models")
@@ -50,7 +49,6 @@ async def test_a_request_goes_round_once(caplog):
 
 
 async def test_the_report_says_so():
-    """`/memory`, `/readyz` and so every command: one sentence."""
     async with before_itself() as (app, client):
         await app.services.poller.poll()
         hint = (await client.get("/memory")).json()["engine"]["hint"]
@@ -78,7 +76,6 @@ async def test_an_engine_of_its_own_is_none():
     ],
 )
 def test_what_is_known_at_start_is_refused_there(flags, key):
-    """By the names alone: the port, and an address that it is listened on."""
     with pytest.raises(SettingsError) as caught:
         load(flags, environ={})
     (problem,) = caught.value.problems

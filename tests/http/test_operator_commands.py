@@ -66,7 +66,6 @@ async def test_the_policy_is_shown_without_a_token(run):
 
 
 async def test_the_mode_is_changed(run, sidecar):
-    """The rules stay; the answer says how long the change holds."""
     result = await run("policy", "mode", "observe")
     assert result.exit_code == 0, result.output
     assert "mode: observe, changed while it runs; the change ends with the sidecar" in result.stdout
@@ -119,7 +118,6 @@ async def test_the_token_comes_from_a_file_too(run, tmp_path):
 
 
 async def test_events_are_listed_oldest_first(run):
-    """A line each; as JSON an object each."""
     await run("mark", "one")
     await run("mark", "two")
     lines = (await run("events", "--last", "2")).stdout.splitlines()
@@ -180,7 +178,6 @@ async def test_restore_says_what_each_rank_brought_back(run, sidecar):
 
 @pytest.mark.parametrize("path", ["/memory", "memory/incidents", "/policy", "/memory/openapi.json", "/server_info"])
 async def test_get_prints_json(run, path):
-    """Indented, also what needs the token."""
     result = await run("get", path)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)
@@ -234,14 +231,12 @@ def odd(**bodies: bytes) -> Iterator[str]:
 @pytest.mark.parametrize("command", [["policy", "get"], ["policy", "mode", "act"], ["events"]], ids=" ".join)
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b"null", b'{"status": 5, "ranks": 7, "events": {}, "snapshots": 1}'])
 def test_an_answer_of_another_version_is_one_line(command, answer):
-    """Never a traceback."""
     with odd(**dict.fromkeys(("policy", "memory/events"), answer)) as url:
         result = ran(*command, url=url)
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (3, "", 1), result.output
 
 
 def test_no_escape_reaches_the_terminal():
-    """Wherever the text comes from: a model's name, a worker, another server."""
     event = {"id": 1, "at": 0.0, "kind": "mark", "summary": "\x1b[31mred\x07\x9b2J"}
     with odd(**{"memory/events": json.dumps({"events": [event]}).encode()}) as url:
         shown = ran("events", url=url).stdout
@@ -276,7 +271,6 @@ class OneLife:
 
 
 def test_events_go_on_with_a_sidecar_that_came_back():
-    """Events that were missed are fetched, and nothing is printed twice."""
     first, second, third = ({"id": number, "at": float(number)} for number in (1, 2, 3))
     lives = iter([OneLife([first], [second]), OneLife([third, second, first], [third])])
     lost: list[str] = []

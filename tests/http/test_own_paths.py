@@ -55,14 +55,12 @@ async def test_curl_at_the_root_learns_what_is_where(running):
 
 
 async def test_the_root_is_on_the_control_port_alone():
-    """On the data port `/` is none of ours, and the engine is not asked for it."""
     paths = SidecarPaths(frozenset({"/"}))
     refusal = Front(paths, AllowList(), has_control_port=True)(b"GET", b"/", False).refusal
     assert (refusal.status, "control port" in refusal.message) == (404, True)
 
 
 async def test_what_the_engine_is_known_to_have_wins_over_a_folder_of_ours():
-    """Its own page's helper, and whatever the operator added."""
     front = Front(SidecarPaths(frozenset({"/memory"}), folders=("/docs/",)), AllowList(("/docs/plugin",)))
     went = {
         path: front(b"GET", path, False).to

@@ -142,7 +142,6 @@ def narrow_too(client) -> None:
 
 @pytest.mark.parametrize(("path", "count"), [("/v1/big", 100), ("/own", 100), ("/nobodys", 5_000)])
 async def test_a_client_that_pipelines_and_reads_nothing_costs_one_answer(front, upstream, path, count):
-    """However much it requests, and whichever side answers; when it reads, it gets all of it in order."""
     async with Narrow(front.port) as reader:
         client = await only_client(front)
         narrow_too(client)

@@ -231,7 +231,6 @@ async def test_an_early_answer_counts_though_its_request_is_not_whole(front, ups
 
 
 async def test_an_answer_with_a_length_has_left_the_engine(front, upstream):
-    """A client that reads it slowly holds up no other request."""
     go = asyncio.Event()
 
     @upstream.on("/v1/completions")

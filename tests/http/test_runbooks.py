@@ -290,12 +290,10 @@ async def test_a_line_works_in_the_charts_pod(pod: Place, command: str):
 @shares
 @pytest.mark.parametrize("command", commands(in_kubernetes=False))
 async def test_a_line_works_without_kubernetes(machine: Place, command: str):
-    """What stands after `--`, and every call over HTTP."""
     await works(machine, command)
 
 
 def test_every_kind_of_line_is_there():
-    """Commands in the pod, calls over HTTP, changes with the token; and each exception is still needed."""
     assert {command.split()[0] for command in COMMANDS} == {"kubectl", "highwater", "curl"}
     changes = [command for command in COMMANDS if re.search(r"curl .*-X", command)]
     assert changes

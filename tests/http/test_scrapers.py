@@ -106,7 +106,6 @@ async def test_promtool_parses_it(page):
 
 
 async def test_routers_see_the_load_as_it_is_now(page):
-    """Not as it was at the sidecar's last poll."""
     async with scraped(page) as running:
         page.engine.running, page.engine.waiting, page.engine.kv_usage = 7, 3, 0.5
         text = await text_of(running)
@@ -153,7 +152,6 @@ async def test_no_scrape_waits_for_an_engine_that_hangs(page):
     ids=["error", "html", "bytes", "huge"],
 )
 async def test_whatever_the_engine_says_ours_is_whole(page, instead):
-    """Nothing of it is on the page, and nothing of ours is missing."""
     async with scraped(page) as running:
         alone = names(await text_of(running, "/metrics?engine=0"))
         page.instead = instead

@@ -27,7 +27,6 @@ async def test_every_runbook_is_a_page_for_everyone():
 
 
 async def test_a_runbook_is_there_as_it_was_written():
-    """For `curl`."""
     async with sidecar_before(FakeEngine()) as sidecar:
         answer = await sidecar.client.get(f"/docs/runbooks/{NAMES[0]}.md")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -75,14 +74,12 @@ def test_markup_in_a_runbook_is_text():
 
 
 async def test_the_engines_own_documentation_is_still_the_engines():
-    """`/docs` is proxied, as before."""
     async with sidecar_before(FakeEngine()) as sidecar:
         answer = await sidecar.client.get("/docs")
     assert "highwater" not in answer.text.lower()
 
 
 def test_an_installation_without_runbooks_serves_the_rest(tmp_path: Path):
-    """Nothing depends on them."""
     assert runbooks(None) == {}
     assert runbooks(tmp_path) == {}
     assert pages.RUNBOOKS == RUNBOOKS

@@ -35,7 +35,6 @@ async def running(fake, tmp_path):
 
 
 async def test_stacks_are_recorded_for_a_bounded_time(running, fake):
-    """Every rank is asked, with the defaults where nothing is said; zero minutes end it; and it is an event."""
     asked = []
 
     def record(_, payload):

@@ -91,7 +91,6 @@ def url(sidecar):
 
 @shares
 async def test_top_prints_once_where_nobody_could_see_it_move(sidecar, url):
-    """Plain text without a single escape; as wide as COLUMNS says."""
     result = await run("top", url=url)
     assert result.exit_code == 0
     assert "ranks 2 of 2" in result.output
@@ -128,7 +127,6 @@ async def test_status_tells_scripts_and_people(sidecar, url):
 
 @shares
 async def test_a_reset_is_told_with_what_it_freed(sidecar, url):
-    """By component and rank, and what changed since a mark."""
     assert (await run("mark", "before bench", url=url, HIGHWATER_ADMIN_TOKEN=TOKEN)).exit_code == 0
     sidecar.fake.serve_images()
     await sidecar.poll()
@@ -154,7 +152,6 @@ async def test_a_trim_frees_as_much_as_was_asked_for(sidecar, url):
 
 @shares
 async def test_what_is_refused_is_no_success(sidecar, url):
-    """With the reason; a dry run too."""
     sidecar.fake.workers_refuse = "the cache is a connector's"
     try:
         result = await run("reclaim", "trim_encoder_cache", url=url, HIGHWATER_ADMIN_TOKEN=TOKEN)
@@ -175,7 +172,6 @@ async def test_a_remedy_that_does_not_exist_is_said_with_those_that_do(sidecar, 
 @pytest.mark.parametrize(("token", "words"), [("", "found no token"), ("wrong-wrong", "is not this sidecar's")])
 @pytest.mark.parametrize("command", [["reclaim"], ["mark", "x"]])
 async def test_a_wrong_token_is_one_line(sidecar, url, command, token, words):
-    """That names the variable; nothing is done."""
     sidecar.fake.calls.clear()
     result = await run(*command, url=url, HIGHWATER_ADMIN_TOKEN=token)
     assert result.exit_code == 1
@@ -393,7 +389,6 @@ async def _told(scope, receive, send):
 
 
 async def test_a_sidecar_that_speaks_tls(tmp_path):
-    """Its authority is named by SSL_CERT_FILE; what does not fit is said."""
     authority, leaf = trustme.CA(), tmp_path / "leaf.pem"
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(leaf))
@@ -485,7 +480,6 @@ def test_top_gives_the_terminal_back(lonely, leave, status):
 
 
 def test_top_steps_aside_for_the_shell(lonely):
-    """Ctrl-Z gives the terminal back, and `fg` takes it again."""
     with Terminal("top", "--url", lonely.url) as terminal:
         terminal.wait_for("\x1b[?1049h", "no reading of any worker yet")
         terminal.process.send_signal(signal.SIGTSTP)
@@ -500,7 +494,6 @@ def test_top_steps_aside_for_the_shell(lonely):
 
 
 def test_top_outlives_the_sidecar(tmp_path):
-    """It says that it is gone, and goes on when it is back at the same address."""
     with (
         DemoSidecar("http://127.0.0.1:9", folder=tmp_path) as first,
         Terminal("top", "--url", first.url) as terminal,
@@ -548,7 +541,6 @@ def test_reports_come_a_line_each(lonely):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_gets_its_script(shell):
-    """Click's own."""
     result = CliRunner().invoke(main, ["completion", shell])
     assert result.exit_code == 0, result.output
     assert f"_HIGHWATER_COMPLETE={shell}_complete" in result.output

@@ -117,7 +117,6 @@ async def tls_engine(upstream: Upstream, context: ssl.SSLContext) -> AsyncIterat
 
 
 async def test_an_engine_is_believed_by_the_authority_of_the_settings(certificates, upstream):
-    """And by no other; a new one in the file holds from the next connection on."""
     files = certificates.believing()
     async with tls_engine(upstream, certificates.engine(asks=False)) as url:
         context = engine_context(url, files)
@@ -143,8 +142,6 @@ async def test_an_engine_that_asks_for_a_certificate_gets_ours(certificates, ups
 
 
 async def test_an_engine_without_tls_is_told_as_such(certificates):
-    """engine_url says https, and the engine speaks HTTP."""
-
     async def refuse(reader, writer) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
@@ -208,7 +205,6 @@ async def answers(client: httpx.AsyncClient) -> bool:
 
 @pytest.mark.slow("`highwater serve` as a process")
 async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
-    """On either port each connection holds a descriptor, and counts nowhere until its handshake has ended."""
     clients = certificates.issue("listening")
     files = {"tls__cert_file": clients.cert_file, "tls__key_file": clients.key_file}
     async with highwater(tmp_path, certificates.ca_file, engine_url="http://127.0.0.1:9", **files) as client:
@@ -223,7 +219,6 @@ async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
 
 @pytest.mark.slow("`highwater serve` as a process")
 async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):
-    """Control face and data plane; the token is asked for as ever; a renewed certificate is found by itself."""
     ours, clients = certificates.issue("sidecar"), certificates.issue("listening")
     body = os.urandom(3_000_000)
     async with (
@@ -259,7 +254,6 @@ async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):
 
 @pytest.mark.slow("`highwater serve` as a process")
 async def test_both_ports_speak_tls_with_one_certificate(certificates, tmp_path):
-    """The admin token travels to the one, prompts to the other; and a silent client of either is let go."""
     clients = certificates.issue("listening")
     files = {"tls__cert_file": clients.cert_file, "tls__key_file": clients.key_file}
     data, control = free_port(), free_port()
@@ -278,7 +272,6 @@ async def test_both_ports_speak_tls_with_one_certificate(certificates, tmp_path)
 
 @pytest.mark.slow("`highwater serve` as a process")
 async def test_an_engine_that_is_not_believed_is_told_by_the_report_and_the_answer(certificates, upstream, tmp_path):
-    """State and hint for the operator; an error for the client, and not one byte for the engine."""
     trustme.CA().cert_pem.write_to_path(str(stranger := tmp_path / "stranger.crt"))
     async with (
         tls_engine(upstream, certificates.engine(asks=False)) as url,

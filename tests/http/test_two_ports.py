@@ -96,7 +96,6 @@ def concrete(path: str) -> str:
     + [("GET", path) for path in ("/dashboard", "/dashboard/app.js", "/memory/openapi.json", "/docs/runbooks/x.html")],
 )
 async def test_none_of_our_paths_is_on_the_data_port(both, method, path):
-    """Each is answered as an unknown path is, with the token too; the engine hears of none but its own metrics."""
     if path == "/metrics":
         return
     unknown = await both.data.request(method, "/nope")
@@ -157,7 +156,6 @@ async def test_no_websocket_is_opened_on_the_control_port(both):
 
 @shares
 async def test_a_malformed_path_is_400_on_the_control_port_too(both):
-    """It is no path of ours, however it is read."""
     assert [await both.raw(both.control, path) for path in ("/memory/../livez", "//memory")] == [400, 400]
 
 
@@ -250,7 +248,6 @@ async def test_without_a_data_plane_the_policy_passes_over_what_needs_the_gate(w
 
 
 async def test_who_only_names_a_recorder_folder_is_told_why_nothing_is_passed_on(tmp_path, caplog):
-    """By the log, and by each request that comes; and what to set."""
     caplog.set_level("INFO", "highwater")
     app = create_app(Settings(recorder_dir=tmp_path, admin_token=TOKEN))
     assert "proxy.enabled=true" in caplog.text
@@ -261,7 +258,6 @@ async def test_who_only_names_a_recorder_folder_is_told_why_nothing_is_passed_on
 
 
 async def test_without_a_data_plane_the_control_port_is_the_only_one_where_it_is_set():
-    """Without a data plane no requests come, which `port` is for."""
     async with two_ports(proxy={"enabled": False}, control_port=8002) as running:
         assert [(port.setting, port.number) for port in running.app.ports] == [("control_port", 8002)]
 
@@ -287,7 +283,6 @@ def ran(*arguments: str, **environ: str) -> Result:
 
 @pytest.mark.slow("`highwater serve` as a process")
 async def test_every_command_finds_the_control_port(tmp_path):
-    """By the sidecar's own variables; and one that asks the data port is told which to ask."""
     async with serving(FakeEngine()) as engine, process(tmp_path, engine) as sidecar:
         environ = {
             "HIGHWATER_PORT": str(sidecar.port),

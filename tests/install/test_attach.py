@@ -220,7 +220,6 @@ def test_the_pages_gitops_lines_attach_the_sidecar(reader: MakeReader) -> None:
 
 @pytest.mark.parametrize("style", ["all in command", "a line for a shell"])
 def test_gitops_repeats_arguments_where_they_cannot_be_added(newest: MakeReader, style: str) -> None:
-    """As the page says, by `attach.args`."""
     theirs = yaml.safe_load(STYLES[style])
     done = in_git(newest, STYLES[style], args=engine_of(theirs).get("args", []))
     (patched,) = [

@@ -181,7 +181,6 @@ def test_an_engine_is_watched_without_the_sidecar_in_its_way(home: Home) -> None
 
 
 def test_an_upgrade_replaces_and_a_removal_leaves_nothing(home: Home) -> None:
-    """As the last of this home's tests."""
     (again,) = [text for text in line("Upgrade", "pip install").splitlines() if "extension" in text]
     assert "vllm-highwater-worker" in home.run(again)
     home.run(line("Remove", "rm -r"))

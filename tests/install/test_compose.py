@@ -131,7 +131,6 @@ def test_the_pages_commands_name_services_that_are_there(services: dict[str, Any
 
 
 def test_removing_it_leaves_their_file(folder: Folder) -> None:
-    """The page's first line of the removal: only their services, as they were."""
     (remove,) = [block.text for block in blocks(PAGE, "Remove")]
     told = folder.run(remove.splitlines()[0] + "\ndocker compose config")
     left = yaml.safe_load(told.stdout)["services"]

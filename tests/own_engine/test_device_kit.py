@@ -6,18 +6,14 @@ PyTorch is in the engine's environment. The sidecar that two of the steps start 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from bench.device.steps import STEPS
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.device_steps import passed
 from tests.engines import with_modules_of_the_sidecar
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = pytest.mark.device
 # A real engine is started by other tests of this folder.

@@ -1,4 +1,7 @@
-"""Host memory of a real engine by process, against what the kernel counts for a memory cgroup of its own."""
+"""Host memory of a real engine by process, against what the kernel counts for a memory cgroup of its own.
+
+The engine is that of test_watch_real.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,24 @@ import asyncio
 import contextlib
 import json
 import os
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from highwater.host.needs import processor_caches, shm_needs
 from highwater.host.parts import parts_of
 from highwater.host.reader import HostReader
+from highwater.host.reading import HostReading
 from highwater.model.units import GIB, MIB
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.traffic import send_images
 from highwater_worker.wire import PROCESS_NAME, process_body
-from tests.engines import watching
-from tests.patience import LIMIT_SECONDS, wait_until
+from tests.own_engine.conftest import Watched
+from tests.patience import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater.host.reading import HostReading
-    from highwater.terminal.demo.engine import DemoEngine
-
-GROUPS = Path("/sys/fs/cgroup")
 EXACT = 0.02
 
 
@@ -41,61 +39,12 @@ class Host(NamedTuple):
     group: Path
 
 
-@contextlib.contextmanager
-def cgroup_of_its_own() -> Iterator[Path]:
-    """Put what is started in the block into a memory cgroup; this process goes back into its own.
-
-    Skips where none can be made: not root, no cgroup file system, or memory not delegated.
-    """
-    top = GROUPS / "memory" if (GROUPS / "memory/memory.usage_in_bytes").exists() else GROUPS
-    before = _own_group(top)
-    made = top / f"highwater-test-{os.getpid()}"
-    try:
-        made.mkdir()
-        # Missing where the memory controller is not delegated.
-        (made / ("memory.usage_in_bytes" if top.name == "memory" else "memory.current")).read_text()
-        (made / "cgroup.procs").write_text(str(os.getpid()))
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            made.rmdir()
-        pytest.skip(f"a memory cgroup cannot be made here: {exc}")
-    home = before / "cgroup.procs"
-    # What the engine's first process starts is its own: once it is a child, we can go.
-    mover = threading.Thread(target=_leave_to_child, args=(made / "cgroup.procs", home))
-    mover.start()
-    try:
-        yield made
-    finally:
-        mover.join()
-        home.write_text(str(os.getpid()))
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while time.monotonic() < deadline:  # it can be removed once the last process has gone
-            with contextlib.suppress(OSError):
-                made.rmdir()
-                break
-            time.sleep(0.2)
-
-
-def _leave_to_child(group: Path, home: Path) -> None:
-    deadline = time.monotonic() + 600.0
-    while len(group.read_text().split()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    home.write_text(str(os.getpid()))
-
-
-def _own_group(top: Path) -> Path:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if ("memory" in controllers.split(",")) if top.name == "memory" else controllers == "":
-            return top / path.lstrip("/")
-    return top
-
-
 @pytest.fixture(scope="module")
-def host(engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    rings: Path = tmp_path_factory.mktemp("host") / "rings"
-    with cgroup_of_its_own() as group, engine_factory(**watching(rings)) as engine:
-        yield Host(engine, HostReader(rings), rings, group)
+def host(watched_alone: Watched) -> Host:
+    engine, _, rings, group = watched_alone
+    if group is None:
+        pytest.skip("a memory cgroup cannot be made here: not root, no cgroup file system, or memory not delegated")
+    return Host(engine, HostReader(rings), rings, group)
 
 
 def reading_with(host: Host, wanted: Callable[[HostReading], bool], seconds: float = 120.0) -> HostReading:
@@ -192,7 +141,6 @@ def written(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def test_it_costs_the_processes_next_to_nothing(host):
-    """The thread's share of a core over ten seconds, as the kernel counts it."""
     before = written(host.rings)
     now = before
 

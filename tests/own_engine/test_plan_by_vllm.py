@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from highwater.terminal.demo.engine import build_model
-from highwater.terminal.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.environment import DEFAULT_VERSION, EngineEnvironment
 from tests.fakes.cann.ascend import folder_of_both
 from tests.support.asked_starts import Asked, asked, model_folder, parts_of, pool_of
 from tests.support.asked_sweep import builtin, cases, compare, vllm_of
@@ -17,12 +19,6 @@ from tests.support.printed_pools import GIB, Start
 from tests.support.printed_pools import STARTS as POOLS
 from tests.support.recorded_starts import LLAMA_8B, QWEN15_MOE, Config, RecordedStart
 from tests.support.recorded_starts import STARTS as PARTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = pytest.mark.timeout(1800, func_only=True)
 # Their files here lack what vLLM 0.32 reads: a vision tower, an activation scheme.
@@ -146,17 +142,21 @@ def test_an_image_costs_the_tokens_that_vllms_processor_makes_of_it(vllm: Asked,
     assert (answer["status"], answer["encoder"]["max_tokens_per_item"]["image"]) == ("fits", 1024)
 
 
-def test_a_sample_of_the_sweep_has_answers_each_in_vllms_words_where_it_is_refused(vllm: Asked, models: Path) -> None:
+@pytest.mark.parametrize("size", [10, pytest.param(100, marks=pytest.mark.soak)])
+def test_a_sample_of_the_sweep_has_answers_each_in_vllms_words_where_it_is_refused(
+    vllm: Asked, models: Path, size: int
+) -> None:
     """None ends because of a stand-in."""
     planner = vllm_of(vllm, models)
-    assert [case for case in cases(sample=40) if planner(case) is None] == []
+    assert [case for case in cases(sample=size) if planner(case) is None] == []
 
 
 @pytest.mark.skipif(find_spec("kvplan.builtin") is None, reason="the built-in is not in this tree")
-def test_a_sample_of_the_sweep_is_the_same_to_the_builtin(vllm: Asked, models: Path) -> None:
-    outcome = compare(cases(sample=60, seed=8), builtin, vllm_of(vllm, models))
+@pytest.mark.parametrize("size", [20, pytest.param(200, marks=pytest.mark.soak)])
+def test_a_sample_of_the_sweep_is_the_same_to_the_builtin(vllm: Asked, models: Path, size: int) -> None:
+    outcome = compare(cases(sample=size, seed=8), builtin, vllm_of(vllm, models))
     assert outcome.differences == ()
-    assert outcome.answered > 10
+    assert outcome.answered > size / 6
 
 
 def test_a_models_own_code_is_loaded_only_where_the_command_line_says_so(vllm: Asked, tmp_path: Path) -> None:

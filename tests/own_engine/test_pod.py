@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 from highwater_worker.kernel.cgroup import read_container
 from tests.helm import chart
 from tests.patience import wait_until
-from tests.pod.kubelet import Kubelet
 from tests.pod.pod import Container, Pod, own_group, why_not
 
 MIB = 1024**2
@@ -27,13 +25,6 @@ import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("up", flush=True)
 {SLEEPY}
-"""
-LOOKS = """
-import json, os
-limit = open("/sys/fs/cgroup/memory/memory.limit_in_bytes").read()
-pids = [name for name in os.listdir("/proc") if name.isdigit()]
-print(json.dumps([os.getpid(), pids, int(limit), os.listdir("/dev/shm")]))
-open("/dev/shm/left", "w")
 """
 # A test that is killed in the middle, in a process of its own.
 KILLED = """
@@ -69,31 +60,6 @@ def run_to_the_end(container: Container, program: str) -> None:
     wait_until(lambda: not container.is_running())
 
 
-def test_the_kernels_kill_is_oom_killed(pod: Pod) -> None:
-    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
-    run_to_the_end(container, GREEDY)
-    ended = container.ended()
-    assert (ended.reason, ended.exit_code, ended.oom_kills, ended.peak_bytes) == ("OOMKilled", 137, 1, LIMIT_BYTES)
-
-
-def test_an_end_of_its_own_is_completed_or_an_error(pod: Pod) -> None:
-    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
-    run_to_the_end(container, "")
-    assert (container.ended().reason, container.ended().exit_code) == ("Completed", 0)
-    run_to_the_end(container, "raise SystemExit(3)")
-    assert (container.ended().reason, container.ended().exit_code) == ("Error", 3)
-
-
-def test_a_container_sees_itself_alone_and_shm_outlives_it(pod: Pod) -> None:
-    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
-    for _ in range(2):
-        run_to_the_end(container, LOOKS)
-    first, second = (json.loads(line) for line in container.log_path.read_text().splitlines())
-    assert first == [1, ["1"], LIMIT_BYTES, []]
-    assert second == [1, ["1"], LIMIT_BYTES, ["left"]]
-    assert pod.shm() == ["left"]
-
-
 def test_the_chart_removes_what_a_killed_life_left_in_shm(pod: Pod) -> None:
     program = "ls /dev/shm; touch /dev/shm/psm_$$-$(date +%N) /dev/shm/mine; exec sleep 3600"
     values = {"engine": {"command": ["sh", "-c", program], "args": ["sh"]}}
@@ -117,29 +83,6 @@ def test_the_sidecars_own_group_does_not_count_the_engines_kill(pod: Pod) -> Non
     group = read_container(pid=sidecar.pids()[0])
     assert group is not None
     assert group["events"]["oom_kill"] == 0
-
-
-def test_a_crash_loop_backs_off(pod: Pod) -> None:
-    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
-    with Kubelet(container, python(GREEDY), env=os.environ, cwd=Path("/")) as kubelet:
-        kubelet.wait_for_ends(3)
-    assert [each.reason for each in kubelet.states] == ["OOMKilled"] * 3
-
-
-def test_a_probe_that_fails_thrice_ends_the_container(pod: Pod) -> None:
-    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
-    probes = {"has_started": lambda: True, "is_alive": lambda: False, "period_seconds": 0.5}
-    with Kubelet(container, python(ORDERLY), env=os.environ, cwd=Path("/"), **probes) as kubelet:
-        kubelet.wait_for_ends(1)
-    assert kubelet.killed_by_probe >= 1
-
-
-def test_an_eviction_is_a_sigterm_first(pod: Pod) -> None:
-    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
-    with Kubelet(container, python(ORDERLY), env=os.environ, cwd=Path("/")) as kubelet:
-        wait_until(lambda: "up" in container.log_path.read_text())
-        kubelet.evict()
-    assert [each.reason for each in kubelet.states] == ["Completed"]
 
 
 def test_nothing_is_left_of_a_pod_whose_test_is_killed(pod: Pod, tmp_path: Path) -> None:

@@ -216,7 +216,6 @@ def late(evicted: Outcome, running: tuple[Serving, Kubelet]) -> Iterator[Sidecar
 
 @WITH_RECORDERS
 def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(late: Sidecars, sees: str) -> None:
-    """And since when; the incident, if it was one, is another sidecar's."""
     report = late[sees].report()
     assert (report["engine"]["state"], late[sees].health(), late[sees].incidents()) == ("gone", 503, [])
     assert report["engine"]["since"] < report["sidecar_started_at"]

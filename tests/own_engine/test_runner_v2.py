@@ -154,6 +154,7 @@ async def test_entries_are_trimmed_restored_at_access_reset_and_released(watched
     assert done(sidecar, "release")["outcome"] == "done"
 
 
+@pytest.mark.soak
 def test_an_engine_that_is_killed_is_an_incident_and_the_next_is_watched_from_its_start(watched: Watched) -> None:
     engine, sidecar = watched
     (pid,) = worker_pids(engine)

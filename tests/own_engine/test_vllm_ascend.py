@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from highwater.explain.budget import rank_budget
 from highwater.model.engine_budget import EngineBudget
 from highwater.terminal.demo.engine import build_model
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.engine.conftest import make_weights
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
 from tests.fakes.cann.ascend import VLLM, VLLM_ASCEND, environ_of_vllm_ascend
@@ -24,9 +25,6 @@ from tests.fakes.cann.npu import NEEDS_COMPILER, TORCH_NPU, SimulatedNpu
 from tests.support.on_vllm_ascend import IMAGES, SEEN, SIDE, UTILIZATION
 from tests.tested import Ran, confirm
 from tests.unit.explain.readings import rank
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = [pytest.mark.device, NEEDS_COMPILER]
 TOTAL_BYTES = 2 << 30

@@ -6,11 +6,12 @@ On the same simulated NPU, under vLLM 0.23.0; it wants torch_npu 2.10 and runs w
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from highwater.terminal.demo.engine import build_model
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.engine.conftest import make_weights
 from tests.engines import ROOT
 from tests.fakes.cann.ascend import Release, environ_of_vllm_ascend
@@ -28,9 +29,6 @@ from tests.own_engine.test_vllm_ascend import (
     test_the_encoder_cache_holds_what_was_asked_about,
 )
 from tests.tested import Ran, confirm
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 __all__ = [
     "test_a_release_gives_back_what_was_foretold_to_the_byte",

@@ -9,12 +9,12 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from highwater.terminal.demo.engine import build_model
-from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.environment import EngineEnvironment, cache_dir
 from tests.engine.conftest import make_weights
 from tests.engine.published import unpacked_source
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
@@ -23,9 +23,6 @@ from tests.fakes.cann.npu import NEEDS_COMPILER, SimulatedNpu
 from tests.own_engine.test_vllm_ascend import answers
 from tests.support.on_vllm_ascend import IMAGES, SIDE
 from tests.tested import Ran, confirm
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 NEEDS_CPLUSPLUS = pytest.mark.skipif(
     shutil.which("c++") is None, reason="there is no C++ compiler, c++; Debian's package is g++"

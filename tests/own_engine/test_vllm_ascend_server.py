@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -27,6 +27,7 @@ from bench.npu_story import (
     table,
     tell,
 )
+from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import DemoError
 from highwater.terminal.demo.story import stage
 from highwater.terminal.demo.traffic import REQUEST_SECONDS, image_url
@@ -35,9 +36,6 @@ from tests.fakes.cann.ascend import VLLM
 from tests.fakes.cann.npu import NEEDS_COMPILER, build
 from tests.fakes.cann.state import set_state
 from tests.tested import Ran, confirm
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 pytestmark = NEEDS_COMPILER
 LOST = "the NPU was lost (507010)"

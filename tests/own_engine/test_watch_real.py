@@ -12,26 +12,22 @@ import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
 
 from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
+from highwater.terminal.demo.engine import DemoEngine
+from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
-from tests.engine.conftest import sidecar_beside, wait_for
+from tests.engine.conftest import wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact
-from tests.engines import send_texts, watching
+from tests.engines import send_texts
+from tests.own_engine.conftest import Watched
 from tests.patience import LIMIT_SECONDS, wait_until
 from tests.scrapers import LLM_D, PROMETHEUS_ACCEPTS, llm_d, production_stack
 from tests.unit.worker_ext.ring_bytes import parse, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
 
 PATIENCE_SECONDS = 300.0
 ATTEMPTS = 20
@@ -39,27 +35,13 @@ PROMPT_SECONDS = 3.0
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 
 
-class Watched(NamedTuple):
-    """An engine whose workers record themselves, and a sidecar that reads their folder."""
-
-    engine: DemoEngine
-    sidecar: DemoSidecar
-    rings: Path
-
-
 @pytest.fixture(scope="module")
-def watched(engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder: Path = tmp_path_factory.mktemp("watched")
-    rings = folder / "rings"
-    with (
-        engine_factory(**watching(rings, TASK_QUEUE_ENABLE="2")) as engine,
-        sidecar_beside(engine, folder, HIGHWATER_RECORDER_DIR=str(rings)) as sidecar,
-    ):
-        yield Watched(engine, sidecar, rings)
+def watched(watched_alone: Watched) -> Watched:
+    return watched_alone
 
 
 def test_every_rank_is_seen_and_no_worker_is_called(watched):
-    engine, sidecar, _ = watched
+    engine, sidecar, *_ = watched
     report = wait_for(sidecar, lambda report: report["ranks_reported"] == 1)
     (rank,) = report["ranks"]
     assert (report["ranks_expected"], report["stale"], rank["source"]) == (1, False, "recorder")
@@ -85,12 +67,14 @@ def test_the_file_is_there_before_the_model_is_loaded(watched):
 
 def test_the_encoder_cache_comes_from_the_file(watched):
     """Entries too, which other sidecars would ask the workers for. The requests go to the engine itself."""
-    engine, sidecar, _ = watched
+    engine, sidecar, *_ = watched
+    (rank,) = sidecar.call("GET", "/memory/encoder-cache")["ranks"]
+    entries = rank["entries_total"] + 3
     asyncio.run(send_images(engine.url, engine.served_model, images=range(80_000, 80_003)))
-    report = wait_for(sidecar, lambda report: (report["ranks"][0]["encoder_cache"] or {}).get("entries") == 3)
+    report = wait_for(sidecar, lambda report: (report["ranks"][0]["encoder_cache"] or {}).get("entries") == entries)
     assert report["ranks"][0]["components"]["encoder_cache_bytes"] > 0
     (rank,) = sidecar.call("GET", "/memory/encoder-cache")["ranks"]
-    assert (rank["entries_total"], len(rank["entries"])) == (3, 3)
+    assert rank["entries_total"] == len(rank["entries"]) == entries
     assert all(entry["bytes"] > 0 for entry in rank["entries"])
 
 
@@ -127,7 +111,6 @@ def test_what_is_not_known_is_null(explained):
 
 
 def test_the_encoders_budget_is_the_schedulers(explained):
-    """As the entries' capacity has it."""
     _, sidecar, answer = explained
     report = sidecar.call("GET", "/memory")
     encoder = answer["explanation"]["encoder"]
@@ -172,7 +155,7 @@ def declared(text: str) -> list[str]:
 
 
 def test_every_family_of_vllm_is_there_and_none_twice(watched: Watched) -> None:
-    engine, sidecar, _ = watched
+    engine, sidecar, *_ = watched
     asyncio.run(send_texts(engine.url, engine.served_model, texts=["one", "two"]))
     direct, beside = page_of(engine.url).text, both_of(sidecar)
     assert [name for name in declared(beside) if not name.startswith("highwater_")] == declared(direct)
@@ -186,7 +169,7 @@ def test_every_family_of_vllm_is_there_and_none_twice(watched: Watched) -> None:
 
 def test_routers_see_the_load_while_there_is_some(watched: Watched) -> None:
     """Requests that go past the sidecar too: it is vLLM that counts them."""
-    engine, sidecar, _ = watched
+    engine, sidecar, *_ = watched
     texts = [f"Count from {number} on." for number in range(4)]
     seen: list[tuple[float, float]] = []
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -206,7 +189,7 @@ def test_routers_see_the_load_while_there_is_some(watched: Watched) -> None:
 
 
 def test_no_figure_is_frozen(watched: Watched) -> None:
-    engine, sidecar, _ = watched
+    engine, sidecar, *_ = watched
     both_of(sidecar)
     stopped = engine.pids()
     for pid in stopped:
@@ -234,20 +217,24 @@ def test_no_figure_is_frozen(watched: Watched) -> None:
 # --- the plugin alone ---
 
 IS_WRAPPED = """
+import os
 from vllm.plugins import load_general_plugins
-load_general_plugins()
 from vllm.v1.worker.worker_base import WorkerBase
-print(hasattr(WorkerBase.__init__, "_highwater_plugin"))
+for plugins in ("highwater", "other,highwater", "other", None):
+    if os.fork() == 0:  # to import vLLM takes longer than all else
+        os.environ |= {"VLLM_PLUGINS": plugins} if plugins else {}
+        load_general_plugins()
+        print("found", plugins, hasattr(WorkerBase.__init__, "_highwater_plugin"), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
-@pytest.mark.parametrize(("plugins", "is_wrapped"), [(None, True), ("other,highwater", True), ("other", False)])
-def test_vllm_itself_finds_the_plugin_in_a_copied_folder(engine_environment, tmp_path, plugins, is_wrapped):
-    """By its own loader, with nothing installed; unless VLLM_PLUGINS names others only."""
+def test_vllm_itself_finds_the_plugin_in_a_copied_folder(engine_environment, tmp_path):
     folder = copy_worker_package(tmp_path / "copy").folder
     environ = os.environ | {"PYTHONPATH": f"{SHIM_FOLDER}{os.pathsep}{folder}", "VLLM_NO_USAGE_STATS": "1"}
-    environ |= {} if plugins is None else {"VLLM_PLUGINS": plugins}
     command = [engine_environment.python, "-c", IS_WRAPPED]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == str(is_wrapped)
+    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("found ")]
+    assert found == [["highwater", "True"], ["other,highwater", "True"], ["other", "False"], ["None", "True"]]

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.process import DemoError
+from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engine.test_two_ranks_recorders import core_of, wait_for_incident
 from tests.engines import send_texts, watching, worker_pids
 from tests.unit.worker_ext.ring_bytes import parse, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from highwater.terminal.demo.engine import DemoEngine
-    from highwater.terminal.demo.sidecar import DemoSidecar
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 

@@ -9,17 +9,15 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import httpx
 
 from highwater.terminal.demo.engine import DemoEngine, EngineOptions, build_model
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.engines import watching
 from tests.patience import LIMIT_SECONDS
-
-if TYPE_CHECKING:
-    from highwater.terminal.demo.environment import EngineEnvironment
-    from tests.pod.pod import Container
+from tests.pod.pod import Container
 
 HERE = Path(__file__).parent
 PAUSE_SECONDS = 0.05

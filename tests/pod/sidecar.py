@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,9 +17,7 @@ from prometheus_client.samples import Sample
 
 from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.patience import LIMIT_SECONDS
-
-if TYPE_CHECKING:
-    from tests.pod.pod import Pod
+from tests.pod.pod import Pod
 
 LIMIT_BYTES = 1024**3
 LOOK_SECONDS, SETTLE_LOOKS = 0.5, 120

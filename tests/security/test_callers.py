@@ -43,13 +43,11 @@ def test_trust_in_loopback_lets_in_nobody_from_elsewhere(answered):
 
 
 def test_trust_in_loopback_lets_in_no_service_mesh(answered):
-    """Its sidecar connects from an address of loopback foreverybody in the mesh."""
     assert {path: code for path, code in answered["trusting mesh"].items() if code != 401} == {"GET /memory": 200}
 
 
 @pytest.mark.parametrize("caller", ["elsewhere", "loopback", "mesh"])
 def test_nobody_without_the_token_may(answered, caller):
-    """The machine itself neither: in a pod, a port-forward comes from loopback."""
     told = answered[f"guarded {caller}"]
     assert {path: code for path, code in told.items() if code != 401} == {"GET /memory": 200}
     assert {401, 403}.isdisjoint(answered["guarded elsewhere with token"].values())
@@ -100,7 +98,6 @@ async def test_every_path_that_acts_is_guarded():
 
 
 async def test_who_may_not_act_is_answered_before_a_body_is_read():
-    """No byte of it has come, and none is waited for, whatever the method; so none is parsed either."""
     async with sidecar_before(FakeEngine(), admin_token=TOKEN) as sidecar:
         found = operations((await sidecar.client.get("/memory/openapi.json")).json())
         answers = [(method, path, 401) for method, path, needs_token in found if needs_token]

@@ -27,7 +27,6 @@ def seconds_to_read(lines: int) -> float:
 
 
 def test_many_connection_lines_cost_their_length_and_no_more():
-    """Copying all tokens for each line made ten times the lines a hundred times the work."""
     few, many = (min(seconds_to_read(lines) for _ in range(3)) for lines in (300, 3000))
     assert many < 40 * few
 

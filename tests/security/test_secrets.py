@@ -41,7 +41,6 @@ async def test_the_token_is_told_to_nobody(tmp_path, caplog):
 
 
 def test_the_process_shows_it_to_nobody(tmp_path):
-    """In the environment it is not in the process list; what it logs at its most talkative does not have it."""
     settings = {"HIGHWATER_ADMIN_TOKEN": TOKEN, "HIGHWATER_LOG_LEVEL": "debug"}
     with DemoSidecar("http://127.0.0.1:1", folder=tmp_path, settings=settings) as sidecar:
         for token in (TOKEN, f"{TOKEN}-not"):

@@ -100,7 +100,6 @@ async def test_a_body_that_drips_is_not_waited_for_either(sidecar):
 
 
 async def test_a_slow_body_that_comes_is_served(sidecar):
-    """Whoever is in time is not disturbed; neither is who waits for a slow answer."""
     async with connected(sidecar) as wire:
         await wire.send(
             b"POST /memory/marks HTTP/1.1\r\n"

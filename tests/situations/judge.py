@@ -98,10 +98,6 @@ class Outcome:
         """Those that gave nothing worth it."""
         return [remedy for remedy in self.remedies if remedy.in_vain]
 
-    @property
-    def seconds_held(self) -> float:
-        return sum(remedy.ended_at - remedy.began_at for remedy in self.remedies)
-
     def in_vain_within_an_hour(self) -> int:
         times = [remedy.began_at for remedy in self.in_vain]
         return max((sum(at <= time < at + _HOUR for time in times) for at in times), default=0)

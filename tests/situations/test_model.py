@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
-from highwater_worker.operations import OPERATIONS
 from tests.situations.clock import run_virtually
-from tests.situations.device import GIB, MIB, Card, DeviceFullError, Plan, Rank
-from tests.situations.engine import EngineModel, Traffic
+from tests.situations.device import GIB, MIB, Card, Plan
+from tests.situations.engine import EngineModel
 from tests.situations.judge import (
     FIRST_SECONDS,
     MIN_GAIN,
@@ -25,10 +22,7 @@ from tests.situations.judge import (
     marks,
     missed_goals,
 )
-from tests.situations.page import with_results
 from tests.situations.rows import SITUATIONS
-from tests.situations.run import Result
-from tests.situations.wire import InProcess
 from tests.situations.worker import EngineOptions, modelled_workers
 
 PLAN = Plan(
@@ -60,73 +54,8 @@ def remedy(at: float, gave: int, *, kind: str = "release", was_working: bool = T
     return Remedy(kind, at, at + 0.4, (gave,), was_working)
 
 
-# --- the model ---
-
-
-def test_an_allocation_takes_what_the_allocator_keeps_before_it_asks_the_driver():
-    card = Card(16 * GIB)
-    rank = Rank(card, 0, PLAN)
-    free = card.free
-    rank.take_for_a_moment(GIB, "activations")
-    rank.take_for_a_moment(GIB, "activations")
-    assert (card.free, rank.releasable, rank.retries) == (free - GIB, GIB, 0)
-
-
-def test_a_full_device_is_tried_once_more_with_empty_hands():
-    card = Card(16 * GIB)
-    rank = Rank(card, 0, PLAN)
-    rank.stray = card.free - 100 * MIB
-    rank.take_for_a_moment(GIB, "activations")
-    assert (rank.retries, rank.stray) == (1, 0)
-
-
-def test_memory_outside_of_the_allocator_finds_no_such_help():
-    card = Card(16 * GIB)
-    rank = Rank(card, 0, PLAN)
-    rank.stray = card.free - 100 * MIB
-    with pytest.raises(DeviceFullError, match="tried to allocate 128 MiB; 100 MiB free"):
-        rank.take_outside(128 * MIB, "a workspace")
-
-
 def _engine(clock=time.monotonic) -> EngineModel:
     return EngineModel(plan=PLAN, cards=(Card(16 * GIB),), options=OPTIONS, version="0.32.0", clock=clock)
-
-
-def _asked(op: str, payload: str = "{}", *, traffic: Traffic | None = None) -> list[dict[str, object]]:
-    """Answers of a model's workers after a few steps, over the wire."""
-
-    async def main(loop):
-        engine = _engine(loop.time)
-        engine.load_seconds, engine.traffic = 0.0, traffic
-        with modelled_workers(engine.torch):
-            engine.begin()
-            steps = asyncio.create_task(engine.run())
-            await asyncio.sleep(5.1)
-            async with httpx.AsyncClient(base_url="http://engine", transport=InProcess(engine.face)) as client:
-                body = {"method": "highwater_rpc", "args": [op, payload]}
-                answer = await client.post("/collective_rpc", json=body)
-            steps.cancel()
-            await engine.close()
-        return [json.loads(result) for result in answer.json()["results"]]
-
-    return run_virtually(main)
-
-
-def test_the_workers_answer_through_the_real_extension():
-    (answer,) = _asked("memory", traffic=Traffic(images=2.0, stray=100 * MIB, split=10 * MIB))
-    assert answer["ok"]
-    images = 10  # within five seconds
-    assert answer["torch"]["inactive_split_bytes"] == images * 10 * MIB
-    # A step's peak, less what the last image's fragments took of it, and all free segments; the graphs' pool stays.
-    assert answer["releasable_bytes"] == GIB - 110 * MIB + images * 100 * MIB
-    assert answer["encoder_cache"]["device_bytes"] == 8 * 64 * MIB
-
-
-@pytest.mark.parametrize("op", ["release", "trim", "encoder_cache", "memory"])
-def test_every_operation_that_the_sidecar_asks_for_works_on_the_model(op: str):
-    (answer,) = _asked(op, traffic=Traffic(images=2.0))
-    assert answer["ok"], answer
-    assert op in OPERATIONS
 
 
 # --- the judge ---
@@ -241,13 +170,6 @@ def test_the_second_release_of_an_idle_period_is_one_too_many():
 # --- the page ---
 
 PAGE = Path("docs/policy-situations.md")
-
-
-def test_the_page_names_every_row():
-    results = [Result(row, Outcome(), (), ()) for row in SITUATIONS]
-    text = with_results(PAGE.read_text(encoding="utf-8"), results, command="python -m tests.situations")
-    assert all(f"`{row.name}`" in text for row in SITUATIONS)
-    assert f"{len(SITUATIONS)} of {len(SITUATIONS)} situations meet all goals" in text
 
 
 def test_the_page_in_the_documentation_has_the_rows_and_the_goals_that_there_are():

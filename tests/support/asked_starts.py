@@ -13,10 +13,11 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from highwater.explain.command_line import Line
 from highwater.process.worker_package import SHIM_FOLDER
@@ -28,9 +29,6 @@ from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, Start
 from tests.support.printed_pools import STARTS as POOLS
 from tests.support.recorded_starts import STARTS as PARTS
 from tests.support.recorded_starts import RecordedStart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 # What the files leave out because it decides no size, and what vLLM reads all the same.
 _ALSO: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "attention_bias": False}

@@ -5,10 +5,8 @@ Their layers are few and narrow, and their positions many, so that a length can 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any
 
 _COMMON: Mapping[str, Any] = {
     "vocab_size": 320,

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-DEVICE_GIB: Final = 79.19
-
 Config = Mapping[str, Any]
 
 
@@ -143,30 +141,6 @@ QWEN36_35B_NVFP4: Final = _model(
         "rope_parameters": {"rope_type": "default", "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25},
     },
 )  # fmt: skip
-QWEN3_VL_8B: Final = _model(
-    "Qwen3VLForConditionalGeneration", "qwen3_vl", tie_word_embeddings=False,
-    vision_config={
-        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16,
-        "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 2304, "out_hidden_size": 4096,
-        "deepstack_visual_indexes": [8, 16, 24],
-    },
-    text_config={
-        "model_type": "qwen3_vl_text", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-        "max_position_embeddings": 262144,
-        "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [24, 20, 20]},
-    },
-)  # fmt: skip
-
-
-QWEN3_VL_32B: Final = {
-    **QWEN3_VL_8B,
-    "vision_config": {**QWEN3_VL_8B["vision_config"], "out_hidden_size": 5120},
-    "text_config": {
-        **QWEN3_VL_8B["text_config"], "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-    },
-}  # fmt: skip
 
 
 def _gemma3(*sizes: int) -> Config:

@@ -78,7 +78,6 @@ def test_the_policys_change_by_hand_is_valid():
 
 
 def test_the_shown_status_has_the_fields_that_there_are():
-    """A part of `GET /policy`, none of it renamed since."""
     (block,) = re.findall(r"^```json\n(.*?)^```", (DOCS / "policy.md").read_text(), re.MULTILINE | re.DOTALL)
     status = json.loads(block)
     (rule,) = status["rules"]
@@ -138,7 +137,6 @@ def test_the_metrics_that_are_shown_exist(page: Path):
 
 
 def test_the_runbook_of_internal_errors_names_every_part():
-    """As the metric's label has them."""
     page = (DOCS / "runbooks" / "HighwaterInternalErrors.md").read_text(encoding="utf-8")
     assert [part for part in get_args(Part) if f"`{part}`" not in page] == []
 

@@ -68,7 +68,6 @@ def test_the_drawing_names_only_what_there_is():
 
 
 def test_the_rows_have_the_order_that_imports_have():
-    """From commands down to words, as the contract in pyproject.toml has the sidecar's layers."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     layers: list[str] = next(one["layers"] for one in contracts if one.get("containers") == ["highwater"])

@@ -142,7 +142,7 @@ def built() -> Path:
 needs_compiler = pytest.mark.skipif(bool(build_support.obstacle()), reason=str(build_support.obstacle()))
 
 
-@pytest.mark.slow("the data plane is compiled, as the image has it")
+@pytest.mark.compiled
 @needs_compiler
 def test_the_data_plane_is_compiled_and_nothing_else(built: Path) -> None:
     libraries = {path.relative_to(built).as_posix().split(".")[0] for path in built.rglob("*.so")}
@@ -156,7 +156,7 @@ def mapped_files(pid: int) -> set[str]:
     return {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()}
 
 
-@pytest.mark.slow("the data plane is compiled, as the image has it")
+@pytest.mark.compiled
 @needs_compiler
 async def test_the_compiled_sidecar_serves_and_says_so(built: Path, tmp_path: Path) -> None:
     async with Upstream() as upstream:

@@ -8,18 +8,15 @@ index: it runs beside the engine's, with the torch_npu of that.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
+from highwater.terminal.demo.environment import EngineEnvironment
 from tests.engine.published import copy_modules, unpacked_source
 from tests.fakes.cann.npu import HERE, SimulatedNpu, ensure_beside
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 VLLM, VLLM_ASCEND = "0.30.0", "0.30.0rc2"
 RINGS = "rings"

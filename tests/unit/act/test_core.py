@@ -166,12 +166,14 @@ def test_an_encoder_cache_that_is_empty_is_never_trimmed_or_reset():
 def test_a_gain_too_small_is_left():
     """Under 256 MiB a release costs more than it gives."""
     assert Watch().look(full(0.9, cached=0.2)) is None
+    assert Watch().look(full(0.9, cached=0.25)) is not None
 
 
 def test_on_a_small_device_the_gain_is_no_more_than_what_is_missing():
     """With 400 MiB of slack the waters are 200 and 360 MiB: 160 are all that a remedy may have to give."""
     total = 22 * GIB
-    low_on = reading(total=total, requested=int(total * 0.98), rest=total - 400 * MIB, cached=210 * MIB)
+    used = {"cached": 165 * MIB, "other": 85 * MIB}
+    low_on = reading(total=total, requested=int(total * 0.98), rest=total - 400 * MIB, **used)
     action = Watch().look(low_on)
     assert action is not None
     assert action.remedy == "release"
@@ -285,6 +287,18 @@ def test_each_remedy_runs_once_in_a_relief():
     assert watch.act(short, full(0.3, cached=2.0)) == "trim_encoder_cache"
     assert watch.look(full(0.3, cached=2.0)) is None
     assert watch.view.phase == "resting"
+
+
+def test_where_little_is_missing_little_is_enough():
+    watch = Watch(encoder_is_profiled=False)
+    assert watch.act(full(0.9, cached=1.0, encoder=0.1), full(1.9, encoder=0.1)) == "release"
+    assert watch.act(full(1.9, encoder=0.1), full(2.0)) == "trim_encoder_cache"
+
+
+def test_above_high_water_the_encoder_cache_is_not_reset_however_urgent():
+    watch = Watch(unavailable={"trim_encoder_cache": "refused"})
+    looks = [watch.look(full(1.2, encoder=2.0, retries=retries)) for retries in (3, 4)]
+    assert (looks, watch.view.level) == ([None, None], "urgent")
 
 
 # --- cooldown ---
@@ -593,6 +607,15 @@ def test_rules_take_turns():
             now=watch.now,
         )
     assert seen == ["reset_encoder_cache", "release"] * 2
+
+
+def test_of_two_rules_the_urgent_one_goes_first():
+    cache = Rule(
+        name="cache", signal="encoder_cache_bytes", high_water=GIB, low_water=0, remedies=("trim_encoder_cache",)
+    )
+    action = Watch(cache, DEVICE).look(full(0.3, cached=3.0, encoder=2.0))
+    assert action is not None
+    assert (action.rule.name, action.remedy) == ("device", "release")
 
 
 def test_on_cpu_a_release_has_no_figure():

@@ -221,6 +221,15 @@ async def test_a_reset_that_nobody_could_measure_says_so():
     assert "not measured" in measured.result.reason
 
 
+@pytest.mark.parametrize(("mode", "used"), [("now", USED_AFTER), ("safe", USED_READY)])
+async def test_now_means_from_now_on_where_else_the_last_reading_would_do(mode, used):
+    core = core_on()
+    await core.tick()
+    core.fake.serve_images()
+    (measured,) = await core.relief.reclaim(requests("release"), mode=mode, dry_run=True)
+    assert measured.before[0].used_bytes == used
+
+
 # --- trim ---
 
 

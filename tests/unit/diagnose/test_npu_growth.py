@@ -105,7 +105,6 @@ def test_elsewhere_the_same_growth_is_something_else(changes):
 
 
 def test_what_is_not_known_is_said_with_the_way_to_see_it():
-    """A clue, never the likely cause."""
     (found,) = [one for one in death(UNKNOWN) if one.name == "without_expandable_segments"]
     assert (found.weight, settings(found)[0]) == ("clue", "highwater explain")
     assert "is not known" in found.title
@@ -119,7 +118,6 @@ def test_sleep_mode_excludes_them_and_the_advice_says_so():
 
 
 def test_without_an_image_it_is_not_this():
-    """The engine counted none, and its cache has never held any."""
     empty = EncoderCache(entries=0, device_bytes=0)
     changes = {"encoder_cache": empty, "launch": OFF}
     load = EngineLoad(work=WorkCounts(images=0.0))

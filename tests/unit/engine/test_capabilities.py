@@ -49,8 +49,6 @@ async def detected(fake: FakeEngine, *, assume_extension: bool = False) -> Capab
     ids=["older", "external", "hybrid", "headless nodes beside it"],
 )
 async def test_only_a_servers_own_replicas_count(balancer, replicas):
-    """Behind a load balancer of its own each server has a sidecar, and the size is the whole world's."""
-
     class Server:
         async def get_json(self, path, **_):
             sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 8}

@@ -142,7 +142,6 @@ async def test_an_abandoned_call_that_fails_is_looked_at(engine, fake, caplog):
 
 
 async def test_closing_lets_go_of_a_late_call(fake):
-    """Shutting down never waits for a stuck engine."""
     fake.hang = asyncio.Event()
     async with Engine("http://engine", rpc_deadline_seconds=0.01, transport=fake.transport()) as engine:
         engine.allow_rpc()
@@ -175,7 +174,6 @@ GARBLED = {
 
 @pytest.mark.parametrize("garble", GARBLED.values(), ids=GARBLED)
 async def test_an_answer_outside_the_contract_is_garbled(engine, fake, garble):
-    """Never believed, never an exception of another kind."""
     fake.garble = garble
     with pytest.raises(EngineGarbled):
         await engine.rpc("memory")
@@ -292,8 +290,6 @@ async def test_no_answer_in_time_is_unresponsive(engine, fake):
     ],
 )
 async def test_foreign_errors_are_mapped_at_the_door(raised, mapped):
-    """No httpx exception gets past the client."""
-
     def handler(_):
         raise raised
 

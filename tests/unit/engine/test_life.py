@@ -235,7 +235,6 @@ def test_files_that_are_removed_may_be_a_planned_stop():
 
 @pytest.mark.parametrize(("pause", "is_planned"), [(30.0, False), (500.0, False), (700.0, True)])
 def test_a_start_that_ends_by_itself_soon_after_another_is_no_planned_stop(pause, is_planned):
-    """However long it takes itself: a large model's files are read for minutes."""
     attempts = watched()
     look(attempts, 5.0, life(1, 5.0))
     look(attempts, 10.0)

@@ -74,13 +74,11 @@ def test_lines_come_in_order_behind_what_is_there(path):
 
 
 def test_a_file_is_not_for_every_user(access_log, path):
-    """It tells who asked for what."""
     access_log.write(ENDED)
     assert stat.S_IMODE(path.stat().st_mode) & 0o007 == 0
 
 
 def test_a_file_that_was_moved_away_is_made_anew(access_log, path):
-    """As logrotate does it, without a word to us."""
     moved = path.with_suffix(".1")
     access_log.write(numbered(1))
     until(path.read_text)

@@ -80,7 +80,6 @@ def test_a_prefix_never_opens_a_control_path(path):
 
 @pytest.mark.parametrize("path", ["/collective_rpc", "/collective_rpc/", "/v1/collective_rpc", "/x%2Fcollective_rpc"])
 def test_collective_rpc_is_never_proxied(path):
-    """Under any prefix: an engine with --root-path answers there too."""
     assert status("POST", path) == 403
     assert status("POST", path, AllowList(("/", "/x/"))) == 403
 
@@ -274,7 +273,6 @@ def test_a_plain_root_path_has_none():
 
 
 def test_aborting_by_name_is_refused_with_its_reason():
-    """It is under a prefix of the inference API, and ends other clients' requests all the same."""
     assert "other clients' requests" in DEFAULT.decide("POST", read_path(b"/inference/v1/abort_requests")).reason
     assert status("POST", "/inference/v1/abort_requests", AllowList(("/inference/v1/abort_requests",))) == 200
 

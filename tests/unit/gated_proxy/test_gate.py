@@ -210,6 +210,13 @@ async def test_it_can_pace_requests_after_a_closing(waiting, inside):
     assert paces.now <= PACE_SECONDS
 
 
+async def test_after_a_closing_that_failed_nobody_is_paced():
+    gate = Gate()
+    with pytest.raises(ValueError, match="refused"), gate.closed(10, then_pace=True):
+        raise ValueError("refused")
+    assert gate.passes_at_once
+
+
 async def paced(paces, waiting):
     """So many requests at a gate that has just opened, the first of them admitted."""
     with paces.gate.closed(10, then_pace=True):

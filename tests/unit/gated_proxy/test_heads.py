@@ -109,7 +109,6 @@ def test_what_can_be_read_in_two_ways_is_refused(lines):
     ],
 )
 def test_a_first_line_that_is_none_is_refused(first):
-    """Method, target and version, one space between them."""
     assert isinstance(parse_head(request(b"host: a", first=first)), Failure)
 
 

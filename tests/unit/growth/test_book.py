@@ -58,7 +58,6 @@ def test_nothing_is_appended_to_half_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_pipe", [False, True])
 def test_a_file_that_was_removed_is_written_again(tmp_path: Path, is_pipe: bool) -> None:
-    """The first floor after it reports that, the next writes the whole file; a pipe in its place does not block."""
     path = tmp_path / "growth"
     path.write_bytes(HEAD + line(1))
     file, books = loaded(path)

@@ -67,7 +67,6 @@ def test_open_files_are_measured_against_the_processes_own_limit() -> None:
 
 
 def test_without_a_container_the_machine_is_the_limit() -> None:
-    """Where its kernel shows how much is available."""
     bare = replace(reading(), container=None)
     assert series(bare)["EngineCore anonymous_bytes"].limit_by is None
     there = series(replace(bare, machine=MachineMemory(available_bytes=7 * MIB)))["EngineCore anonymous_bytes"]
@@ -94,7 +93,6 @@ def test_figures_from_before_the_rest_do_not_count() -> None:
     ids=["on a CPU", "spilled", "no cache", "read before the idle period", "on its device", "another process"],
 )
 def test_a_worker_on_a_cpu_counts_without_its_encoder_cache(rank: RankReading, own_mib: int | None) -> None:
-    """Which is a series of its own: nothing counts twice."""
     found = series(reading(), ranks=[rank])
     assert [one.value / MIB for name, one in found.items() if name == "worker rank 0 anonymous_bytes"] == (
         [] if own_mib is None else [own_mib]

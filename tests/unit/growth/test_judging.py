@@ -133,7 +133,6 @@ def test_a_leak_under_noise_is_found_with_its_rate_and_driver(driver: str, seed:
 
 
 def test_the_driver_is_named_where_it_stands_out() -> None:
-    """Six descriptors a request, with idle periods of very different lengths between bursts of different sizes."""
     floors = line(40, 6.0)
     found = judge(floors, unit="count")
     assert found.leak is not None
@@ -195,7 +194,6 @@ def test_gaps_do_not_hide_a_leak(gaps: list[int], seed: int) -> None:
 
 
 def test_few_floors_are_no_evidence() -> None:
-    """Eleven floors after the warm-up rise straight; with the twelfth, confirmed two floors later, it is a leak."""
     floors = line(40, 4.0 * MIB)
     kinds = [judge(floors[:count]).kind for count in range(1, 30)]
     assert kinds.index("leak") + 1 == 3 + 12 + 2
@@ -245,7 +243,6 @@ def test_spikes_are_neither_leak_nor_step() -> None:
 
 
 def test_a_cache_below_its_bound_is_a_plateau_and_beyond_it_a_leak() -> None:
-    """Growth with new images up to the limit is by design, with the limit; what goes on beyond it is none."""
     bound = Bound(limit=GIB + 300 * MIB, what="the processor cache", drivers=frozenset({"new_image", "request"}))
     floors = line(60, 2.0 * MIB)
     inside = judge([f for f in floors if f.value < bound.limit], bounds=[bound])
@@ -292,7 +289,6 @@ def test_a_leak_that_bends_loses_its_verdict_once() -> None:
 
 
 def test_a_fall_by_half_ends_a_leak() -> None:
-    """One floor that is back where it began is a stray one; two of the last three are evidence enough."""
     floors = line(40, 4.0 * MIB)
     end = floors[-1]
     after = [end._replace(value=GIB, at=end.at + 30 * n) for n in range(1, 6)]
@@ -339,7 +335,6 @@ def test_a_rise_counts_beside_the_scatter_about_it(scatters: float, kind: str) -
 
 
 def test_a_driver_is_named_by_a_clear_margin_only() -> None:
-    """Half the scatter of any other is clear; as much as another's is not, and then it is the hour."""
     clear = judge(line(60, 1.0 * MIB, noise=1.0 * MIB)).leak
     alike = judge(line(60, 1.0 * MIB, noise=1.0 * MIB, requests=(4, 6))).leak
     assert clear is not None
@@ -372,7 +367,6 @@ def test_a_leak_after_a_short_warm_up_is_found() -> None:
 
 
 def test_a_step_holds_nearly_all_growth() -> None:
-    """A jump beside a rise of its own size is no step, nor is one among floors that scatter as much."""
     climbing = [GIB + 10 * MIB * number + (100 * MIB if number >= 20 else 0) for number in range(40)]
     assert judge(steady(climbing)).kind != "step"
     source = seeded(5)
@@ -390,7 +384,6 @@ def test_an_event_long_before_a_step_did_not_make_it() -> None:
 
 
 def test_a_bound_is_passed_a_twentieth_beyond_it() -> None:
-    """Sizes are rounded up, and one entry comes before another goes; a quarter beyond is no cache."""
     rising = line(40, 2.0 * MIB)
     top = rising[-1].value
     near, far = (Bound(limit=top / share, what="a cache") for share in (1.04, 1.25))
@@ -400,7 +393,6 @@ def test_a_bound_is_passed_a_twentieth_beyond_it() -> None:
 
 @pytest.mark.parametrize(("scatters", "kind"), [(3, "not_known"), (5, "leak")])
 def test_scatter_in_the_first_half_counts_too(scatters: float, kind: str) -> None:
-    """A clean second half is straight by itself; the line through all of it is to be trusted by its scatter."""
     floors = line(60, 0.0, requests=(5,))
     off = [(20 * MIB if number // 3 % 2 else -20 * MIB) if number < 30 else 0 for number in range(60)]
     values = [GIB + number / 56 * scatters * 20 * MIB + part for number, part in enumerate(off)]
@@ -444,7 +436,6 @@ def test_six_floors_make_a_verdict() -> None:
 
 
 def test_a_cache_of_images_of_all_sizes_is_a_plateau_by_its_tokens() -> None:
-    """A real EngineCore over two hours of mixed images, which tokens tell better than their number."""
     floors = [Floor(*row) for row in json.loads(SOAK.read_text())["floors"]]
     bound = Bound(limit=4 * GIB, what="the processor cache", drivers=FILLS_CACHE, is_above_start=True)
     before, kinds = None, []

@@ -117,7 +117,6 @@ async def test_a_series_is_found_by_its_name_and_by_its_title():
 
 
 async def test_nothing_is_measured_under_load():
-    """The memory of a running step is in no floor, nor is memory that a short idle period has not freed yet."""
     watched = Watched()
     for _ in range(50):
         await watched.see(report(rank(tensors=9 * GIB), running=2))
@@ -301,7 +300,6 @@ async def test_eight_ranks_of_thirty_series_over_a_day_cost_little(tmp_path: Pat
 
 
 async def test_the_file_is_written_anew_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It never grows beyond its limit, and holds the newest floors all the same."""
     monkeypatch.setattr("highwater.growth.book.MAX_FILE_BYTES", 60_000)
     watched = Watched(tmp_path / "growth")
     sizes = []
@@ -412,7 +410,6 @@ async def under_load(watched: Watched, minutes: float, mib_a_minute: float, *, c
 
 
 async def test_an_engine_that_is_never_idle_gets_a_verdict_by_windows_of_equal_work():
-    """Within six minutes where it doubles; no idle floor is taken for it, and the sentence names the ground."""
     watched = Watched()
     await under_load(watched, 6, 240)
     found = watched.watch.verdicts()[0]

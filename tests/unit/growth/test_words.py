@@ -32,7 +32,6 @@ def test_a_sentence_that_many_series_share_is_shown_once():
 
 
 def test_a_process_that_has_ended_is_not_counted():
-    """Its verdict is said to be over, and the number of verdicts is of what runs."""
     over, flat = replace(ONE, is_over=True), replace(ONE, is_over=True, verdict="flat", value=1.0)
     shown = growth_table([over, flat])
     assert "not known, over" in shown

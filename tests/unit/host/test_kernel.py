@@ -10,7 +10,6 @@ from highwater_worker.kernel import cgroup as worker_cgroup
 from highwater_worker.kernel.cgroup import read_container
 from tests.unit.host.recorded import V1_STAT, group, machine
 
-V1_GROUPS = "12:memory:/docker/1\n4:cpu,cpuacct:/\n0::/\n"
 V1_MOUNT = "31 23 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 
 

@@ -55,7 +55,6 @@ def test_the_parts_always_sum_to_what_the_kernel_counts(container, processes, sh
 
 
 def test_each_owner_is_named():
-    """The largest first, and the page cache is marked as what the kernel drops."""
     parts = parts_of(reading())
     shown = {row.name: row.bytes // MIB for row in parts.rows}
     assert list(shown)[:3] == ["worker rank 0", "API server", "page cache"]

@@ -207,7 +207,6 @@ def test_the_number_of_parts_is_bounded():
 
 
 def test_without_a_limit_the_machine_is_what_fills():
-    """Its available memory, as this machine shows it."""
     past, known = HostPast(), reading(taken_at=1.0)
     free = replace(known.container, limit_bytes=None)
     full = replace(known.machine, total_bytes=1000, available_bytes=20)

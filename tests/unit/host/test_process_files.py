@@ -32,7 +32,6 @@ def files(tmp_path):
 
 
 def test_a_process_that_writes_is_read(files):
-    """With its age by the clock that both share."""
     write(files.folder, record())
     (one,) = files.files.read()
     assert (one.role, one.anonymous_bytes, one.age_seconds) == ("api_server", 700 << 20, 1.0)
@@ -40,7 +39,6 @@ def test_a_process_that_writes_is_read(files):
 
 
 def test_one_that_has_fallen_silent_is_not_shown_as_running(files):
-    """After fifteen seconds; its file is no problem."""
     write(files.folder, record())
     assert files(514.0) == ([4242], ())
     assert files(516.0) == ([], ())
@@ -186,7 +184,6 @@ def test_no_content_raises(files, content):
 
 
 def test_files_of_the_dead_are_kept_with_the_freshest_first(files):
-    """Silent for more than fifteen seconds; not those of ten minutes ago."""
     write(files.folder, record(pid=1, mono=400.0))
     write(files.folder, record(pid=2, mono=450.0))
     write(files.folder, record(pid=3))
@@ -196,7 +193,6 @@ def test_files_of_the_dead_are_kept_with_the_freshest_first(files):
 
 
 def test_too_many_files_of_the_dead_hide_no_process_that_runs(files):
-    """A crash loop of a large engine leaves hundreds."""
     for pid in range(1, MAX_FILES + 45):
         os.utime(write(files.folder, record(pid=pid, mono=400.0)), (100.0, 100.0))
     write(files.folder, record(pid=MAX_FILES + 99))

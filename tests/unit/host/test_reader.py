@@ -90,7 +90,6 @@ def test_an_unknown_role_is_other(host):
 
 
 def test_the_engines_container_is_the_one_with_its_processes(host):
-    """Another of the engine's is listed beside it, and so is the sidecar's own."""
     group(host.root, "sidecar")
     machine(host.root, proc__self__cgroup="0::/sidecar\n")
     for pid in (1, 2):
@@ -104,7 +103,6 @@ def test_the_engines_container_is_the_one_with_its_processes(host):
 
 
 def test_the_newest_reading_of_a_container_counts(host):
-    """The first process reads it once a second, the others every ten."""
     old = record()["cgroup"] | {"mono": 491.0, "used": 1}
     write(host.folder, record(pid=1, cgroup=old))
     write(host.folder, record(pid=2))
@@ -135,7 +133,6 @@ SHM = {
 
 
 def test_shared_memory_is_what_the_engine_sees(host):
-    """It knows who has which file open, also where the sidecar sees the same files."""
     write(host.folder, record(pid=1))
     write(host.folder, record(pid=2, shm=SHM | {"device": host.shm.stat().st_dev}))
     shm = host().shm
@@ -207,7 +204,6 @@ def test_without_the_worker_package_a_shared_pid_namespace_shows_the_engine(host
 
 
 def test_without_the_worker_package_the_sidecar_looks_who_has_a_file_open(host):
-    """In the PID namespace that it shares with the engine."""
     process(host.root, 12, 1, "VLLM::Worker_TP0", 900)
     for name in ("psm_1", "psm_2"):
         (host.shm / name).write_bytes(b"")
@@ -266,7 +262,6 @@ def test_processes_of_two_engines_in_one_folder_are_not_said_to_be_one_engines(h
 
 @pytest.mark.parametrize("lost", ["Z", None])
 def test_a_worker_that_a_search_does_not_find_starts_no_further_one(host, monkeypatch, lost):
-    """A zombie has no memory to be found by; a search reads what every process of the machine has mapped."""
     process(host.root, 12, 1, "VLLM::Worker_TP0", 900)
     process(host.root, 13, 1, "VLLM::Worker_TP1", 900, state=lost or "S")
     (host.root / "proc/13/status").write_text("Name:\tx\nState:\tZ (zombie)\nThreads:\t1\n")
@@ -323,7 +318,6 @@ def test_two_lives_of_process_1_lie_there_and_one_has_ended(host):
 
 
 def test_a_stopped_process_is_silent_and_has_not_ended(host):
-    """Where the PID namespace is shared, the kernel says so; one whose number is free has ended for certain."""
     (host.root / "proc/self/ns").mkdir(parents=True)
     (host.root / "proc/self/ns/pid").write_text("")
     shared = (host.root / "proc/self/ns/pid").stat().st_ino
@@ -341,7 +335,6 @@ def test_where_only_the_dead_have_left_files_the_set_up_is_not_blamed(host):
 
 
 async def test_a_stopped_engine_core_is_found_though_it_writes_no_file_any_more(host):
-    """With its pid, by the kernel's state of now; not a worker, which its recorder shows, nor what no request needs."""
     process(host.root, 10, 1, "python vllm serve model", 700)
     process(host.root, 11, 10, "VLLM::EngineCore", 500, state="T")
     process(host.root, 12, 11, "VLLM::Worker_TP0", 900, state="T")

@@ -54,7 +54,6 @@ def held_by(processes: list[ProcessMemory], *stopped: int) -> str | None:
     ],
 )  # fmt: skip
 def test_what_every_request_waits_for_is_told(processes, stopped, told):
-    """With the command that lets it go on; of another engine under the same shell nothing is said."""
     said = held_by(processes, *stopped)
     assert said is None if told is None else said is not None and told in said
 

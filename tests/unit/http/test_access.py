@@ -59,7 +59,6 @@ def test_a_peer_from_elsewhere_may_not(peer):
 
 @pytest.mark.parametrize("peer", ["127.0.0.6", "::ffff:127.0.0.6"])
 def test_a_service_mesh_may_not(peer):
-    """Istio's sidecar connects from there foreverybody in the mesh, to a plain TCP port without adding a header."""
     assert status(TRUSTING, asked(peer)) == 401
 
 
@@ -71,7 +70,6 @@ def test_a_service_mesh_may_not(peer):
     ],
 )
 def test_a_peer_behind_a_reverse_proxy_may_not(header):
-    """The proxy is on loopback; who came through it is not."""
     assert status(TRUSTING, asked(**{header: "127.0.0.1"})) == 401
 
 
@@ -90,7 +88,6 @@ def test_a_peer_behind_a_reverse_proxy_may_not(header):
     ],
 )
 def test_a_name_that_was_pointed_at_loopback_may_not(host, code):
-    """DNS rebinding: a page's own name leads to this machine, and the browser says that name."""
     assert status(TRUSTING, asked(host=host)) == code
 
 
@@ -106,7 +103,6 @@ def test_a_name_that_was_pointed_at_loopback_may_not(host, code):
     ],
 )
 def test_a_page_of_another_site_may_not(origin, code):
-    """A browser sends Origin with every POST; only our own page is the same."""
     assert status(TRUSTING, asked(origin=origin)) == code
 
 
@@ -155,7 +151,6 @@ def test_anything_else_is_401_also_from_loopback(authorization):
 
 @pytest.mark.parametrize(("given", "reason"), [("", "no_token"), ("Bearer", "no_token"), ("Bearer x", "wrong_token")])
 async def test_the_refusal_names_the_scheme_and_the_command_that_works(given, reason):
-    """As HTTP wants it, and as people on call need it; the token is not in it."""
     denial = access().judge(asked(authorization=given))
     assert isinstance(denial, Denial)
     assert (denial.reason, denial.headers) == (reason, {"WWW-Authenticate": "Bearer"})
@@ -184,7 +179,6 @@ def test_a_refused_call_with_a_body_or_a_query_is_not_printed_without_them(askin
 
 
 def test_an_empty_body_is_none():
-    """As HTTP clients send a POST without one."""
     denial = access().judge(asked(content_length="0"))
     assert isinstance(denial, Denial)
     assert denial.message.endswith("http://127.0.0.1:8001/memory/marks")
@@ -200,7 +194,6 @@ def test_where_there_is_no_token_nobody_has_it(authorization):
 
 
 def test_the_token_counts_for_more_than_the_address():
-    """An event then names the right one of the two."""
     assert TRUSTING.judge(asked(authorization=f"Bearer {TOKEN}")) == Caller("127.0.0.1", "token")
     assert TRUSTING.judge(asked("10.0.0.7", authorization=f"Bearer {TOKEN}")) == Caller("10.0.0.7", "token")
 
@@ -231,7 +224,6 @@ def test_the_token_as_a_password_is_taken_out_too(pair):
 
 
 def test_a_clients_own_key_goes_on_as_it_came():
-    """Also beside the token, which is taken out of any other header too."""
     own = HEAD % (b"Authorization: Bearer sk-mine\r\n", b"b")
     assert access().without_token(own) is own
     beside = HEAD % (b"Authorization: Bearer sk-mine\r\n", TOKEN.encode())

@@ -55,7 +55,6 @@ async def read(content: bytes, *, status: int = 200, content_type: str = PLAIN) 
 
 
 async def test_a_page_of_vllm_is_passed_on_as_it_is():
-    """Byte for byte: counters with their `_created`, escaped labels, histograms, NaN."""
     assert await read(PAGE) == PAGE
 
 
@@ -109,7 +108,6 @@ async def test_families_with_our_names_are_ours():
 @pytest.mark.parametrize("between", [b"", b"# TYPE vllm:y gauge\nvllm:y 1.0\n"])
 @pytest.mark.parametrize("declared", [b"# HELP vllm:x X.\n# TYPE vllm:x gauge\n", b"# TYPE vllm:x gauge\n"])
 async def test_a_family_that_is_there_twice_is_passed_on_once(declared, between):
-    """Go's parser, which pickers of endpoints use, refuses the whole page for it. The first one stays."""
     once = declared + b"vllm:x 1.0\n" + between
     assert await read(once + declared + b"vllm:x 2.0\n") == once
 
@@ -200,7 +198,6 @@ async def test_each_change_is_logged_once(caplog):
 
 
 def test_the_page_above_is_one_by_the_parsers_of_others():
-    """By that of production-stack's router, and by Go's, which llm-d's picker uses and promtool too."""
     assert len(list(text_string_to_metric_families(PAGE.decode()))) == 5
     if promtool := shutil.which("promtool"):
         told = subprocess.run([promtool, "check", "metrics"], input=PAGE, capture_output=True, check=False)

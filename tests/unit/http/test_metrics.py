@@ -261,7 +261,6 @@ def test_every_promised_family_is_there_and_no_other():
 
 
 def test_promtool_has_nothing_to_say():
-    """Names, units, help texts and types by Prometheus' own lint."""
     promtool = shutil.which("promtool")
     if promtool is None:
         if os.environ.get("CI"):
@@ -328,7 +327,6 @@ def test_what_is_not_known_has_no_series():
 
 
 def test_before_the_first_reading_the_page_is_there():
-    """A scrape never fails, whatever the engine does."""
     text = classic(Exporter(Counters(), lambda: Report(engine=EngineStatus(url="x", state="starting")), lambda: POLICY))
     assert samples(text, "engine_up") == {(): 0.0}
     assert samples(text, "report_age_seconds") == {}
@@ -374,7 +372,6 @@ def test_the_policy_tells_what_is_missing_and_what_it_did():
 
 
 def test_components_sum_to_used_in_the_page_too():
-    """sum(highwater_memory_component_bytes) == highwater_device_memory_used_bytes."""
     text = classic(exporter_of(*story()))
     parts = samples(text, "memory_component_bytes", "rank", "component")
     for (rank,), used in samples(text, "device_memory_used_bytes", "rank").items():
@@ -406,7 +403,6 @@ def test_what_a_remedy_freed_is_counted_as_it_is_credited():
 
 
 def test_what_was_not_run_has_no_duration():
-    """A refusal is counted, and measures nothing."""
     text = classic(exporter_of(story()[0]))
     told = samples(text, "resets_total", "remedy", "trigger", "outcome")
     assert told == {("reset_mm_cache", "drop-in", "refused"): 1.0}
@@ -414,7 +410,6 @@ def test_what_was_not_run_has_no_duration():
 
 
 def test_a_stream_that_broke_off_is_no_plain_200():
-    """The code is what the client saw; how it ended is the result."""
     text = classic(exporter_of(*story()))
     told = samples(text, "proxy_requests_total", "path_class", "code", "result")
     assert told == {
@@ -474,7 +469,6 @@ class Rendering:
 
 
 def test_a_page_is_rendered_once_a_report(monkeypatch):
-    """However many scrape in between; the age of the report alone is written anew."""
     report, result = story()
     exporter, rendering = exporter_of(report, result), Rendering(monkeypatch)
     first = exporter.page()
@@ -484,7 +478,6 @@ def test_a_page_is_rendered_once_a_report(monkeypatch):
 
 
 def test_the_sidecars_own_process_is_read_once_a_second():
-    """With many connections its descriptors take long to list, and pickers of endpoints scrape often."""
     reads, now = list[float](), [10.0]
 
     class Process(Collector):
@@ -570,7 +563,6 @@ def test_a_policy_that_an_operator_replaced_is_on_the_next_page():
 
 
 def test_a_device_with_two_ranks_counts_once_in_the_sums():
-    """Each rank shows the whole device; the info metric tells by the device's identity that it is the same."""
     report, _ = story()
     shared = tuple(replace(rank, device=replace(rank.device, uuid="npu-a")) for rank in report.ranks)
     text = classic(exporter_of(replace(report, ranks=shared)))

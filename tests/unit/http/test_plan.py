@@ -47,7 +47,6 @@ def test_an_empty_body_is_the_engine_as_it_runs() -> None:
 
 
 def test_a_plan_of_an_engine_that_does_not_run_says_so() -> None:
-    """What its workers reported at their start is left, and is no engine that runs."""
     gone = replace(NOTHING_CACHED, engine=replace(NOTHING_CACHED.engine, state="gone"))
     assert answer({}, report=gone)["notes"] == ["The engine does not run (gone): this is of its last start."]
     assert answer({})["notes"] == []
@@ -69,7 +68,6 @@ def test_a_wish_is_answered_with_its_flags_and_their_plan() -> None:
 
 
 def test_a_wish_with_images_limits_them_in_the_command_line() -> None:
-    """Four are allowed as it runs; two are enough."""
     plan = answer({"wish": "2 x 1k + 2 images of 2040 tokens"})
     assert plan["changed"]["limit_mm_per_prompt"] == {"image": 2}
     assert plan["command_line"].endswith("--limit-mm-per-prompt '{\"image\": 2}'")

@@ -73,7 +73,6 @@ async def test_the_configured_policy_is_shown_as_such(path):
 
 
 async def test_a_change_is_kept_and_survives_a_restart(path):
-    """What it left out stays; GET tells the same as PUT; the next sidecar starts with it."""
     async with sidecar(path) as (client, core):
         put = await client.put("/policy", json={"mode": "observe", "rules": [RULE]})
         assert told(put) == told(await client.get("/policy"))

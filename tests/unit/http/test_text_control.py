@@ -50,7 +50,6 @@ def ended(outcome: str, reason: str | None = None) -> RemedyOutcome:
 
 
 def test_what_was_freed_is_told_by_rank_and_component():
-    """With what is in use now; components of which nothing came are left out."""
     shown = reclaim_text([DONE], dry_run=False)
     row = shown.splitlines()[2].split()
     assert row == ["reset_encoder_cache", "done", "gate", "3.00", "GiB", "2.00", "GiB", "0.34", "0.20", "s"]

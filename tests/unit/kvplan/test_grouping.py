@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,10 +10,7 @@ from kvplan.errors import PlanError
 from kvplan.flags import Limits
 from kvplan.generations import generation_of
 from kvplan.grouping import group_layers, merge_workers
-from kvplan.specs import CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
-
-if TYPE_CHECKING:
-    from kvplan.specs import LayerSpec
+from kvplan.specs import CrossAttention, FullAttention, LayerSpec, MambaState, MlaAttention, SlidingWindow
 
 LIMITS = Limits(max_model_len=8192, max_num_batched_tokens=2048, max_num_seqs=256)
 FULL = FullAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2)

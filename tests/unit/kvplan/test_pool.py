@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from kvplan.errors import PlanError
 from kvplan.flags import Limits
 from kvplan.generations import generation_of
-from kvplan.pool import plan_pool
-from kvplan.specs import CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
+from kvplan.pool import KvPool, plan_pool
+from kvplan.specs import CrossAttention, FullAttention, Layers, LayerSpec, MambaState, MlaAttention, SlidingWindow
 from tests.kv_cases import plan, random_questions
-
-if TYPE_CHECKING:
-    from kvplan.pool import KvPool
-    from kvplan.specs import Layers, LayerSpec
 
 LIMITS = Limits(max_model_len=8192, max_num_batched_tokens=2048, max_num_seqs=256)
 FULL = FullAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2)

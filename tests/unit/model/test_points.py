@@ -17,7 +17,6 @@ def points(*used: int | None) -> tuple[MemoryPoint, ...]:
     [(0, 10, 5), (5, 10, 5), (10, 10, 5), (11, 10, 5), (1200, 600, 60), (1200, 7, 1), (1200, 1, 1), (3, 2, 1)],
 )
 def test_thinning_keeps_order_and_end(count, most, recent):
-    """Never more than asked for, each of them from the series, and the last ones all."""
     given = points(*(index % 7 for index in range(count)))
     thinned = thin(given, most, recent=recent)
     assert len(thinned) == min(count, most)

@@ -22,7 +22,6 @@ def test_encoder_totals_count_entries_once_and_bytes_on_every_rank():
 
 
 def test_bytes_are_summed_over_ranks_and_of_all_else_the_most_counts():
-    """Ranks hold copies of the same entries, and one that lags is behind in every count; unknown counts as absent."""
     behind = EncoderCache(
         entries=3,
         device_bytes=10,

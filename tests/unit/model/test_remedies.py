@@ -110,7 +110,6 @@ def test_a_release_gives_back_what_its_device_keeps(device, freed):
 @pytest.mark.parametrize("said", [0, 400, 720, 1_200])
 @pytest.mark.parametrize("device", ["cuda", "npu", "cpu"])
 def test_a_release_is_credited_with_the_workers_own_word(device, said):
-    """What a neighbour on the device gave up meanwhile is not ours, and what traffic took again was given."""
     before = rank(device, torch_cached_bytes=1_000, non_torch_bytes=50_000)
     after = rank(device, torch_cached_bytes=300, non_torch_bytes=0)
     found = credit("release", [before], [after], [{"rank": 0, "dp_rank": 0, "freed_bytes": said}])
@@ -128,7 +127,6 @@ def test_what_traffic_took_is_no_negative_gain(remedy):
 
 @pytest.mark.parametrize("remedy", ["reset_prefix_cache", "reset_mm_cache"])
 def test_noise_is_not_counted_as_freed(remedy):
-    """Sixty resets that free no device memory, while traffic comes and goes: gigabytes, if its share were added up."""
     before, after = rank(torch_cached_bytes=9, encoder_cache_bytes=9), rank(torch_cached_bytes=1, encoder_cache_bytes=1)
     found = credit(remedy, [before], [after])
     assert (found.freed_bytes, found.components) == (0, Components())

@@ -22,5 +22,4 @@ def literal_schemas(folder: Path) -> list[str]:
 
 
 def test_no_schema_is_a_bare_number():
-    """It has a name, which says of what it is the version; a change then reaches every response."""
     assert literal_schemas(APP) == []

@@ -97,5 +97,4 @@ def test_a_card_is_known_by_its_identity_or_its_number_on_the_machine(first, sec
 
 
 def test_workers_on_a_cpu_never_share_a_device():
-    """Each counts the memory of its own process."""
     assert used_total([replace(account(cpu()), rank=rank) for rank in (0, 1)]) == 4 * GIB

@@ -8,14 +8,12 @@ HOSTILE = "a\x1b[2Jb\nc\ud800d\u202ee"
 
 
 def test_nothing_that_a_terminal_obeys_is_left():
-    """Control characters, halves of characters, and what turns the writing round."""
     assert printable(HOSTILE) == "a[2Jbcde"
     assert printable(HOSTILE, instead="?") == "a?[2Jb?c?d?e"
     assert printable(HOSTILE, keep="\n") == "a[2Jb\ncde"
 
 
 def test_a_line_is_one_line():
-    """Without line breaks and colours; a long text is cut."""
     assert plain("a\r\nb\t\x1b[31mc") == "a  b c"
     assert plain("abcdef", 4) == "abc…"
 

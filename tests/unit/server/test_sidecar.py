@@ -42,7 +42,6 @@ def test_the_defaults_are_said_in_one_line():
     ],
 )
 def test_each_setting_that_decides_is_in_it(flags, words):
-    """And never the token."""
     assert words in line(**flags)
     assert TOKEN not in line(**flags)
 

@@ -251,7 +251,6 @@ async def test_one_that_left_is_told_nothing(history):
 
 
 async def test_a_watcher_that_is_too_slow_is_ended(history):
-    """It never holds anyone up, and memory stays bounded; the others go on."""
     with history.watch() as slow, history.watch() as quick:
         for number in range(WATCHER_BACKLOG + 1):
             history.record("state", str(number))

@@ -30,7 +30,6 @@ def only(result: object):
 
 
 async def test_before_the_first_poll_nothing_is_known(core):
-    """Not asked yet: starting, stale, no numbers."""
     report = core.poller.current()
     assert (report.engine.state, report.engine.hint) == ("starting", "not asked yet")
     assert (report.stale, report.taken_at, report.ranks) == (True, None, ())
@@ -46,7 +45,6 @@ async def test_the_first_good_poll_is_the_baseline(core):
 
 
 async def test_without_recorders_only_the_workers_own_answers_count(core):
-    """In the order in which they came; whether ranks move is not known, and no recorder is started."""
     report = await core.tick()
     assert [(rank.rank, rank.source) for rank in report.ranks] == [(0, "rpc"), (1, "rpc")]
     assert (report.progress, report.ranks_missing, core.fake.polled()) == (None, (), ["memory"])
@@ -174,7 +172,6 @@ async def test_connections_that_break_again_and_again_are_not_an_end_either(core
 
 
 async def test_one_refused_connection_is_not_an_end(core):
-    """Two rounds are; what was known of the engine stays until another one tells that it is another."""
     await core.tick()
     core.fake.serve_images()
     core.fake.down = True
@@ -186,7 +183,6 @@ async def test_one_refused_connection_is_not_an_end(core):
 
 
 async def test_the_same_processes_are_the_same_life_whatever_was_refused(core):
-    """A network that was away for a minute: the baseline stays, and no restart is counted."""
     await core.tick()
     life = core.poller.life
     core.fake.serve_images()
@@ -235,7 +231,6 @@ async def test_a_sidecar_that_starts_late_does_not_take_the_growth_for_the_basel
 
 
 async def test_a_sidecar_that_starts_late_knows_what_the_state_file_holds(tmp_path):
-    """Of these very processes; of others it does not."""
     first = core_on(state_file=tmp_path / "state.json")
     await first.tick()
     for pid_started, grown in ((123456, GROWN), (654321, None)):
@@ -294,7 +289,6 @@ async def test_one_new_worker_is_not_another_engine(core):
 
 
 async def test_detection_is_asked_once(core):
-    """Not at every poll: /server_info is expensive."""
     for _ in range(5):
         await core.tick()
     assert len(core.fake.asked("/server_info")) == 1
@@ -324,7 +318,6 @@ async def test_paused_and_sleeping_are_told(core, knob, state):
 
 
 async def test_without_recorders_workers_that_do_not_answer_may_be_in_a_long_step(core):
-    """The call is not repeated, what was last known is stale, and after the longest step the engine is not ready."""
     await core.tick()
     core.fake.hang = asyncio.Event()
     for seconds in (1.0, 119.0):
@@ -342,7 +335,6 @@ async def test_without_recorders_workers_that_do_not_answer_may_be_in_a_long_ste
 
 
 async def test_it_is_ready_again_when_the_call_has_come_back(core):
-    """Late is not gone: the same engine, with its baseline."""
     await core.tick()
     core.fake.hang = asyncio.Event()
     await core.tick()
@@ -419,7 +411,6 @@ async def test_an_engine_that_answers_errors_alone_is_not_ready_for_ever(core):
 
 
 async def test_an_api_server_that_outlives_its_engine_says_so_and_is_no_status_ok(core):
-    """VLLM_KEEP_ALIVE_ON_ENGINE_DEATH: all but /health answers as before, for ever. Then it is restarted."""
     await core.tick()
     core.fake.failing["/health"] = 503
     reports = [await core.tick() for _ in range(5)]
@@ -523,7 +514,6 @@ async def test_listeners_are_told_of_every_poll(core):
 
 
 async def test_an_idle_engines_workers_are_left_alone(core):
-    """Each call makes them spin for a second: nothing ran, so the last reading holds, for idle_poll_seconds."""
     for _ in range(5):
         assert not (await core.tick(1.0, spare_idle=True)).stale
     assert core.fake.polled() == ["memory"]

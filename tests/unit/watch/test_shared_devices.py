@@ -64,7 +64,6 @@ def events(history: History) -> list[str]:
     ],
 )
 async def test_nvml_names_another_process(history, processes, is_shared):
-    """Only where our own worker is among the processes that it lists."""
     shared = watch(history, reading(), nvml=FakeNvml(processes))
     await shared.look()
     assert shared.cards == (frozenset({"node-a/gpu-0-0"}) if is_shared else frozenset())

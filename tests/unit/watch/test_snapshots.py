@@ -186,7 +186,6 @@ async def test_a_late_one_is_told_as_late(scene):
 
 
 async def test_an_answer_that_is_none_is_the_engines_fault(scene):
-    """Named by what is wrong in it."""
     scene.writers.size = "many"
     assert (await refused(scene, NotAvailable)).startswith("worker call snapshot: 0.bytes:")
 

@@ -168,7 +168,6 @@ async def test_an_answer_without_a_word_on_pause_is_garbled(engine, fake):
 
 
 async def test_sources_are_asked_only_where_they_are_available(engine):
-    """What needs no development mode comes first; what stops the engine's loop comes last but one."""
     metrics, workers, pause = all_sources(engine)
     assert [source.name for source in (metrics, workers, pause)] == ["engine_metrics", "workers", "pause_state"]
     nothing = Capabilities()

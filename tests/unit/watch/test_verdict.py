@@ -115,7 +115,6 @@ def test_the_state_is_that_of_the_table(rounds, state):
 
 
 def test_a_stopped_process_is_named_before_the_ranks_that_wait_for_it():
-    """It is the cause, and the process to continue; the recorders show the consequence."""
     assert after(saw(contact="answered", stopped=STOPPED, progress=moves("stuck"))).reason == (
         f"{STOPPED} (the ranks are stuck)"
     )
@@ -138,7 +137,6 @@ LOADS = saw(contact="refused", is_start_under_way=True)
 
 
 def test_an_engine_that_ended_stays_gone_until_something_shows_that_the_next_one_loads():
-    """A process that listens there is the next one at once; connections that break show nothing."""
     gone = after(REFUSED, REFUSED)
     assert {after(*[seen] * 30, before=gone, every=60.0).state for seen in (REFUSED, BROKEN)} == {"gone"}
     for shown in (LATE, LOADS):

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
-from tests.unit.worker_ext.fakes import FakeTorch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.unit.worker_ext.fakes import FakeDeviceModule
+from tests.unit.worker_ext.fakes import FakeDeviceModule, FakeTorch
 
 
 @pytest.fixture

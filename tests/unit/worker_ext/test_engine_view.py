@@ -70,7 +70,6 @@ def test_what_cannot_be_read_is_null():
     [({}, 4), ({"data_parallel_external_lb": True}, 2), ({"data_parallel_hybrid_lb": True}, 2)],
 )
 def test_the_last_replica_of_a_dense_model_knows_how_many_there_are(balancer, expected):
-    """Its engine says that it is alone; its place among the others says how many come before it."""
     sizes = {"tensor_parallel_size": 2, "data_parallel_size": 1, "data_parallel_index": 1}
     assert ranks_expected(fake_worker(parallel_config=parallel(**sizes, **balancer))) == expected
 
@@ -88,7 +87,6 @@ def test_the_last_replica_of_a_dense_model_knows_how_many_there_are(balancer, ex
     ],
 )
 def test_a_server_behind_a_load_balancer_has_its_own_replicas_alone(sizes, expected):
-    """The others have an API server each, and a sidecar beside that."""
     sizes = {"tensor_parallel_size": 2, "data_parallel_size": 1, "data_parallel_index": 5} | sizes
     assert ranks_expected(fake_worker(parallel_config=parallel(**sizes))) == expected
 
@@ -104,7 +102,6 @@ def test_a_server_behind_a_load_balancer_has_its_own_replicas_alone(sizes, expec
     ],
 )
 def test_the_model_has_the_name_under_which_it_is_served(config, expected):
-    """Its path where it has no other; unknown where the engine shows neither."""
     worker = fake_worker()
     worker.vllm_config.model_config = SimpleNamespace(**config)
     assert model_name(worker) == expected

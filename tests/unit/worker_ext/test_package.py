@@ -80,7 +80,6 @@ def test_nothing_in_it_came_after_python_3_9():
 
 
 def test_every_operation_answers_on_python_3_9():
-    """An import that fails there stops the engine's start."""
     interpreter = next((one for one in interpreters() if runs(one)), None)
     if interpreter is None:
         pytest.skip("no CPython 3.9 on this machine's path, and none of pyenv's")
@@ -98,7 +97,6 @@ def test_a_file_imports_only_the_standard_library_and_its_own(path):
 
 
 def test_the_readers_of_the_kernels_files_bring_nothing_that_watches_a_worker():
-    """The sidecar reads with them; it has no use for recorders and operations."""
     code = """
 import sys
 import highwater_worker.kernel.cgroup, highwater_worker.kernel.shm, highwater_worker.wire

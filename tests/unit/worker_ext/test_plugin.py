@@ -140,7 +140,6 @@ def test_without_a_folder_nothing_is_recorded(vllm):
 
 
 def test_with_a_folder_the_recorder_runs_from_before_the_model_is_loaded(vllm, tmp_path, monkeypatch):
-    """Its file holds every phase of the start, and is named by the engine's life."""
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
     plugin.register()
     worker = vllm(rank=1)
@@ -201,7 +200,6 @@ def test_all_workers_of_an_engine_share_a_name_and_another_engine_has_another(vl
     ],
 )
 def test_a_setting_that_is_wrong_is_named_once_and_costs_the_recorder_alone(vllm, monkeypatch, caplog, environ, named):
-    """The engine comes up without it."""
     plugin.register()
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -384,7 +382,6 @@ def test_nothing_keeps_a_worker_alive(vllm):
 
 
 def test_the_phases_are_methods_of_every_version():
-    """The names that the engine calls, in its order; the two others are not the worker's."""
     assert list(PHASES.values()) == [name for name in NAMES if name not in ("before", "graphs")]
 
 

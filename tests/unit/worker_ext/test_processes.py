@@ -49,7 +49,6 @@ def written(folder, **options):
 
 
 def test_a_process_says_who_it_is_and_what_it_has(tmp_path):
-    """Its own numbers, as the kernel has them, in one small file."""
     one, path, said = written(tmp_path / "ring")
     assert path.name == f"highwater-{os.getpid()}-{said['started']}.process"
     assert (said["pid"], said["parent_pid"]) == (os.getpid(), os.getppid())
@@ -65,7 +64,6 @@ def test_a_process_says_who_it_is_and_what_it_has(tmp_path):
 
 
 def test_a_worker_says_its_rank_and_the_settings_that_decide_about_host_memory(tmp_path):
-    """As far as this engine shows them."""
     media = SimpleNamespace(mm_processor_cache_gb=4, mm_processor_cache_type="shm")
     parallel = SimpleNamespace(
         _api_process_count=2, data_parallel_size=1, tensor_parallel_size=2, distributed_executor_backend="mp"
@@ -91,7 +89,6 @@ def test_what_cannot_be_read_is_left_out(tmp_path):
 
 
 def test_the_first_process_looks_at_shared_memory_in_a_thread_of_its_own(tmp_path, monkeypatch):
-    """It reads hundreds of pages; what is written each second does not wait for it."""
     monkeypatch.setattr(processes, "SECONDS", 0.05)
     one = ProcessWriter(tmp_path / "ring", shm=str(tmp_path))
     assert one.record(1.0)["shm"] is None

@@ -272,7 +272,6 @@ def test_a_folder_that_is_missing_costs_nothing(tmp_path):
 
 
 def test_files_of_silent_processes_are_removed_at_a_start(tmp_path):
-    """Where no sidecar does it; those of others stay."""
     for name, at in (("highwater-1-1.process", 10.0), ("highwater-2-2.process", 900.0), ("other.process", 10.0)):
         (tmp_path / name).write_bytes(b"")
         os.utime(tmp_path / name, (at, at))

@@ -419,7 +419,6 @@ def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
 
 
 def test_nothing_in_the_log_and_plenty_of_memory_guesses_nothing():
-    """The real engine says `exit code: None` of a worker that was killed."""
     said = headline(evidence("died", **GREW), KILLED.replace("-9", "None"))
     assert said.endswith(
         "the log says that a worker's process ended; device memory was not short (every rank had at least 21.89 GiB "

@@ -223,7 +223,6 @@ async def test_the_log_read_late_keeps_the_death(logged):
 
 
 async def test_what_the_log_says_after_the_end_is_not_of_it(logged):
-    """The hang's last lines count until the engine was ready again; of the death that follows, none is the hang's."""
     hang, _ = await logged.open("hung")
     last = "No available shared memory broadcast block found in 60 seconds.\n"
     logged.log.write_text(last)

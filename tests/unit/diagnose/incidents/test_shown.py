@@ -265,7 +265,6 @@ def test_figures_have_their_units(name, value, shown):
     [(AT, "2026-11-21 14:32:33Z"), (None, "-"), (1e30, "1e+30"), (float("nan"), "nan"), (-1e30, "-1e+30")],
 )
 def test_moments(at, shown):
-    """In UTC; of a year that there is not, as they stand."""
     assert moment(at) == shown
 
 

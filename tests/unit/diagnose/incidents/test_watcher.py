@@ -303,7 +303,6 @@ async def test_without_recorders_a_step_may_be_long(boxed):
 
 
 async def test_a_front_end_that_is_late_makes_none(one):
-    """`GET /metrics` times out while the engine is idle behind it."""
     await one.come_up()
     one.fake.late |= {"/metrics", "/health"}
     states = {(await one.tick(5.0)).engine.state for _ in range(4)}
@@ -327,7 +326,6 @@ def end_every_worker(one: Boxed) -> None:
 
 
 async def test_an_engine_whose_workers_are_all_gone_has_died_once(one):
-    """Its API server ends much later."""
     await one.come_up()
     end_every_worker(one)
     assert (await one.tick()).engine.state == "stuck"
@@ -386,7 +384,6 @@ async def test_an_api_server_that_outlives_the_workers_it_has_ended_is_no_incide
 
 
 async def test_an_engine_that_hangs_and_is_ended_is_one_incident(either):
-    """The probe's kill ends the hang, whenever it comes."""
     await either.come_up()
     fall_silent(either)
     for _ in range(8):
@@ -551,7 +548,6 @@ NO_ROOM = (
 
 @pytest.mark.parametrize("was_there", [True, False])
 async def test_a_start_that_fails_is_an_incident(boxed, tmp_path, was_there):
-    """Of an engine that was never there, and of one that is started again after its death; ready ends it."""
     log = tmp_path / "engine.log"
     log.write_text("")
     one = boxed(log=log)

@@ -232,7 +232,6 @@ def test_a_message_says_which_memory_was_short(line, which):
 
 
 def test_silence_says_what_is_not_known_of_host_memory():
-    """A process that the kernel kills writes nothing; what others write then is a consequence."""
     log = story_of([GONE, f"{CORE}EngineCore encountered a fatal error.", f"{CORE}RuntimeError: cancelled", API])
     assert said(evidence("died"), log) == (
         "The engine died: the log says that a worker's process ended; device memory was not short (every rank had at "
@@ -392,7 +391,6 @@ def test_figures_of_another_machine_are_called_an_example():
 
 @pytest.mark.parametrize("kind", ["died", "start_failed"])
 def test_an_end_without_a_word_says_where_to_look(kind):
-    """In the container's last state, its limits and its last lines; also where the kernel counted no kill."""
     for kills in (None, OomKills(count=0, where="the container's own")):
         found = all_advice(diagnosed(evidence(kind, rank(unknown()), oom_kills=kills)))
         assert {"last_state", "last_lines"} <= {name for name, each in ADVICE.items() if each in found}

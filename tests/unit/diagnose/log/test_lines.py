@@ -308,7 +308,6 @@ def test_case_does_not_matter():
 
 
 def test_causes_come_before_consequences():
-    """Whatever the order of the lines, since ranks write at the same time."""
     assert [message.name for message in match(reversed(LINES.values()))] == [known.name for known in KNOWN]
 
 

@@ -259,7 +259,6 @@ def test_an_import_that_fails_before_the_last_one_was_told_is_another_start(log)
 
 @pytest.mark.parametrize("level", ["WARNING", "INFO", "DEBUG"])
 def test_what_a_start_warns_of_is_no_failure(log, level):
-    """It tries without: its cache, a configuration of a kernel."""
     log.look()
     log.write(*begins(), NO_ROOM.replace("ERROR", level))
     assert (log.look(), log.look(3600.0)) == ([], [])
@@ -453,7 +452,6 @@ def test_a_log_that_is_turned_over_is_followed(log):
 
 @pytest.mark.parametrize("more", [0, 100])
 def test_a_log_that_is_cut_off_is_read_from_its_beginning(log, more):
-    """Also where it has grown beyond its former length since (copytruncate)."""
     log.write("x" * 300, *begins(1))
     log.look()
     log.path.write_text("")

@@ -88,7 +88,6 @@ def test_a_start_that_failed_is_shown_with_its_reason():
 
 
 def test_the_story_at_a_terminal(story):
-    """Every number of one rank in one column, in MiB; then the cache, the growth, the load and the policy."""
     assert report_text(story) == (
         "vLLM 0.32.0 Qwen/Qwen3-VL-32B-Instruct at http://engine:8000: ready, 2 of 2 ranks, read 0.4 s ago\n"
         "MiB                    rank 0    rank 1\n"
@@ -113,7 +112,6 @@ def test_the_story_at_a_terminal(story):
 
 
 def test_the_rules_say_where_they_act_and_what_could_be_given_back():
-    """With each rank's own high water, how long until then, who is missing, and whether the ranks go on."""
     told = report(
         policy=short_policy(can_release=100 * 1024**2),
         progress=Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end"),
@@ -137,7 +135,6 @@ def test_a_rule_that_is_held_says_why():
 
 
 def test_before_the_first_reading_it_says_what_is_missing():
-    """No table of nothing: the state, the hint, and that it was never read."""
     status = EngineStatus(url="http://engine:8000", state="starting", hint="nothing answers yet")
     assert report_text(Report(engine=status)) == (
         "vLLM (version unknown) at http://engine:8000: starting, 0 of ? ranks, never read (STALE)\n"
@@ -146,7 +143,6 @@ def test_before_the_first_reading_it_says_what_is_missing():
 
 
 def test_what_is_not_known_is_a_dash(story):
-    """Never a zero."""
     ranks = tuple(replace(r, used_ratio=None, components=Components(), free_bytes=None) for r in story.ranks)
     text = report_text(replace(story, ranks=ranks))
     assert text.count("       -         -") == 8
@@ -198,7 +194,6 @@ def test_bytes_are_shown_as_mib(size, signed, shown):
 
 
 def test_a_table_without_rows_is_its_head():
-    """Nothing to align."""
     assert table(["a", "b"], []).split() == ["a", "b", "---", "---"]
 
 

@@ -24,7 +24,7 @@ from highwater.watch.history import _pack
 from highwater.watch.recorder import folder as module
 from highwater.watch.recorder.contents import RingUnusable, largest_first
 from highwater.watch.recorder.folder import MAX_FILES, RecorderFolder
-from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving, slot
+from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving
 
 OTHER = "f" * 16
 
@@ -280,7 +280,6 @@ def test_a_cpu_workers_memory_is_its_own(recorder, writers):
 
 
 def test_a_hang_that_holds_pythons_lock_shows_where_it_is(recorder, writers, machine):
-    """The heartbeat has stopped, and the watchdog has written all stacks: the main thread's is told."""
     writer = writers()
     writer.sample(0.0)
     writer.heartbeat(1.0)
@@ -461,7 +460,6 @@ def test_a_rank_that_ended_in_order_is_ended(recorder, writers, machine):
 @pytest.mark.parametrize("boot_id", [BOOT_ID, "another-machine", None])
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 def test_a_stepped_wall_clock_neither_kills_nor_revives(recorder, writers, machine, boot_id, step):
-    """On this machine the monotonic clock tells; of others we know when we saw their records come."""
     writer = writers(boot_id=boot_id)
     writer.sample()
     only(recorder)
@@ -654,7 +652,6 @@ def test_a_thread_that_reads_and_a_loop_that_turns_away_do_not_meet(recorder, wr
 
 
 def test_other_lives_can_be_listed(recorder, writers, machine, folder):
-    """With how long they have been silent, and what is wrong with them."""
     writers().sample()
     writers(instance=OTHER, pid=7).sample(-100)
     ended = writers(instance=OTHER, pid=8)
@@ -694,7 +691,6 @@ def test_the_last_samples_of_a_life_can_be_had(recorder, writers):
 
 
 def test_only_silent_rings_of_other_lives_are_removed(recorder, writers, machine, folder):
-    """Not those of this life, not those that are written, not those of a version that is not known."""
     machine.seconds = 1000
     names = {}
     for pid, instance, second in (
@@ -869,8 +865,3 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     recorder.last_samples(writer.path)
     json.dumps(record.progress and record.progress.stack, allow_nan=False)
     recorder.close()
-
-
-def test_the_fake_writer_refuses_what_does_not_fit():
-    with pytest.raises(ValueError, match="do not fit into 2048"):
-        slot(1, b"x" * 2033)

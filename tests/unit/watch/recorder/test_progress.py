@@ -484,7 +484,6 @@ def test_there_is_a_verdict_on_anything(ranks, demand, requested):
     call=st.none() | st.floats(0, 9.9),
 )
 def test_an_engine_that_is_asked_for_nothing_is_never_stuck(ages, proxied, requested, call):
-    """However long it has been idle, whatever lies at the gate, while a call of ours is on its way."""
     demand = idle(proxied_requests=proxied, unanswered_seconds=call)
     ranks = [rank(number, last_step_age_seconds=age) for number, age in enumerate(ages)]
     assert judge(ranks, demand, requested_seconds=requested).verdict == "idle"

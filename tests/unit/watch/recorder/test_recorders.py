@@ -140,7 +140,6 @@ async def test_recorders_are_started_again_when_the_engine_is_back(core, tmp_pat
 
 
 async def test_recorders_are_started_again_for_other_processes(core):
-    """A restart that no poll saw: the workers' pids tell."""
     await aloft(core)
     core.fake.start_again()
     report = await core.tick()
@@ -164,7 +163,6 @@ async def test_a_restart_is_seen_through_files_too(core):
 
 
 async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
-    """They go on under their name, on engines too whose workers do not answer; it starts none beside them."""
     await aloft(core)
     second = Recorders(
         core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, proc=core.fake.proc.path,
@@ -254,7 +252,6 @@ async def test_a_refused_call_is_told(core):
 
 
 async def test_a_start_that_comes_late_counts(core):
-    """The engine stood in a step when it was asked; the files are read as soon as they are there."""
     core.fake.hang = asyncio.Event()
     report = await core.tick()
     assert report.engine.state == "busy"
@@ -594,7 +591,6 @@ async def test_a_step_that_begins_just_then_is_no_hang(core):
 
 
 async def test_a_hang_is_told_while_a_call_still_waits(fly):
-    """The files tell: the call's deadline need not pass first, and the call itself is left to its end."""
     core = await aloft(fly(rpc_deadline_seconds=60.0))
     rounds = core.poller._rounds
     rounds.times = replace(rounds.times, poll_seconds=0.01)  # how often the files are read meanwhile
@@ -634,7 +630,6 @@ async def test_an_api_server_that_is_late_beside_an_idle_core_is_slow(core):
 
 
 async def test_an_api_server_that_is_late_for_longer_than_any_step_answers_nobody(core):
-    """Whatever the engine behind it does: not ready, and no hang."""
     await aloft(core)
     core.fake.late.add("/metrics")
     states = [(await spared(core, 30.0)).engine.state for _ in range(6)]

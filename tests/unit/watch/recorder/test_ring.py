@@ -598,7 +598,6 @@ sizes = st.tuples(
 
 @given(claimed=sizes, length=st.none() | st.integers(0, 2**32 - 1), tail=st.binary(max_size=6000))
 def test_a_header_may_claim_anything(folder, claimed, length, tail):
-    """With a checksum that fits: versions, sizes and counts that there are not."""
     identity = json.dumps(IDENTITY).encode()
     start = b"HIGHWATR" + struct.pack("<HHIIIIII", *claimed, len(identity) if length is None else length)
     content = start + struct.pack("<I", zlib.crc32(start + identity)) + identity + tail

@@ -40,7 +40,6 @@ def test_every_call_names_the_workers_device(kind, torch_device):
 
 @pytest.mark.parametrize("kind", ACCELERATORS)
 def test_the_main_thread_keeps_its_device(kind, torch_device):
-    """What the engine set there is the engine's."""
     module = torch_device(kind)
     ask(fake_worker(kind), "memory")
     assert "set_device" not in dict(module.calls)
@@ -190,7 +189,6 @@ def test_a_slice_of_a_gpu_is_a_device_of_its_own(torch_device, monkeypatch):
 
 
 def test_a_drivers_properties_are_asked_for_once(torch_device):
-    """They never change, and a poll comes every second."""
     module, worker = torch_device("npu"), fake_worker()
     for _ in range(3):
         ask(worker, "memory")

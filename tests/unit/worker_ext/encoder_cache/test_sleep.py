@@ -51,7 +51,6 @@ def asleep(worker):
 
 
 def test_all_of_it_sleeps_and_wakes():
-    """`sleep` takes every pool; arguments and results are the engine's."""
     worker = sleeper()
     assert asleep(worker) == []
     assert worker.sleep(level=2) is None
@@ -107,8 +106,6 @@ def test_a_release_gives_back_what_a_sleep_left_and_collects_nothing(npu, monkey
 
 
 def test_a_wake_up_that_fails_wakes_nothing():
-    """And a sleep that fails has given memory up by then."""
-
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no memory")
 
@@ -134,7 +131,6 @@ def test_the_reserve_is_given_up_for_the_sleep_and_kept_again_afterwards(npu):
 
 
 def test_watching_keeps_no_worker_alive():
-    """An engine in its user's own process ends with the last reference."""
     worker = sleeper()
     asleep(worker)
     worker.sleep()

@@ -186,7 +186,6 @@ def _freed(cache):
     ids=["popped", "freed", "taken", "deleted", "cleared", "overwritten", "used"],
 )
 def test_nothing_is_kept_for_the_way_back_once_nothing_is_away(leave, bench):
-    """However the last entry leaves host memory; and not before."""
     bench.cache["a"]
     assert bench.reserve_bytes == 1
     leave(bench.spill("a").cache)
@@ -194,7 +193,6 @@ def test_nothing_is_kept_for_the_way_back_once_nothing_is_away(leave, bench):
 
 
 def test_a_freed_entry_goes_also_when_the_device_is_full(bench):
-    """What is left to give is the tensor in host memory."""
     bench.has_room = False
     assert bench.cache.pop("a") == ["A"]
     assert bench.cache.popitem() == ("c", ["C"])
@@ -265,7 +263,6 @@ def test_the_last_use_is_counted_not_timed():
 
 
 def test_moving_an_entry_is_no_use_of_it():
-    """Only the engine's accesses count."""
     bench = Bench(dict(PLAIN)).spill("a", "b", "c")
     for key, value in list(dict.items(bench.cache)):
         bench.cache.bring_back(key, value)

@@ -63,7 +63,6 @@ def test_the_tightest_of_all_groups_above_counts(machine):
 
 
 def test_only_groups_with_a_limit_are_asked_what_they_drop_first(machine, monkeypatch):
-    """The kernel adds up the counters of every group below to answer that, and the engine waits."""
     asked = []
 
     def read_lines(path):
@@ -101,7 +100,6 @@ def test_version_1_writes_no_limit_as_a_huge_one(machine, limit, expected):
 
 
 def test_kills_for_memory_are_counted_in_its_own_group(machine):
-    """The kernel's own count of processes, whoever of the group they were; those of the groups above are others'."""
     top = "sys/fs/cgroup"
     files = {"proc/self/cgroup": "0::/pod/box\n"} | group(f"{top}/pod/box", "max", 5 * MIB)
     files |= group(f"{top}/pod", "max", 5 * MIB) | {f"{top}/pod/memory.events": "oom_kill 40\n"}
@@ -134,7 +132,6 @@ def test_version_1_counts_kills_in_another_file(machine):
     ("mounted", "path"), [("/docker/1", "/docker/1"), ("/docker/1", "/elsewhere"), ("/", "/../../other")]
 )
 def test_a_path_from_outside_the_container_leads_to_its_mount(machine, mounted, path):
-    """Its own group is mounted, whatever the kernel calls it."""
     files = {
         "proc/self/mountinfo": V2_MOUNT.replace("0:26 /", f"0:26 {mounted}"),
         "proc/self/cgroup": f"0::{path}\n",
@@ -150,7 +147,6 @@ def test_a_garbled_group_list_means_no_group(machine, text):
 
 
 def test_no_proc_at_all_is_noted_name_by_name(tmp_path):
-    """Not Linux."""
     host, notes = read(tmp_path)
     assert host == HostMemory(None, None, None, None, None)
     assert (host.total_bytes, host.free_bytes) == (None, None)

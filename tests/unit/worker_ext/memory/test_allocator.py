@@ -137,7 +137,6 @@ def test_what_a_release_left_foretells_the_next(layout, data):
 
 
 def test_a_release_corrects_what_a_look_told(monkeypatch):
-    """Graphs captured since the look keep more; the worker knows after one release, and by how much."""
     allocator, worker = engine(), fake_worker("cuda")
     module = on_device(allocator, "cuda", monkeypatch)
     assert releasable(worker) == 1024 * MIB
@@ -227,7 +226,6 @@ def test_a_first_look_does_not_overrule_a_release():
 
 
 def test_a_look_that_fails_leaves_what_is_known():
-    """Of an allocator with too many blocks the last figure is better than none."""
     now = [0.0]
     allocator = FakeAllocator([Segment([used(7), free(33)], is_expandable=True)])
     reserve = AllocatorReserve(clock=lambda: now[0])

@@ -120,7 +120,6 @@ def test_layers_that_all_differ_are_refused():
 
 
 def test_only_listed_variables_are_read(monkeypatch):
-    """An environment holds tokens."""
     monkeypatch.setattr("os.environ", {"HF_TOKEN": "secret", "TASK_QUEUE_ENABLE": "2"})
     assert ask(fake_worker(), "budget")["engine_budget"]["environment"] == {"TASK_QUEUE_ENABLE": "2"}
 

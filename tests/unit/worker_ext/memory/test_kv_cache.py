@@ -37,7 +37,6 @@ def test_a_whole_allocation_is_never_measured_again():
 
 
 def test_a_partial_measurement_holds_for_two_seconds_at_least():
-    """Then the pages written since are seen."""
     clock = FakeClock(0.0)
     measure = Measure(clock, part=0.5, cost=0.0)
     residency = Residency(measure, clock)
@@ -68,7 +67,6 @@ def test_what_cannot_be_measured_is_not_known():
 
 
 def test_untouched_pages_are_not_resident():
-    """The kernel gives a page when it is first written."""
     pages = 64
     with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
         view = ctypes.c_char.from_buffer(memory)

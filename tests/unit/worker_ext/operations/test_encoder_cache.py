@@ -161,7 +161,6 @@ def test_v1_needs_an_entry_until_its_request_has_computed_past_it():
 
 
 def test_v2_needs_an_entry_until_its_request_has_computed_past_it():
-    """Progress is read from the copy in host memory; a request without one is taken to need everything."""
     cache = EmptyIsFalsy(dict.fromkeys("abc"))
     cache.mm_features = {"r1": [feature("a", 0, 10), feature("b", 10, 10)], "r2": [feature("c")]}
     states = SimpleNamespace(req_id_to_index={"r1": 1}, num_computed_prefill_tokens=[0, 10])

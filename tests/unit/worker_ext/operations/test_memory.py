@@ -112,7 +112,6 @@ def test_a_multimodal_model_without_an_encoder_cache_is_odd(torch_device):
     ("attributes", "rank"), [({"supports_mm_inputs": False}, 0), ({"is_first_pp_rank": False}, 0), ({}, 2)]
 )
 def test_a_multimodal_model_need_not_have_an_encoder_cache(attributes, rank, torch_device):
-    """One that takes text alone, and the second stage of a pipeline, have none."""
     torch_device("npu")
     worker = multimodal(**attributes)
     worker.rank = rank

@@ -49,7 +49,6 @@ def steps(worker, error=None):
 
 
 def test_it_is_on_until_its_time_is_over(module, clock):
-    """The step after that turns it off, and is the engine's own again."""
     worker = steps(fake_worker())
     own = worker.execute_model
     answer = asked(worker, minutes=2)
@@ -65,7 +64,6 @@ def test_it_is_on_until_its_time_is_over(module, clock):
 
 
 def test_a_step_that_fails_ends_it_too_and_fails_as_before(module, clock):
-    """The engine's exception is the engine's."""
     worker = steps(fake_worker(), MemoryError("out of memory"))
     asked(worker, minutes=1)
     clock(61)
@@ -75,7 +73,6 @@ def test_a_step_that_fails_ends_it_too_and_fails_as_before(module, clock):
 
 
 def test_any_operation_ends_it(module, clock):
-    """An idle engine makes no steps."""
     worker = steps(fake_worker())
     asked(worker)
     clock(601)
@@ -97,7 +94,6 @@ def test_no_other_thread_turns_it_off(module, clock):
 
 
 def test_it_can_be_ended_early_and_made_longer(module, clock):
-    """Zero minutes end it; a second call counts from now on."""
     worker = steps(fake_worker())
     asked(worker, minutes=1)
     clock(50)

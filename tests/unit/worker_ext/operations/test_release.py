@@ -80,7 +80,6 @@ def test_the_heap_is_trimmed_by_the_allocator_that_keeps_it(functions, mechanism
 
 
 def test_a_cpu_worker_gains_what_its_process_lost():
-    """The machine's free memory moves with everybody's; the resident size is ours alone."""
     answer = ask(fake_worker("cpu", None), "release")
     assert answer["freed_bytes"] == answer["before"]["rss_bytes"] - answer["after"]["rss_bytes"]
     assert answer["before"]["reserved_bytes"] is None
@@ -112,8 +111,6 @@ def test_a_torch_that_cannot_give_pinned_memory_back_is_no_error(kind, torch_dev
 
 
 def test_pinned_memory_that_does_not_go_back_is_noted(torch_device):
-    """The device's own memory is given back all the same."""
-
     def fail() -> None:
         raise RuntimeError("driver says no")
 

@@ -84,7 +84,6 @@ def test_it_leaves_the_disk_as_much_room_again(take, tmp_path, disk_with, short,
 
 @pytest.mark.parametrize("kind", ["npu", "cuda"])
 def test_the_file_is_torchs_own_snapshot(kind, torch_device, take, tmp_path):
-    """Whole, under the name that the sidecar looks for; asked for the worker's device."""
     module = torch_device(kind)
     module.snapshot = taken()
     answer = take(fake_worker(kind))

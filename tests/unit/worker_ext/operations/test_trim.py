@@ -129,7 +129,6 @@ def test_bytes_go_until_the_target_is_met(payload, asked, expected):
 
 
 def test_what_was_used_last_goes_last():
-    """What was never used since the cache is watched goes first."""
     worker = worker_with(tensors())
     trim(worker, free_bytes=0)
     cache = worker.model_runner.encoder_cache
@@ -292,7 +291,6 @@ def test_copies_are_pinned_where_the_device_gains_from_it(npu, monkeypatch, torc
 
 
 def test_a_cpu_worker_spills_too_and_says_that_it_gains_nothing(torch_device):
-    """The bench on which all this is tried: the same machinery, two allocations in one memory."""
     torch_device("cpu")
     cache = {name: FakeTensor(50, device="cpu", content=name) for name in "ab"}
     worker = worker_with(cache, "cpu")
@@ -326,7 +324,6 @@ def test_a_device_that_cannot_be_waited_for_keeps_everything(npu, monkeypatch):
 
 
 def test_an_access_without_room_gets_the_allocators_blocks_and_a_second_try(npu):
-    """Only then is it an error of the engine's; the entry is still there."""
     worker = worker_with(tensors())
     trim(worker)
     cache = worker.model_runner.encoder_cache
@@ -356,7 +353,6 @@ def test_the_first_failure_is_what_the_engine_sees(npu, monkeypatch):
 
 
 def test_runner_v2s_outputs_are_replaced_one_deeper():
-    """The object around them stays the engine's."""
     cache = SimpleNamespace(encoder_outputs=tensors(), mm_features={})
     worker = worker_with(cache, requests=None)
     answer = trim(worker)
@@ -391,7 +387,6 @@ def test_two_targets_are_a_contradiction(payload, both):
 
 
 def test_the_counts_outlive_a_cache_that_the_engine_makes_anew():
-    """They are since the engine started."""
     worker = worker_with(tensors())
     trim(worker)
     worker.model_runner.encoder_cache = tensors("xy")
@@ -629,7 +624,6 @@ def test_what_model_runner_v2_frees_is_not_brought_back_first(npu):
 
 
 def test_a_cache_that_the_engine_made_anew_is_watched_as_the_first_one(npu):
-    """With one wrapper around the engine's method, however often; a plain dict is left to the engine."""
     runner = V1()
     worker = fake_worker(model_runner=runner)
     for _ in range(3):

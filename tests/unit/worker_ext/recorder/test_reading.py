@@ -104,7 +104,6 @@ def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
 
 
 def test_a_sleep_shows_in_the_next_whole_sample(bench):
-    """The policy leaves an engine alone while any of its pools is unmapped; between calls it is asked seldom."""
     state_of(bench.worker).sleep.is_complete = True
     assert bench.memory(in_full=True)["asleep_tags"] == []
     state_of(bench.worker).sleep.tags = {"kv_cache"}
@@ -116,7 +115,6 @@ def test_a_sleep_shows_in_the_next_whole_sample(bench):
 
 
 def test_what_cannot_be_read_is_noted_where_everything_was_read(bench, monkeypatch):
-    """As `memory` notes it; a sample between steps, which reads less, leaves the notes as they were."""
     monkeypatch.setattr(
         "highwater_worker.memory.kv_cache.kv_cache_storages", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
     )
@@ -143,7 +141,6 @@ def test_between_two_steps_a_devices_sample_reads_no_resident_size(kind, in_full
 
 
 def test_a_worker_of_an_unknown_device_is_recorded_too(torch_device):
-    """Its host's memory; and its device as soon as it tells."""
     torch_device("npu")
     bench = Bench()
     device, bench.worker.device = bench.worker.device, SimpleNamespace(type="tpu", index=0)
@@ -155,7 +152,6 @@ def test_a_worker_of_an_unknown_device_is_recorded_too(torch_device):
 
 
 def test_nothing_of_the_engines_is_kept(bench):
-    """An entry that the engine drops is freed at once, without the garbage collector."""
     bench.cache["a"] = FakeTensor(10)
     dropped = weakref.ref(bench.cache["a"])
     gc.disable()
@@ -333,7 +329,6 @@ def test_after_an_operation_of_ours_all_is_read_at_once(index):
 
 
 def test_the_cache_is_looked_through_once_a_second_and_only_after_a_change(index, monkeypatch):
-    """Where changes are not seen, once a second whatever happens."""
     passes, keys = [], encoder_index.find_encoder_cache
     monkeypatch.setattr(encoder_index, "find_encoder_cache", lambda worker: passes.append(1) or keys(worker))
     index.cache["a"] = FakeTensor(10)
@@ -402,6 +397,5 @@ def calls_of_a_sample(entries: int) -> int:
 
 
 def test_a_sample_does_not_grow_with_the_cache(torch_device):
-    """Between two passes, ten thousand entries cost what ten do."""
     torch_device("npu")
     assert calls_of_a_sample(10) == calls_of_a_sample(10_000)

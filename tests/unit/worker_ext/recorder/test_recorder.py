@@ -133,7 +133,6 @@ def test_another_start_leaves_the_one_that_runs(worker, start, tmp_path, other):
 
 
 def test_a_stop_is_for_the_recorder_that_it_names(worker, start, tmp_path):
-    """Another sidecar's goes on."""
     start()
     answer = ask(worker, "recorder_stop", json.dumps({"instance": OTHER}))
     assert (answer["stopped"], answer["path"]) == (False, str(tmp_path / NAME))
@@ -187,7 +186,6 @@ def test_a_thread_that_cannot_start_leaves_no_trace(worker, start, tmp_path, mon
 
 
 def test_a_worker_without_steps_is_recorded_with_a_note(start, worker):
-    """Its memory is worth it."""
     del worker.execute_model
     assert "moving.steps_begun" in [note["name"] for note in start()["notes"]]
 
@@ -247,7 +245,6 @@ def test_a_thread_that_is_held_is_not_waited_for(worker, tmp_path, monkeypatch):
 
 
 def test_an_operation_is_shown_while_it_runs(worker, start, monkeypatch):
-    """By name, and since when."""
     start()
     seen = []
 
@@ -390,7 +387,6 @@ def test_samples_are_taken_after_steps_at_ticks_of_the_wall_clock(worker, tmp_pa
 
 
 def test_the_first_steps_without_tokens_are_always_followed_by_a_sample(worker, tmp_path):
-    """They are the last ones before the engine is idle, and all entries are in the sample."""
     time = Time()
     _, path = recorder_on(time, worker, tmp_path)
     worker.execute_model(plan())
@@ -474,7 +470,6 @@ def test_a_step_never_fails_for_a_sample(worker, tmp_path, broken):
 
 
 def test_who_ends_the_process_is_not_held_up(worker, tmp_path):
-    """SIGTERM's handler raises wherever the main thread is, also in the middle of a sample."""
     recorder, _ = recorder_on(Time(), worker, tmp_path)
 
     def ends(*_: object, **__: object) -> None:
@@ -487,7 +482,6 @@ def test_who_ends_the_process_is_not_held_up(worker, tmp_path):
 
 @pytest.mark.parametrize("kind", ["sample", "heartbeat"])
 def test_a_record_has_the_documents_names(worker, tmp_path, kind):
-    """In the same nesting as docs/recorder-file.json shows them."""
     shown = json.loads((Path(highwater_worker.__file__).parents[2] / "docs/recorder-file.json").read_text())[kind]
     recorder, path = recorder_on(Time(), worker, tmp_path)
     worker.execute_model(plan())
@@ -545,7 +539,6 @@ def test_on_a_disk_our_thread_writes(worker, tmp_path):
 
 
 def test_heartbeats_come_ten_a_second_while_something_happens_and_one_while_nothing_does(worker, tmp_path):
-    """For two seconds after the last step they still come quickly."""
     time = Time(waits=60)
     recorder, path = recorder_on(time, worker, tmp_path)
     time.between = lambda: worker.execute_model(plan()) if 1000.95 < time.now < 1001.95 else None
@@ -572,7 +565,6 @@ def test_a_worker_whose_parent_was_killed_does_not_end_in_order(  # noqa: PLR091
 
 
 def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
-    """A step, an output, an operation: each since when."""
     time, seen = Time(), []
     recorder, path = recorder_on(time, worker, tmp_path)
 
@@ -614,7 +606,6 @@ def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
 
 @pytest.mark.parametrize("what", ["step", "output", "operation"])
 def test_what_lasts_for_a_second_shows_where_it_is(worker, tmp_path, what):
-    """The thread that is in it comes first."""
     time = Time()
     recorder, path = recorder_on(time, worker, tmp_path)
     dumps: list[str | None] = []
@@ -670,7 +661,6 @@ def test_our_thread_touches_neither_torch_nor_the_collector(torch_device, tmp_pa
 
 
 def test_the_machine_is_read_once_a_second(worker, tmp_path, monkeypatch):
-    """By our thread; samples have its figures from then."""
     reads = []
     host = SimpleNamespace(
         rss_bytes=7,

@@ -17,7 +17,6 @@ def stacks():
 
 
 def test_a_dump_is_taken_ever_more_seldom(stacks, monkeypatch):
-    """After one second, two, four; then every half a minute."""
     taken, thread = [], threading.get_ident()
     now = 100.0
     monkeypatch.setattr(stacks, "_dump", lambda: taken.append(round(now - 100.0, 1)) or "x")
@@ -83,12 +82,10 @@ def frames(*names: str) -> str:
     ],
 )
 def test_a_call_of_the_engines_is_named(names, call):
-    """Whichever executor runs it, in whichever version; a loop that waits for the next one is in none."""
     assert call_of(frames(*names)) == call
 
 
 def test_an_idle_engine_is_looked_at_seldom(stacks, monkeypatch):
-    """Every five seconds, every second while a call is seen; its time counts from when it was seen first."""
     calls = dict.fromkeys(range(7, 12), "reload_weights")
     taken: list[int] = []
 

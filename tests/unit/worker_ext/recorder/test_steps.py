@@ -156,7 +156,6 @@ def test_a_worker_without_steps_is_named():
 
 
 def test_steps_that_pass_the_worker_by_are_not_known():
-    """Ray's first executor calls the runner; its second calls the worker, as all others do."""
     worker = fake_worker(execute_model=lambda plan: plan)
     worker.vllm_config.parallel_config.distributed_executor_backend = "ray"
     steps = Steps()
@@ -183,7 +182,6 @@ def looks(clock, worker):
 
 
 def test_memory_must_be_looked_at_after_the_first_steps_without_tokens(worker, looks):
-    """The engine takes as many after its last request as it keeps under way; while it waits for others' data, more."""
     for tokens in (5, 1, *[0] * 20, 3, 0):
         worker.execute_model(plan(tokens))
     assert looks == [False, False, *[True] * 8, *[False] * 12, False, True]
@@ -233,8 +231,6 @@ def test_in_the_middle_of_a_step_memory_is_not_looked_at(worker, looks):
 
 
 def test_after_a_step_that_raised_memory_is_not_looked_at(worker, looks):
-    """The engine is ending."""
-
     def fail() -> None:
         raise RuntimeError("no")
 
@@ -272,7 +268,6 @@ class Output:
 
 
 def test_a_wait_for_an_output_is_seen(clock, worker, steps):
-    """Since when, and on which thread; what the output is does not change."""
     seen = []
 
     def wait() -> str:
@@ -306,7 +301,6 @@ def test_a_method_that_is_passed_on_keeps_its_output(worker, steps):
 
 
 def test_an_output_that_nobody_waits_for_is_freed_at_once(worker, steps):
-    """On ranks whose output the engine does not want; it has tensors on the device."""
     gc.disable()
     try:
         output = worker.sample_tokens(Output(lambda: None))

@@ -61,7 +61,6 @@ def test_ours_gives_way_for_good(watchdog, timer, call):
 
 
 def test_afterwards_the_module_is_as_it_was(path, timer):
-    """What somebody has put over ours since stays."""
     before = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
     watchdog = Watchdog(make_ring(path, b"{}", Layout.of(3, 0)))
     watchdog.start()

@@ -35,7 +35,6 @@ def test_the_default_is_half_of_what_the_host_could_give():
     ],
 )
 def test_the_ranks_on_a_machine_share_it(parallel, ranks):
-    """All of them are asked at the same moment, and read the same free memory."""
     assert budget(**parallel).total == 1000 // ranks // 2
 
 

@@ -84,7 +84,6 @@ def bench():
 
 
 def test_idle_entries_make_room(bench):
-    """Least recently used first, and no more than are needed; the reserve stays whole."""
     for name in "abcd":
         bench.encode(name)
     ask(bench.worker, "trim", '{"keep_bytes": 300}')
@@ -134,7 +133,6 @@ def test_all_of_one_group_comes_back(bench):
 
 
 def test_siblings_do_not_make_room_for_each_other():
-    """Also where nothing tells what requests need."""
     bench = Bench()
     try:
         bench.worker.model_runner.requests = None
@@ -183,7 +181,6 @@ def test_a_copy_that_is_not_waited_for_keeps_its_source(bench):
 
 
 def test_release_gives_the_reserve_to_nobody(bench):
-    """It is no unused block."""
     for name in "abc":
         bench.encode(name)
     ask(bench.worker, "trim")
@@ -235,7 +232,6 @@ def test_bytes_that_are_kept_are_not_bytes_let_go(bench):
 
 
 def test_a_reserve_that_finds_no_room_is_noted(bench, monkeypatch):
-    """The entries are in host memory all the same."""
     bench.encode("a")
     bench.encode("b")
 
@@ -258,7 +254,6 @@ def test_restore_uses_the_reserve_at_its_end_and_drops_it(bench):
 
 
 def test_restore_takes_room_from_nobody(bench):
-    """It moves nothing to the host, and leaves the reserve to what the engine asks for."""
     for name in "abcdef":
         bench.encode(name)
     ask(bench.worker, "trim", '{"keep_bytes": 200}')

@@ -61,7 +61,6 @@ def test_it_is_what_a_trim_then_gives_less_the_way_back():
 
 
 def test_views_of_one_storage_go_together_or_not_at_all():
-    """One that is needed keeps its siblings; the whole storage counts, not the views."""
     worker = worker_with({**batch("ab"), **batch("cd"), **tensors("e")}, requests=request("c"))
     assert told(worker) == 1000 + 100 - 1000
     assert gained(worker) == 100
