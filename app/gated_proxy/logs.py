@@ -16,11 +16,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Literal, TextIO
 
 from gated_proxy.heads import RequestHead
 from gated_proxy.traffic import Result
@@ -74,31 +74,10 @@ class LimitedLog:
             self._logger.warning(message, *arguments)
 
 
-class EndedRequest(NamedTuple):
-    """One line. A value that does not apply, or was not known when the request ended, is ``None``."""
-
-    peer: str  # the client's address and port
-    method: str | None
-    path: str | None  # as sent, without the query, made printable and cut
-    path_class: str | None  # as in the metrics; ``sidecar`` for the sidecar's paths
-    status: int  # the status that the client saw; 499 if it left before
-    result: Result
-    reason: str | None
-    """As in ``highwater_proxy_refused_total`` or ``highwater_proxy_upstream_errors_total``; None: it is complete."""
-    request_id: str
-    request_bytes: int
-    response_bytes: int
-    duration_seconds: float
-    time_to_first_byte_seconds: float | None
-    held_seconds: float  # the time that it waited at the gate and at the door
-    engine_connection_reused: bool | None
-
-
 class RequestRecord:
-    """The figures of one request, which grow until it ends; `EndedRequest` says what each of them is.
+    """The figures of one request, which grow until it ends; ``started`` is by ``time.perf_counter``.
 
-    ``head`` is empty where it could not be read; ``started`` is by ``time.perf_counter``; ``request_bytes`` are the
-    body's alone.
+    What does not apply, or was not known when the request ended, is None; the head is empty where it could not be read.
     """
 
     def __init__(self, head: RequestHead) -> None:
@@ -106,33 +85,40 @@ class RequestRecord:
         self.started = time.perf_counter()
         self.status: int | None = None
         self.result: Result = "complete"
+        # As in ``highwater_proxy_refused_total`` or ``highwater_proxy_upstream_errors_total``; None: it is complete.
         self.reason: str | None = None
-        self.request_bytes = 0
+        self.request_bytes = 0  # of the body alone
         self.response_bytes = 0
         self.first_byte_seconds: float | None = None
-        self.held_seconds = 0.0
-        self.was_reused: bool | None = None
+        self.held_seconds = 0.0  # the time that it waited at the gate and at the door
+        self.was_reused: bool | None = None  # the connection to the engine
 
     def note_first_byte(self) -> None:
         self.first_byte_seconds = time.perf_counter() - self.started
 
-    def ended(self, peer: str, path_class: str | None, status: int, seconds: float) -> EndedRequest:
-        return EndedRequest(
-            peer=peer,
-            method=printable(self.head.method) or None,
-            path=printable(self.head.path) or None,
-            path_class=path_class,
-            status=status,
-            result=self.result,
-            reason=self.reason,
-            request_id=self.head.request_id().decode(),
-            request_bytes=len(self.head.raw) + self.request_bytes,
-            response_bytes=self.response_bytes,
-            duration_seconds=seconds,
-            time_to_first_byte_seconds=self.first_byte_seconds,
-            held_seconds=self.held_seconds,
-            engine_connection_reused=self.was_reused,
-        )
+    def line(self, peer: str, path_class: str | None, status: int, seconds: float) -> dict[str, object]:
+        """Return its line of the access log.
+
+        ``peer`` is the client's address and port, ``path_class`` as in the metrics (``sidecar`` for the sidecar's
+        paths), ``status`` what the client saw: 499 if it left before.
+        """
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "peer": peer,
+            "method": printable(self.head.method) or None,
+            "path": printable(self.head.path) or None,  # as sent, without the query
+            "path_class": path_class,
+            "status": status,
+            "result": self.result,
+            "reason": self.reason,
+            "request_id": self.head.request_id().decode(),
+            "request_bytes": len(self.head.raw) + self.request_bytes,
+            "response_bytes": self.response_bytes,
+            "duration_seconds": seconds,
+            "time_to_first_byte_seconds": self.first_byte_seconds,
+            "held_seconds": self.held_seconds,
+            "engine_connection_reused": self.was_reused,
+        }
 
 
 class AccessLog:
@@ -150,16 +136,17 @@ class AccessLog:
         self._limited = LimitedLog(log)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._queue: queue.Queue[_Line | _Reopen | _End] = queue.Queue(queue_lines)
+        # Lines, and without one what the writing thread is to do.
+        self._queue: queue.Queue[Mapping[str, object] | Literal["reopen", "end"]] = queue.Queue(queue_lines)
         self._writing = threading.Thread(target=self._write_lines, daemon=True)
         self._writing.start()
 
-    def write(self, ended: EndedRequest) -> None:
-        self._put(_Line(time.time(), ended))
+    def write(self, line: Mapping[str, object]) -> None:
+        self._put(line)
 
     def reopen(self) -> None:
         """Open the file again if it was moved away, also while no line is to be written."""
-        self._put(_Reopen())
+        self._put("reopen")
 
     def close(self) -> None:
         if self._is_closed:
@@ -167,31 +154,32 @@ class AccessLog:
         self._is_closed = True
         end = time.monotonic() + CLOSE_SECONDS
         with contextlib.suppress(queue.Full):
-            self._queue.put(_End(), timeout=CLOSE_SECONDS)
+            self._queue.put("end", timeout=CLOSE_SECONDS)
             self._writing.join(end - time.monotonic())
 
-    def _put(self, item: _Line | _Reopen) -> None:
+    def _put(self, item: Mapping[str, object] | Literal["reopen"]) -> None:
         try:
             self._queue.put_nowait(item)
         except queue.Full:
             self._failed(item, "the queue is full")
 
-    def _failed(self, item: _Line | _Reopen, why: str) -> None:
+    def _failed(self, item: Mapping[str, object] | Literal["reopen"], why: str) -> None:
         with self._lock:  # called by the loop's thread and by the writing one
-            if isinstance(item, _Line):
+            if item != "reopen":
                 self.dropped += 1
             self._limited.warning("access_log", "access log: cannot write (%s), lines dropped: %d", why, self.dropped)
 
     # --- in the thread that writes ---
 
     def _write_lines(self) -> None:
-        while not isinstance(item := self._queue.get(), _End):
+        while (item := self._queue.get()) != "end":
             try:
                 if self.is_file and self._is_moved():
                     self._out.close()
                     self._out = self._opened()
-                if isinstance(item, _Line):
-                    self._out.write(item.text())
+                if item != "reopen":
+                    shown = {k: round(v, _PRECISION) if isinstance(v, float) else v for k, v in item.items()}
+                    self._out.write(f"{json.dumps(shown)}\n")
                     self._out.flush()
             except (OSError, ValueError) as exc:  # ValueError: standard output is closed
                 self._failed(item, str(exc))  # a file that cannot be opened now is tried again at the next line
@@ -213,24 +201,3 @@ class AccessLog:
         # Peers and paths are not for every user of the machine.
         opener = partial(os.open, mode=0o640)
         return open(self._path, "a", encoding="utf-8", opener=opener)
-
-
-class _Line(NamedTuple):
-    at: float  # seconds since the epoch
-    ended: EndedRequest
-
-    def text(self) -> str:
-        moment = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
-        line: dict[str, object] = {"time": moment.replace("+00:00", "Z"), **self.ended._asdict()}
-        for key, value in line.items():
-            if isinstance(value, float):
-                line[key] = round(value, _PRECISION)
-        return f"{json.dumps(line)}\n"
-
-
-class _Reopen:
-    """The file is opened again where that is due, and no line is written."""
-
-
-class _End:
-    """The writing thread ends; all lines before it are written."""

@@ -266,7 +266,7 @@ class Proxy:
         if self.access_log is not None:
             record = RequestRecord(head)
             record.result, record.reason, record.response_bytes = "refused", failure.reason, response_bytes
-            self.access_log.write(record.ended(peer, None, failure.status, 0.0))
+            self.access_log.write(record.line(peer, None, failure.status, 0.0))
 
     def head_for_engine(self, head: RequestHead, forwarding: Forwarding | None) -> bytes:
         raw = head.for_engine(self.host_line, forwarding)

@@ -10,25 +10,14 @@ import threading
 
 import pytest
 
-from gated_proxy.logs import AccessLog, EndedRequest
+from gated_proxy.heads import parse_head
+from gated_proxy.logs import AccessLog, RequestRecord
 from tests.patience import wait_until
 
-ENDED = EndedRequest(
-    peer="10.0.0.1:40000",
-    method="POST",
-    path="/v1/completions",
-    path_class="completions",
-    status=200,
-    result="complete",
-    reason=None,
-    request_id="r1",
-    request_bytes=10,
-    response_bytes=20,
-    duration_seconds=0.1234567891,
-    time_to_first_byte_seconds=None,
-    held_seconds=0.0,
-    engine_connection_reused=True,
-)
+HEAD = parse_head(b"POST /v1/completions?key=secret HTTP/1.1\r\nHost: s\r\nX-Request-Id: r1\r\n\r\n")
+RECORD = RequestRecord(HEAD)
+RECORD.request_bytes, RECORD.response_bytes, RECORD.was_reused = 10, 20, True
+ENDED = RECORD.line("10.0.0.1:40000", "completions", 200, 0.1234567891)
 
 
 def until(condition):
@@ -41,7 +30,7 @@ def lines(path):
 
 
 def numbered(number):
-    return ENDED._replace(request_id=str(number))
+    return {**ENDED, "request_id": str(number)}
 
 
 @pytest.fixture
@@ -60,8 +49,24 @@ def test_a_line_is_one_json_object(access_log, path):
     access_log.write(ENDED)
     access_log.close()
     (line,) = lines(path)
+    assert line == {**ENDED, "duration_seconds": 0.123457}
     assert line.pop("time").endswith("Z")
-    assert line == {**ENDED._asdict(), "duration_seconds": 0.123457}
+    assert line == {
+        "peer": "10.0.0.1:40000",
+        "method": "POST",
+        "path": "/v1/completions",
+        "path_class": "completions",
+        "status": 200,
+        "result": "complete",
+        "reason": None,
+        "request_id": "r1",
+        "request_bytes": len(HEAD.raw) + 10,
+        "response_bytes": 20,
+        "duration_seconds": 0.123457,
+        "time_to_first_byte_seconds": None,
+        "held_seconds": 0.0,
+        "engine_connection_reused": True,
+    }
 
 
 def test_lines_come_in_order_behind_what_is_there(path):
