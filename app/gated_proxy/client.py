@@ -269,7 +269,7 @@ class ClientConnection(asyncio.Protocol):
     def _complete(self, incoming: IncomingRequest) -> None:
         self._receiving = None
         if incoming.exchange is not None:
-            incoming.exchange.body_ends(incoming.trailers)
+            incoming.exchange.body_ends()
 
     # --- exchanges ---
 

@@ -37,7 +37,7 @@ from gated_proxy.door_media import Media
 from gated_proxy.door_scanner import Scanner, may_have_media
 from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure
 from gated_proxy.gate import Timer
-from gated_proxy.heads import Header, RequestHead
+from gated_proxy.heads import RequestHead
 
 Mode = Literal["off", "observe", "on"]
 State = Literal["waiting", "inside", "passed", "refused"]
@@ -121,7 +121,7 @@ class Visit:
         inside: Its items that have room.
         wants: Its items that are known and have none yet.
         pieces: Of its body, that wait; the first has been looked at.
-        trailers: Of a body that waits to its end.
+        body_has_ended: With the pieces that wait.
     """
 
     def __init__(self, door: Door, caller: Caller, head: RequestHead, path_class: str) -> None:
@@ -131,7 +131,7 @@ class Visit:
         self.inside = self.wants = self.cost = NOTHING
         self.item_tokens = 0  # of its largest item
         self.pieces: list[bytes] = []
-        self.trailers: tuple[Header, ...] | None = None
+        self.body_has_ended = False
         self.state: State = "inside"
         self.share: Share | None = None
         self.largest: list[Media] = []

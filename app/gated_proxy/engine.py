@@ -23,14 +23,13 @@ from gated_proxy.failures import (
     NO_DESCRIPTORS,
     Failure,
 )
-from gated_proxy.heads import EngineOrigin, RequestHead, ResponseHead, repeats_length, with_one_length
+from gated_proxy.heads import EngineOrigin, RequestHead, ResponseHead
 from gated_proxy.transports import FULL_READ_BYTES, ReadSide, WriteBatch, WriteSide, has_hung_up, keep_alive
 
 INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
 _NONE = -1
 _HEAD_ENDS = b"\r\n\r\n"
-_INTERIM = b"HTTP/1.1 1"
 # No engine's head is longer; one that never ends must not fill the memory.
 _MAX_HEAD_BYTES = 256 * 1024
 # This process, or the machine, may have no more files open.
@@ -95,7 +94,7 @@ class EngineConnection(asyncio.Protocol):
         self.write_side.keep_unsent()
         if requester.head.is_http10:  # which has no chunks
             self._bare_body = []
-            self._parser = self._new_parser()
+            self._parser = httptools.HttpResponseParser(_WithBody(self, self._bare_body))
 
     def release(self) -> None:
         """Keep it for the next request: this one and its response are complete."""
@@ -162,35 +161,13 @@ class EngineConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as switch:
             self._switch(requester, data, switch.args[0])
         except httptools.HttpParserError:
-            self._refused(requester, data)
+            if self._has_ended:  # what follows a whole response is no part of it
+                self._has_surplus = True
+                self._hand_on(requester, data)
+            else:
+                self._fail(requester)
         else:
             self._hand_on(requester, data)
-
-    def _refused(self, requester: Requester, data: bytes) -> None:
-        """Take data that the parser did not accept: what follows a whole response is no part of it."""
-        if self._has_ended:
-            self._has_surplus = True
-            self._hand_on(requester, data)
-        elif self._status < INFORMATIONAL.stop and repeats_length(self._head + data):
-            self._parse_again(requester, self._head + data)
-        else:
-            self._fail(requester)
-
-    def _parse_again(self, requester: Requester, data: bytes) -> None:
-        for _ in range(self._interims):
-            end = data.index(_HEAD_ENDS) + 4
-            requester.interim_response(data[:end])
-            data = data[end:]
-        self._interims, self._status, self._head = 0, _NONE, data
-        head, ends, body = data.partition(_HEAD_ENDS)
-        if not ends and len(head) <= _MAX_HEAD_BYTES:
-            return
-        mended = with_one_length(head) if repeats_length(head) else None  # one of another response may stand behind it
-        if not ends or mended is None or head.startswith(_INTERIM):
-            self._fail(requester)
-            return
-        self._head, self._parser = b"", self._new_parser()
-        self.data_received(mended + ends + body)
 
     def _hand_on(self, requester: Requester, data: bytes) -> None:
         if self._response is not None:
@@ -201,9 +178,6 @@ class EngineConnection(asyncio.Protocol):
             self._head += data
             if len(self._head) > _MAX_HEAD_BYTES:
                 self._fail(requester)
-
-    def _new_parser(self) -> httptools.HttpResponseParser:
-        return httptools.HttpResponseParser(self if self._bare_body is None else _WithBody(self, self._bare_body))
 
     def _take_head(self, requester: Requester, data: bytes) -> None:
         while self._interims:

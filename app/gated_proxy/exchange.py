@@ -24,7 +24,7 @@ from gated_proxy.failures import (
     error_response,
 )
 from gated_proxy.gate import Admission, Shed
-from gated_proxy.heads import NEVER_A_TRAILER, Header, RequestHead, ResponseHead
+from gated_proxy.heads import RequestHead, ResponseHead
 from gated_proxy.logs import RequestRecord
 from gated_proxy.proxy import Client, Proxy
 from gated_proxy.routes import SAFE_METHODS, method_class
@@ -197,9 +197,9 @@ class EngineExchange(RequestRecord):
                 return
             self._pass_on(piece, is_followed=at < len(pieces))
         self._client.read_side.let_go("door")
-        trailers, visit.trailers = visit.trailers, None
-        if trailers is not None:
-            self.body_ends(trailers)
+        has_ended, visit.body_has_ended = visit.body_has_ended, False
+        if has_ended:
+            self.body_ends()
         elif self._state is State.SENDING:
             self._quiet = 0
             self._patience = self._patience_for_more()
@@ -265,13 +265,12 @@ class EngineExchange(RequestRecord):
             self._pieces = WaitingPieces(self._client.read_side)
         return self._pieces
 
-    def body_ends(self, trailers: tuple[Header, ...]) -> None:
+    def body_ends(self) -> None:
         if self._visit is not None and self._visit.pieces:
-            self._has_request, self._visit.trailers = True, trailers
+            self._has_request = self._visit.body_has_ended = True
             return
         if self.head.chunked:
-            kept = (b"%b: %b\r\n" % header for header in trailers if header[0].lower() not in NEVER_A_TRAILER)
-            self._send_last(b"0\r\n%b\r\n" % b"".join(kept))
+            self._send_last(b"0\r\n\r\n")
         self._has_request = True
         if self._state is State.SENDING and self._last is None:
             self._quiet = 0
@@ -482,7 +481,7 @@ class EngineExchange(RequestRecord):
             response_bytes=self.response_bytes,
         )
         if proxy.access_log is not None:
-            proxy.access_log.write(self.ended(self._client.peer, self._path_class, status, seconds))
+            proxy.access_log.write(self.line(self._client.peer, self._path_class, status, seconds))
 
     def shutdown(self) -> None:
         self._closes = True

@@ -18,8 +18,6 @@ from gated_proxy.failures import BadRequest, Failure, bad_request
 
 NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
 
-Header = tuple[bytes, bytes]
-
 # RFC 9110 7.6.1 and what old clients still send. Whatever `Connection` names joins them, request by request.
 HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
@@ -29,11 +27,6 @@ HOP_BY_HOP = frozenset(
 # 0.21 derives the path it guards with --api-key from the Host header.
 TAKEN_OUT = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 _TAKEN_OUT = re.compile(rb"\r\n(%b):[ \t]*([^\r]*)" % b"|".join(sorted(TAKEN_OUT)), re.IGNORECASE)
-# No trailer may have these: framing and routing (RFC 9110 6.5.1).
-NEVER_A_TRAILER = TAKEN_OUT | {
-    *(b"authorization", b"api-key", b"x-api-key", b"x-auth-token"),
-    *(b"content-encoding", b"content-type", b"cookie"),
-}
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
 # A target's absolute form; one with a user's name in it does not match.
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([^#]*)", re.IGNORECASE)
@@ -267,22 +260,6 @@ _LOCATIONS = frozenset({b"location", b"content-location"})
 _REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_RESPONSE_HOP_BY_HOP | _LOCATIONS | {b"x-request-id"})))
 _LENGTH = re.compile(rb"\ncontent-length:[ \t]*([^\r]*)")
 _BODILESS = frozenset({204, 304})
-
-
-def repeats_length(head: bytes) -> bool:
-    """Return whether a response's head, or its beginning, names its length more than once, which llhttp refuses."""
-    lengths = _LENGTH.findall(head.lower())
-    return len(lengths) > 1 or b"," in b"".join(lengths)
-
-
-def with_one_length(head: bytes) -> bytes | None:
-    """Return a response's head with one length for equal ones; None where they are not equal (RFC 9112 6.3)."""
-    lengths = {each.strip(b" \t") for line in _LENGTH.findall(head.lower()) for each in line.split(b",")}
-    if len(lengths) != 1:
-        return None
-    first, *lines = head.split(b"\r\n")
-    kept = (line for line in lines if not line.lower().startswith(b"content-length:"))
-    return b"\r\n".join([first, b"content-length: " + lengths.pop(), *kept])
 
 
 class EngineOrigin:

@@ -1,18 +1,17 @@
 """One request as it is received: its head, and what of its body has come. No I/O.
 
 llhttp does not report where in its input a chunked body (RFC 9112 7.1) ended, and what follows may be another request;
-so the lines of chunk sizes are read here, to the letter. Trailers are checked by llhttp, as heads are.
+so the lines of chunk sizes are read here, to the letter. A request's trailers end here: no server of vLLM's hands them
+to a handler (uvicorn drops them).
 """
 
 from __future__ import annotations
 
 import re
 
-import httptools
-
 from gated_proxy.exchange import EngineExchange
 from gated_proxy.failures import BadRequest, Failure
-from gated_proxy.heads import NOT_HTTP, Header, RequestHead
+from gated_proxy.heads import NOT_HTTP, RequestHead
 from gated_proxy.proxy import Proxy
 from gated_proxy.sidecar import SidecarExchange
 
@@ -20,14 +19,6 @@ from gated_proxy.sidecar import SidecarExchange
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
 # Lines that one call takes at most; a body may have a line for every three bytes.
 LINES_AT_ONCE = 128
-
-
-class _Trailers:
-    def __init__(self) -> None:
-        self.headers: list[Header] = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
 
 
 class Chunks:
@@ -40,9 +31,8 @@ class Chunks:
         self._left = 0  # of a chunk's data
         self._is_behind_data = False  # where its line end must come
         self._is_behind_chunks = False
-        self._trailer_lines = b""
+        self._trailer_bytes = 0
         self.is_complete = False
-        self.trailers: tuple[Header, ...] = ()
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
         """Take as many chunks out of the data as may be taken at once; return their body, and the rest of the data.
@@ -76,11 +66,10 @@ class Chunks:
 
     def _take_line(self, line: bytes) -> None:
         if self._is_behind_chunks:
-            self._trailer_lines += line + b"\r\n"
-            if len(self._trailer_lines) > self._max_line_bytes:
+            self._trailer_bytes += len(line) + 2
+            if self._trailer_bytes > self._max_line_bytes:
                 raise BadRequest(self._too_large)
-            if not line:
-                self._read_trailers()
+            self.is_complete = not line
         elif self._is_behind_data:
             if line:
                 raise BadRequest(NOT_HTTP)
@@ -92,27 +81,16 @@ class Chunks:
             self._left = int(size[1], 16)
             self._is_behind_chunks = not self._left
 
-    def _read_trailers(self) -> None:
-        parsed = _Trailers()
-        try:
-            httptools.HttpRequestParser(parsed).feed_data(b"GET / HTTP/1.1\r\n" + self._trailer_lines)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            raise BadRequest(NOT_HTTP) from None
-        self.trailers = tuple(parsed.headers)
-        self.is_complete = True
-
 
 class IncomingRequest:
     """A request that is being received, or served by ``exchange``; without one, the rest of its body is dropped.
 
-    A WebSocket's bytes end with the connection alone: it is never complete. ``trailers`` are of a complete chunked
-    body.
+    A WebSocket's bytes end with the connection alone: it is never complete.
     """
 
     def __init__(self, proxy: Proxy, head: RequestHead) -> None:
         self.head = head
         self.exchange: EngineExchange | SidecarExchange | None = None
-        self.trailers: tuple[Header, ...] = ()
         self.is_complete = not (head.chunked or head.declared_bytes or head.websocket)
         self._proxy = proxy
         self._left = head.declared_bytes  # of a counted body
@@ -135,6 +113,5 @@ class IncomingRequest:
         self._body_bytes += len(body)
         if self._body_bytes > self._proxy.limits.max_body_bytes:
             raise BadRequest(self._proxy.body_too_large)
-        if self._chunks.is_complete:
-            self.is_complete, self.trailers = True, self._chunks.trailers
+        self.is_complete = self._chunks.is_complete
         return body, len(data) - len(rest)

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gated_proxy.failures import BODY_LATE, CLIENT_LEFT, CLIENT_NOT_READING, Failure, error_response
-from gated_proxy.heads import Header, RequestHead
+from gated_proxy.heads import RequestHead
 from gated_proxy.logs import RequestRecord
 from gated_proxy.proxy import Client, Proxy
 from gated_proxy.traffic import Result
@@ -60,8 +60,7 @@ class SidecarExchange(RequestRecord):
         self.request_bytes += len(piece)
         self._server.data_received(b"%x\r\n%b\r\n" % (len(piece), piece) if self.head.chunked else piece)
 
-    def body_ends(self, trailers: tuple[Header, ...]) -> None:
-        del trailers
+    def body_ends(self) -> None:
         self._has_request = True
         self._quiet = 0
         if self.head.expects_continue and self.head.keep_alive and not self._server.cycle.response_started:
@@ -128,7 +127,7 @@ class SidecarExchange(RequestRecord):
         if self._proxy.access_log is not None:
             status = self.status or (CLIENT_LEFT if failure is None else failure).status
             seconds = time.perf_counter() - self.started
-            self._proxy.access_log.write(self.ended(self._peer, "sidecar", status, seconds))
+            self._proxy.access_log.write(self.line(self._peer, "sidecar", status, seconds))
 
     def _finish(self) -> None:
         self._log("complete", None)

@@ -18,8 +18,6 @@ from gated_proxy.heads import (
     RequestHead,
     ResponseHead,
     parse_head,
-    repeats_length,
-    with_one_length,
 )
 from gated_proxy.incoming import Chunks
 
@@ -388,12 +386,9 @@ def test_a_chunked_body_ends_where_it_ends(pieces, cuts, trailers, rest):
         body += piece
     assert chunks.is_complete
     assert (body, left) == (b"".join(pieces), rest)
-    assert b"".join(b"%b: %b\r\n" % trailer for trailer in chunks.trailers) == trailers
 
 
-@pytest.mark.parametrize(
-    "wire", [b"3\nabc\r\n", b"x\r\n", b"-1\r\n", b"3\r\nabcd\r\n", b"3\r\nabc\r\n0\r\n bad\r\n\r\n"]
-)
+@pytest.mark.parametrize("wire", [b"3\nabc\r\n", b"x\r\n", b"-1\r\n", b"3\r\nabcd\r\n"])
 def test_what_are_no_chunks_is_refused(wire):
     with pytest.raises(BadRequest) as bad:
         Chunks(TOO_LARGE, CAP).take(wire)
@@ -432,25 +427,3 @@ def test_line_ends_behind_a_chunked_answer_are_seen(body, surplus):
 def test_what_is_more_than_a_length_is_counted(framing):
     assert [answer(framing).surplus_bytes(count) for count in (4, 5, 40)] == [0, 1, 36]
     assert answer(b"transfer-encoding: chunked").surplus_bytes(40) == 0
-
-
-@pytest.mark.parametrize(
-    ("lengths", "one"),
-    [
-        ([b"Content-Length: 4", b"content-length:  4 "], b"4"),
-        ([b"content-length: 4, 4"], b"4"),
-        ([b"content-length: 4", b"content-length: 4,4"], b"4"),
-        ([b"content-length: 4", b"content-length: 5"], None),
-        ([b"content-length: 4", b"content-length: 04"], None),
-        ([b"content-length: 4,"], None),
-    ],
-)
-def test_equal_lengths_of_a_response_are_one(lengths, one):
-    head = b"\r\n".join([b"HTTP/1.1 200 OK", *lengths, b"X: y"])
-    assert repeats_length(head)
-    expected = None if one is None else b"HTTP/1.1 200 OK\r\ncontent-length: %b\r\nX: y" % one
-    assert with_one_length(head) == expected
-
-
-def test_one_length_is_not_repeated():
-    assert not repeats_length(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nx-content-length: 4, 5\r\nx: content-length: 4")
