@@ -8,7 +8,7 @@ this package alone, which reads its entries without a change: a missing one ends
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -78,8 +78,11 @@ class EntryRestorer(Protocol):
         """Keep nothing on the device."""
 
 
-class SpillingDict(dict[Any, Any]):
-    """A dict of encoder outputs, some of them in host memory; one whose way back fails stays there."""
+class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
+    """A dict of encoder outputs, some of them in host memory; one whose way back fails stays there.
+
+    What is not said here `MutableMapping` does with what is, entry by entry: dict's own ways would hand out raw values.
+    """
 
     __slots__ = ("_away", "_clock", "_is_freeing", "_ledger", "_returned", "_since", "_tick", "_uses", "restorer")
 
@@ -90,7 +93,7 @@ class SpillingDict(dict[Any, Any]):
         ledger: Ledger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(contents)
+        dict.__init__(self, contents)
         self.restorer = restorer
         self._ledger = ledger
         self._clock = clock
@@ -109,7 +112,7 @@ class SpillingDict(dict[Any, Any]):
     # --- for trim and restore ---
 
     def spilled(self) -> dict[Any, Spilled]:
-        return {key: value for key, value in super().items() if type(value) is Spilled}
+        return {key: value for key, value in dict.items(self) if type(value) is Spilled}
 
     def host_bytes(self) -> int:
         return sum(value.host_bytes for value in self.spilled().values())
@@ -136,7 +139,7 @@ class SpillingDict(dict[Any, Any]):
         """Put entries' copies in host memory in their place. This counts as no access: their last use stays."""
         for key, value in spilled.items():
             self._away.add(key)
-            super().__setitem__(key, value)
+            dict.__setitem__(self, key, value)
             self._ledger.spills += 1
 
     def bring_back(self, key: Hashable, value: Spilled, *, is_urgent: bool = False) -> Tensor:
@@ -144,7 +147,7 @@ class SpillingDict(dict[Any, Any]):
         tensor = self._timed(value, is_urgent=is_urgent)
         # The first origin, however often it goes and comes back.
         self._returned[key] = self.origin(key) or value.origin, value.group
-        super().__setitem__(key, tensor)
+        dict.__setitem__(self, key, tensor)
         self._ledger.restores += 1
         self._left_the_host(key)
         return tensor
@@ -152,33 +155,25 @@ class SpillingDict(dict[Any, Any]):
     # --- for the engine: single entries ---
 
     def __getitem__(self, key: Hashable) -> Any:  # noqa: ANN401 - a dict's values are of any type
-        value = super().__getitem__(key)
+        value = dict.__getitem__(self, key)
         if type(value) is Spilled:
             value = self.bring_back(key, value, is_urgent=True)
         self._tick += 1
         self._uses[key] = self._tick, self._clock()
         return value
 
-    def get(self, key: Hashable, default: Any = None) -> Any:  # noqa: ANN401 - as above
-        return self[key] if key in self else default  # noqa: SIM401 - it is what is being defined
-
     def __setitem__(self, key: Hashable, value: object) -> None:
-        super().__setitem__(key, value)
+        dict.__setitem__(self, key, value)
         self._forget(key)
         self._tick += 1
         self._uses[key] = self._tick, self._clock()
 
-    def setdefault(self, key: Hashable, default: Any = None) -> Any:  # noqa: ANN401 - as above
-        if key not in self:
-            self[key] = default
-        return self[key]
-
     def __delitem__(self, key: Hashable) -> None:
-        super().__delitem__(key)
+        dict.__delitem__(self, key)
         self._forget(key)
 
     def pop(self, key: Hashable, *default: Any) -> Any:  # noqa: ANN401 - as above
-        value = super().pop(key, *default)
+        value = dict.pop(self, key, *default)
         self._forget(key)
         # To bring an entry back that is freed would wait for the device, and allocate on it, for a value that is
         # thrown away.
@@ -194,7 +189,7 @@ class SpillingDict(dict[Any, Any]):
             self._is_freeing = before
 
     def popitem(self) -> tuple[Any, Any]:
-        key, value = super().popitem()
+        key, value = dict.popitem(self)
         self._forget(key)
         return key, self._last_value(value)
 
@@ -229,35 +224,23 @@ class SpillingDict(dict[Any, Any]):
     # --- for the engine: all entries ---
 
     def clear(self) -> None:
-        super().clear()
+        dict.clear(self)
         self._uses.clear()
         self._returned.clear()
         if self._away:
             self._away.clear()
             self.restorer.drop_reserve()
 
-    def update(self, *others: Any, **named: Any) -> None:  # noqa: ANN401 - as dict's: a mapping or pairs
-        # dict's own would write past __setitem__. Pairs are taken one by one: vLLM hands in generators that encode.
-        if len(others) > 1:
-            raise TypeError(f"update expected at most 1 argument, got {len(others)}")
-        for other in others:
-            pairs = ((key, other[key]) for key in other.keys()) if hasattr(other, "keys") else other  # noqa: SIM118 - of any mapping
-            for key, value in pairs:
-                self[key] = value
-        for name, value in named.items():
-            self[name] = value
-
     # In Python, though it adds nothing: `dict(cache)`, `{**cache}`, `other.update(cache)` copy raw values from a dict
     # whose __iter__ is dict's own (CPython, Objects/dictobject.c, `dict_merge`), and go by keys() and [] otherwise.
     def __iter__(self) -> Iterator[Any]:
-        return super().__iter__()
+        return dict.__iter__(self)
 
-    def values(self) -> Any:  # noqa: ANN401 - dict's type for it cannot be made in Python
-        """Return a view of the values that brings back each as it comes to it."""
-        return _Values(self)
+    def __len__(self) -> int:
+        return dict.__len__(self)
 
-    def items(self) -> Any:  # noqa: ANN401 - as above
-        return _Items(self)
+    def __contains__(self, key: object) -> bool:
+        return dict.__contains__(self, key)
 
     def copy(self) -> dict[Any, Any]:
         """Return a plain dict with the values as they are now; the copy is not watched."""
@@ -266,10 +249,6 @@ class SpillingDict(dict[Any, Any]):
     def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[dict[Any, Any]]]:  # noqa: ANN401 - object's own
         # For copy.copy, copy.deepcopy and pickle: again a plain dict.
         return dict, (dict(self),)
-
-    @classmethod
-    def fromkeys(cls, keys: Any, value: Any = None) -> dict[Any, Any]:  # noqa: ANN401 - as dict's
-        return dict.fromkeys(keys, value)
 
     def __or__(self, other: Any) -> Any:  # noqa: ANN401 - as dict's
         return dict(self) | other if isinstance(other, dict) else NotImplemented
@@ -281,32 +260,12 @@ class SpillingDict(dict[Any, Any]):
         self.update(other)
         return self
 
-    def __eq__(self, other: object) -> bool:
-        return dict(self) == other
-
     def __ne__(self, other: object) -> bool:
-        return dict(self) != other
-
-    __hash__ = None  # as dict's
+        return not self == other  # dict's own would compare raw values
 
     def __repr__(self) -> str:
         # Without the values: printing a cache must not move its entries.
         return f"<{type(self).__name__} of {len(self)} entries, {len(self.spilled())} of them in host memory>"
-
-
-# collections.abc's views go through the dict's [], which brings back one entry at a time. Theirs lack __reversed__.
-class _Values(ValuesView[Any]):
-    _mapping: SpillingDict
-
-    def __reversed__(self) -> Iterator[Any]:
-        return (self._mapping[key] for key in reversed(self._mapping))
-
-
-class _Items(ItemsView[Any, Any]):
-    _mapping: SpillingDict
-
-    def __reversed__(self) -> Iterator[tuple[Any, Any]]:
-        return ((key, self._mapping[key]) for key in reversed(self._mapping))
 
 
 # --- its entries, as this package reads them ---

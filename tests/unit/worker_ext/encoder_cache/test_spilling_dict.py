@@ -82,7 +82,6 @@ READS = {
     "lengths": lambda d: (len(d), len(d.items()), len(d.values()), bool(d)),
     "in": lambda d: ("b" in d, "z" in d),
     "iter": list,
-    "reversed": lambda d: (list(reversed(d)), list(reversed(d.items())), list(reversed(d.values()))),
     "copy": lambda d: d.copy(),
     "dict()": dict,
     "dict() with names": lambda d: dict(d, z=1),
@@ -97,7 +96,6 @@ READS = {
     "copy.copy": copy.copy,
     "copy.deepcopy": copy.deepcopy,
     "pickle": lambda d: pickle.loads(pickle.dumps(d)),  # noqa: S301 - our own
-    "fromkeys": lambda d: d.fromkeys("ab", 1),
 }
 
 
