@@ -258,7 +258,6 @@ class _Maker:
             max_encoder_tokens=draw.choice((448, 1500, 2048)),
             pipeline_parallel_size=workers if draw.random() < 0.5 else 1,
             v2_model_runner=draw.random() < 0.5,
-            extra_retained_tokens=draw.choice((0, 0, 0, 2)) if self._since(0, 28, 0) else 0,
         )
 
     def _budgets(self, question: Question) -> list[int]:

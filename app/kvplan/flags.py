@@ -99,7 +99,6 @@ class Limits:
     # without experts and states from 0.26 on (0.26.0, vllm/config/vllm.py:605), of all from 0.29 on (0.32.0,
     # vllm/config/vllm.py:703).
     v2_model_runner: bool = False
-    extra_retained_tokens: int = 0  # tokens kept before a sliding window for drafters of several modules (0.28)
 
     @classmethod
     def of(cls, flags: EngineFlags, *, max_encoder_tokens: int, v2_model_runner: bool) -> Limits:

@@ -206,7 +206,7 @@ class _Sizing:
                     "that have a sliding window; must be 1"
                 )
             case SlidingWindow():
-                retained = spec.window - 1 + limits.extra_retained_tokens + ahead
+                retained = spec.window - 1 + ahead
                 # One more, because the window may begin in the middle of a block.
                 return ceil_div(min(retained, length), spec.block_size) + 1
             case ChunkedLocal():

@@ -182,27 +182,16 @@ class Oracle:
             ),
             device_config=Stub(device_type="cuda"),
             attention_config=Stub(hisparse_config=None),
-            speculative_config=self._drafter(limits["extra_retained_tokens"]),
+            speculative_config=None,
             kv_transfer_config=None,
             kv_events_config=None,
             use_v2_model_runner=limits["v2_model_runner"],
-            num_prefill_lookahead_tokens=limits["extra_retained_tokens"] + 1,
+            num_prefill_lookahead_tokens=1,
         )
         if hasattr(self.config, "max_in_flight_tokens"):
             config.max_concurrent_batches = self.config.max_concurrent_batches.fget(config)
             config.max_in_flight_tokens = self.config.max_in_flight_tokens.fget(config)
         return config
-
-    @staticmethod
-    def _drafter(extra_tokens: int) -> Any:
-        if not extra_tokens:
-            return None
-        return Stub(
-            num_speculative_tokens=extra_tokens + 1,
-            use_multi_module_mtp=lambda: True,
-            use_eagle=lambda: False,
-            use_eagle_block_drop=lambda: False,
-        )
 
     @staticmethod
     def _layout() -> Any:
