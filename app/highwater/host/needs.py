@@ -173,17 +173,10 @@ def _rings(engine: EngineMemorySettings) -> Iterator[ShmNeed]:
     tensor, pipeline = max(1, engine.tensor_parallel or 1), max(1, engine.pipeline_parallel or 1)
     engines = max(1, engine.data_parallel_local or engine.data_parallel or 1)
     is_mp, has_groups = engine.executor == "mp", tensor > 1 and engine.executor != "uni"
+    to_workers, workers = engine.max_chunk_mb or 16, engines * tensor * pipeline
     for is_used, name, count, chunks, mib, note, source in (
-        (
-            is_mp,
-            "RPC rings from EngineCore to its workers",
-            engines,
-            10,
-            engine.max_chunk_mb or 16,
-            _CHUNK,
-            _TO_WORKERS,
-        ),
-        (is_mp, "RPC rings from workers to EngineCore", engines * tensor * pipeline, 10, 24, "", _FROM_WORKERS),
+        (is_mp, "RPC rings from EngineCore to its workers", engines, 10, to_workers, _CHUNK, _TO_WORKERS),
+        (is_mp, "RPC rings from workers to EngineCore", workers, 10, 24, "", _FROM_WORKERS),
         (has_groups, "broadcast rings of tensor-parallel groups", engines * pipeline, 6, 4, "", _IN_GROUPS),
     ):
         if is_used:
@@ -195,39 +188,15 @@ def _spreads_over(device: str) -> Callable[[EngineMemorySettings], bool]:
     return lambda one: one.device == device and max(one.tensor_parallel or 1, one.pipeline_parallel or 1) > 1
 
 
-_UNSIZED: Final[tuple[tuple[Callable[[EngineMemorySettings], bool], ShmNeed], ...]] = (
-    (
-        _spreads_over("cuda"),
-        ShmNeed(
-            name="NCCL",
-            owner="nccl",
-            why="NCCL chooses by topology: tens of MiB for each pair of GPUs without peer access",
-        ),
-    ),
-    (_spreads_over("npu"), ShmNeed(name="HCCL", owner="hccl", why="CANN does not document it")),
-    (
-        _spreads_over("cpu"),
-        ShmNeed(
-            name="collectives of the CPU backend",
-            owner="cpu_collectives",
-            why="on processors with AVX-512 alone, by the number of threads",
-            source="vllm 0.32.0 distributed/device_communicators/cpu_communicator.py:41",
-        ),
-    ),
-    (
-        lambda one: one.executor == "ray",
-        ShmNeed(name="Ray", owner="ray", why="its object store takes 30 % of the machine by default"),
-    ),
-    (
-        lambda one: (one.nodes or 1) > 1,
-        ShmNeed(name="several machines", owner="rpc_rings", why="the rings between machines differ"),
-    ),
-    (
-        lambda one: bool(one.kv_offload),
-        ShmNeed(
-            name="offloaded KV cache or a KV connector", owner="kv_offload", why="by the connector's own configuration"
-        ),
-    ),
+# When it is there, its name, the owner of its files, and why its size is not known. The CPU backend's: vllm 0.32.0
+# distributed/device_communicators/cpu_communicator.py:41.
+_UNSIZED: Final[tuple[tuple[Callable[[EngineMemorySettings], bool], str, str, str], ...]] = (
+    (_spreads_over("cuda"), "NCCL", "nccl", "by topology: tens of MiB for each pair of GPUs without peer access"),
+    (_spreads_over("npu"), "HCCL", "hccl", "CANN does not document it"),
+    (_spreads_over("cpu"), "collectives of the CPU backend", "cpu_collectives", "with AVX-512 alone, by the threads"),
+    (lambda one: one.executor == "ray", "Ray", "ray", "its object store takes 30 % of the machine by default"),
+    (lambda one: (one.nodes or 1) > 1, "several machines", "rpc_rings", "the rings between machines differ"),
+    (lambda one: bool(one.kv_offload), "offloaded KV cache or a KV connector", "kv_offload", "by its configuration"),
 )
 
 
@@ -235,7 +204,8 @@ def shm_needs(reading: HostReading) -> ShmNeeds:
     engine = reading.engine
     if engine is None:
         return ShmNeeds()
-    rows = [*_rings(engine), *(need for applies, need in _UNSIZED if applies(engine))]
+    rows = list(_rings(engine))
+    rows += [ShmNeed(name=name, owner=owner, why=why) for is_there, name, owner, why in _UNSIZED if is_there(engine)]
     caches = processor_caches(reading)
     if caches.kind == "shm":
         source = "vllm 0.12.0 multimodal/cache.py:459, vllm 0.32.0 multimodal/cache/shm.py:82"
