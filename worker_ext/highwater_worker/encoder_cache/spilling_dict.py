@@ -78,11 +78,8 @@ class EntryRestorer(Protocol):
         """Keep nothing on the device."""
 
 
-class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
-    """A dict of encoder outputs, some of them in host memory; one whose way back fails stays there.
-
-    What is not said here `MutableMapping` does with what is, entry by entry: dict's own ways would hand out raw values.
-    """
+class SpillingDict(dict[Any, Any]):
+    """A dict of encoder outputs, some of them in host memory; one whose way back fails stays there."""
 
     __slots__ = ("_away", "_clock", "_is_freeing", "_ledger", "_returned", "_since", "_tick", "_uses", "restorer")
 
@@ -93,7 +90,7 @@ class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
         ledger: Ledger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        dict.__init__(self, contents)
+        super().__init__(contents)
         self.restorer = restorer
         self._ledger = ledger
         self._clock = clock
@@ -112,7 +109,7 @@ class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
     # --- for trim and restore ---
 
     def spilled(self) -> dict[Any, Spilled]:
-        return {key: value for key, value in dict.items(self) if type(value) is Spilled}
+        return {key: value for key, value in super().items() if type(value) is Spilled}
 
     def host_bytes(self) -> int:
         return sum(value.host_bytes for value in self.spilled().values())
@@ -139,7 +136,7 @@ class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
         """Put entries' copies in host memory in their place. This counts as no access: their last use stays."""
         for key, value in spilled.items():
             self._away.add(key)
-            dict.__setitem__(self, key, value)
+            super().__setitem__(key, value)
             self._ledger.spills += 1
 
     def bring_back(self, key: Hashable, value: Spilled, *, is_urgent: bool = False) -> Tensor:
@@ -147,7 +144,7 @@ class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
         tensor = self._timed(value, is_urgent=is_urgent)
         # The first origin, however often it goes and comes back.
         self._returned[key] = self.origin(key) or value.origin, value.group
-        dict.__setitem__(self, key, tensor)
+        super().__setitem__(key, tensor)
         self._ledger.restores += 1
         self._left_the_host(key)
         return tensor
@@ -155,7 +152,7 @@ class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
     # --- for the engine: single entries ---
 
     def __getitem__(self, key: Hashable) -> Any:  # noqa: ANN401 - a dict's values are of any type
-        value = dict.__getitem__(self, key)
+        value = super().__getitem__(key)
         if type(value) is Spilled:
             value = self.bring_back(key, value, is_urgent=True)
         self._tick += 1
@@ -163,17 +160,17 @@ class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
         return value
 
     def __setitem__(self, key: Hashable, value: object) -> None:
-        dict.__setitem__(self, key, value)
+        super().__setitem__(key, value)
         self._forget(key)
         self._tick += 1
         self._uses[key] = self._tick, self._clock()
 
     def __delitem__(self, key: Hashable) -> None:
-        dict.__delitem__(self, key)
+        super().__delitem__(key)
         self._forget(key)
 
     def pop(self, key: Hashable, *default: Any) -> Any:  # noqa: ANN401 - as above
-        value = dict.pop(self, key, *default)
+        value = super().pop(key, *default)
         self._forget(key)
         # To bring an entry back that is freed would wait for the device, and allocate on it, for a value that is
         # thrown away.
@@ -189,7 +186,7 @@ class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
             self._is_freeing = before
 
     def popitem(self) -> tuple[Any, Any]:
-        key, value = dict.popitem(self)
+        key, value = super().popitem()
         self._forget(key)
         return key, self._last_value(value)
 
@@ -224,23 +221,27 @@ class SpillingDict(MutableMapping[Any, Any], dict[Any, Any]):
     # --- for the engine: all entries ---
 
     def clear(self) -> None:
-        dict.clear(self)
+        super().clear()
         self._uses.clear()
         self._returned.clear()
         if self._away:
             self._away.clear()
             self.restorer.drop_reserve()
 
+    # By [] and []=: dict's own hand out raw values, and write past `__setitem__`. Pairs are taken one by one, for vLLM
+    # hands in generators that encode.
+    get = MutableMapping.get  # type: ignore[assignment]
+    setdefault = MutableMapping.setdefault
+    update = MutableMapping.update
+    items = MutableMapping.items  # type: ignore[assignment]
+    values = MutableMapping.values  # type: ignore[assignment]
+    __eq__ = Mapping.__eq__
+    __hash__ = None  # as dict's
+
     # In Python, though it adds nothing: `dict(cache)`, `{**cache}`, `other.update(cache)` copy raw values from a dict
     # whose __iter__ is dict's own (CPython, Objects/dictobject.c, `dict_merge`), and go by keys() and [] otherwise.
     def __iter__(self) -> Iterator[Any]:
-        return dict.__iter__(self)
-
-    def __len__(self) -> int:
-        return dict.__len__(self)
-
-    def __contains__(self, key: object) -> bool:
-        return dict.__contains__(self, key)
+        return super().__iter__()
 
     def copy(self) -> dict[Any, Any]:
         """Return a plain dict with the values as they are now; the copy is not watched."""
