@@ -6,30 +6,24 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, get_args
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, get_args
 
 import click
 from pydantic import TypeAdapter
 
-from highwater import __version__
-from highwater.diagnose.finding import finding
-from highwater.diagnose.rules.setup import Answer, NotKnown, SetupCheck, shown
+from highwater.diagnose.rules.caller import Caller, ControlAccess, caller_checks, exit_code
+from highwater.diagnose.rules.setup import NotKnown, SetupCheck, shown
 from highwater.diagnose.verdict import JudgedReport
 from highwater.http.text.status import NEEDS_SIDECAR, headline, wrapped
 from highwater.model.schema import SCHEMA
-from highwater.process.admin_token import FoundToken, find_token, is_loopback
+from highwater.process.admin_token import FoundToken, find_token
 from highwater.process.errors import SidecarRefused
-from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.process.untrusted import cleaned
 from highwater.terminal.asking import ASK_SECONDS, asked_at, ending_well
 from highwater.terminal.client import SidecarClient, report_of, understood
 from highwater.terminal.options import engine_option, examples, json_option, url_option
-
-# What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
-ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token", "closed", "unknown"]
 
 _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 _OPTIONAL_COUNTS = {"note": "could be better", "skip": "could not be checked"}
@@ -72,23 +66,6 @@ def check(url: str, engine_url: str | None, *, as_json: bool) -> None:
     sys.exit(exit_code(found))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """What only the caller of a sidecar can see.
-
-    Attributes:
-        with_token: With the token that was found here; ``None`` if none was found.
-        token_source: Where it was found, or why it was not.
-        sidecar_version: ``None`` if the sidecar does not report it.
-    """
-
-    url: str
-    without_token: ControlAccess
-    with_token: ControlAccess | None = None
-    token_source: str = ""
-    sidecar_version: str | None = None
-
-
 def of_engine(judged: Any) -> tuple[SetupCheck, ...]:  # noqa: ANN401 - JSON
     """Return the checks of an engine that has no sidecar; what asks about one is not answered."""
     checks = {one.name: one for one in _checks(judged)} | {
@@ -125,40 +102,6 @@ def gather(
     return report, (*caller_checks(caller), *(found or (not_judged,)))
 
 
-def caller_checks(caller: Caller) -> Iterator[SetupCheck]:
-    yield shown("sidecar", _sidecar(caller))
-    yield shown("control", _control(caller))
-    yield shown("transport", _transport(caller))
-
-
-def _sidecar(caller: Caller) -> Answer:
-    version = caller.sidecar_version
-    if version == __version__:
-        return f"version {version} at {caller.url}"
-    return finding("sidecar_version", version=version, url=caller.url, own_version=__version__)
-
-
-def _control(caller: Caller) -> Answer:
-    if caller.with_token == "wrong_token":  # noqa: S105 - a word, no secret
-        return finding("token_wrong", source=caller.token_source)
-    if caller.without_token == "closed":  # noqa: S105 - likewise
-        return finding("control_closed")
-    if caller.without_token == "no_token":  # noqa: S105 - likewise
-        if caller.with_token == "token":  # noqa: S105 - likewise
-            return "control calls need the admin token, and the one here is right"
-        return finding("token_missing", source=caller.token_source)
-    if caller.without_token == "loopback":  # noqa: S105 - likewise
-        return "trust_loopback is set: callers from the sidecar's machine need no token"
-    return NotKnown("it is not known who may make control calls")
-
-
-def _transport(caller: Caller) -> Answer:
-    parts = urlsplit(caller.url)
-    if parts.scheme == "https" or is_loopback(parts.hostname or ""):
-        return "TLS" if parts.scheme == "https" else "does not leave this machine"
-    return "plain HTTP, and no token is sent" if caller.with_token is None else finding("token_in_plain_http")
-
-
 def _access(policy: Mapping[str, Any]) -> ControlAccess:
     """Return the access that an open path reports: the sidecar would count and log a denied call."""
     return next((known for known in get_args(ControlAccess) if known == policy.get("caller")), "unknown")
@@ -171,11 +114,6 @@ def _optional(sidecar: SidecarClient, path: str) -> dict[str, Any]:
     except SidecarRefused:
         return {}
     return answer if isinstance(answer, dict) else {}
-
-
-def exit_code(checks: Sequence[SetupCheck]) -> int:
-    levels = {check.level for check in checks}
-    return CRITICAL if "fail" in levels else ATTENTION if "warn" in levels else OK
 
 
 def check_text(checks: Sequence[SetupCheck], first: str, width: int) -> str:

@@ -162,10 +162,7 @@ host: Final = verb(
 
     The parts sum to what the kernel counts for the engine's container. Exits with 1 where something is wrong.
     """,
-    examples=(
-        "highwater host",
-        "highwater host --json | jq '.parts.rows[:5]'      the five largest parts",
-    ),
+    examples=("highwater host", "highwater host --json | jq '.parts.rows[:5]'      the five largest parts"),
 )
 
 growth: Final = verb(
@@ -201,7 +198,6 @@ reclaim: Final = verb(
         "highwater reclaim --dry-run             what would be done or refused",
         "highwater reclaim --free 1GiB           moves that much of the encoder cache to the host",
         "highwater reclaim reset_mm_cache release",
-        "highwater reclaim reset_prefix_cache --mode now",
     ),
     options=(
         click.argument("remedies", metavar="[REMEDY]...", nargs=-1, shell_complete=known_remedies),
@@ -242,10 +238,7 @@ mark: Final = verb(
     method="POST",
     seconds=MARK_SECONDS,
     help="Name this moment, to compare with later: `highwater status --since NAME`.",
-    examples=(
-        "highwater mark 'before bench'",
-        "highwater status --since 'before bench'   what changed since",
-    ),
+    examples=("highwater mark 'before bench'", "highwater status --since 'before bench'   what changed since"),
     options=(click.argument("name"),),
     asked=_as_body,
 )
@@ -257,10 +250,7 @@ policy: Final = click.Group(
             "get",
             "/policy",
             help="Show the mode, the rules, how each of them stands, and the last decisions. Needs no token.",
-            examples=(
-                "highwater policy get",
-                "highwater policy get --json > policy.json   edit it, then: highwater policy set policy.json",
-            ),
+            examples=("highwater policy get --json > policy.json   edit it, then: highwater policy set policy.json",),
         ),
         verb(
             "mode",
@@ -282,10 +272,7 @@ policy: Final = click.Group(
             FILE has `mode`, `rules` or both, at the top or below `policy` as in a settings file, or is what `highwater
             policy get --json` printed. The sidecar checks it whole, and refuses it whole.
             """,
-            examples=(
-                "highwater policy set policy.yaml",
-                "highwater policy get --json | jq '.rules[0].cooldown_seconds = 30' | highwater policy set -",
-            ),
+            examples=("highwater policy get --json | jq '.rules[0].cooldown_seconds = 30' | highwater policy set -",),
             options=(click.argument("file", type=click.File("r", encoding="utf-8")),),
             asked=_policy_of,
         ),

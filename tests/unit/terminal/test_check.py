@@ -8,8 +8,9 @@ import click
 import pytest
 
 from highwater import __version__
+from highwater.diagnose.rules.caller import Caller, caller_checks, exit_code
 from highwater.diagnose.rules.setup import SetupCheck, checked
-from highwater.terminal.check import Caller, caller_checks, check_json, check_text, exit_code, of_engine
+from highwater.terminal.check import check_json, check_text, of_engine
 from tests.unit.diagnose.test_setup import GONE, facts
 from tests.unit.terminal.reports import policy
 

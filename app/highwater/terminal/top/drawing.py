@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.rule import Rule
 from rich.segment import Segment
 from rich.table import Column, Table
@@ -23,9 +22,8 @@ from highwater.http.text.report import engine_facts
 from highwater.http.text.status import headline
 from highwater.model.components import COMPONENTS, Component
 from highwater.model.engine import MissingRank
-from highwater.model.policy import RankPressure, RuleStatus
+from highwater.model.policy import WORDS, RuleStatus
 from highwater.model.rank import RankReading
-from highwater.model.remedies import can_give, gains
 from highwater.model.report import Event
 from highwater.model.titles import device_title, names_text, signal_text, waters_text
 from highwater.model.totals import fullest
@@ -62,7 +60,6 @@ _HELP = (
     "chart    what is used over 15 minutes; a mark below it is a time when memory was given back",
     "keys     1 all, 2 ranks, 3 parts, 4 policy, 5 events, s sort, ? this page, q or Ctrl-C leaves",
 )
-_MAX_SHORT_RANKS = 4
 
 _Span: TypeAlias = tuple[float, float]
 _Lines: TypeAlias = list[list[Segment]]
@@ -358,10 +355,14 @@ class _Sections:
         mode = "acts" if policy.mode == "act" else "only observes"
         several = len(policy.rules) > 1
         return Group(
-            self._title(f"policy: {policy.level}, {mode}", actions),
+            self._title(f"policy: {WORDS[policy.level]}, {mode}", actions),
             # Without room for all lines, the rules come first.
             *map(self._rule, policy.rules),
-            *(line for rule in policy.rules for line in _details(rule, f"{rule.name}: " if several else "")),
+            *(
+                Text(f"  ! {f'{rule.name}: ' if several else ''}{rule.reason}", _PHASES[rule.phase])
+                for rule in policy.rules
+                if rule.reason
+            ),
             *([] if policy.rules else [_text("  no rules: memory is given back only on request", _DIM)]),
         )
 
@@ -370,7 +371,7 @@ class _Sections:
         signal = rule.signal if self.is_wide else rule.signal.replace("device_", "").replace("_bytes", "")
         waters = waters_text(rule) if self.is_wide else waters_text(rule).split(",")[0]
         return _row(
-            (f"{rule.phase:<8}", _PHASES[rule.phase]),
+            (f"{WORDS[rule.phase]:<12}", _PHASES[rule.phase]),
             f"{rule.name}: " if rule.name != rule.signal else "",
             f"{signal} ",
             (signal_text(rule.signal, rule.value), "bold"),
@@ -399,25 +400,6 @@ def _whole(rank: RankReading) -> float:
 
 def _grid(*columns: Column) -> Table:
     return Table.grid(*columns, padding=(0, 1), expand=True)
-
-
-def _details(rule: RuleStatus, name: str) -> Iterator[RenderableType]:
-    if rule.reason:
-        yield Padding(Text(f"! {name}{rule.reason}", _PHASES[rule.phase]), (0, 0, 0, 2))
-    short = rule.short_ranks
-    yield from map(_shortage, short[:_MAX_SHORT_RANKS])
-    if len(short) > _MAX_SHORT_RANKS:
-        yield _text(f"    and {len(short) - _MAX_SHORT_RANKS} more ranks", _DIM)
-
-
-def _shortage(one: RankPressure) -> Text:
-    where = one.label
-    line = _text(f"    rank {where}: {size_text(one.free_bytes)} free, {size_text(one.short_bytes)} missing; ")
-    known_gains = ", ".join(f"{remedy} {size_text(size)}" for remedy, size in can_give([one]).items())
-    if known_gains:
-        return line.append(f"could give: {known_gains}")
-    is_known = None not in gains(one).values()
-    return line.append("nothing to give back" if is_known else "what could be given back is not known", "yellow")
 
 
 def _missing_line(rank: MissingRank) -> Text:

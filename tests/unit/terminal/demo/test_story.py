@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from highwater.terminal.demo import story
+from highwater.terminal.demo import command, story
 from highwater.terminal.demo.engine import EngineOptions
 from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import DemoError
@@ -85,6 +87,24 @@ def test_an_engine_that_dies_in_the_story_is_told_as_its_incident_first_and_last
     assert kept.endswith(f"incidents --folder {folder / 'incidents'} {DIED['id']}")
 
 
+def test_where_an_engine_died_the_sidecar_stays_for_who_wants_to_read(staged, tmp_path, monkeypatch):
+    """Until Ctrl-C; who does not stay is told the same at once."""
+
+    def wait() -> None:
+        assert "sidecar stopped" not in staged
+        staged.append("waited")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("signal.pause", wait)
+    stays = story.stage(ENVIRONMENT, EngineOptions(), 1, say=staged.append, stays=True)
+    with pytest.raises(DemoError, match="The engine died"), stays:
+        raise DemoError("2 of 3 requests failed")
+    said = next(line for line in staged if "still up" in line)
+    assert said.splitlines()[0] == DIED["summary"]
+    assert f"/memory/incidents/{DIED['id']}?format=html" in said
+    assert staged[-3:] == ["waited", "engine stopped", "sidecar stopped"]
+
+
 def test_nothing_is_left_by_ctrl_c(staged, tmp_path):
     with pytest.raises(KeyboardInterrupt), story.stage(ENVIRONMENT, EngineOptions(), 1, say=staged.append):
         raise KeyboardInterrupt
@@ -120,3 +140,21 @@ def test_the_watched_engine_has_the_worker_package_and_nothing_else(monkeypatch:
     (options,) = given
     assert [line for line in said if line.startswith("$")] == ["$ highwater status", "$ highwater status --since ready"]
     assert (options.plugin, options.dev_mode, options.extension) == (True, False, False)
+
+
+def test_the_first_half_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def stage(*_: object, **__: object) -> Iterator[tuple[None, None]]:
+        yield None, None
+
+    monkeypatch.setattr(command, "ensure_environment", lambda **_: ENVIRONMENT)
+    monkeypatch.setattr(story, "watch", lambda *_, **__: seen.append("watch"))
+    monkeypatch.setattr(story, "tell", lambda *_, **__: seen.append("tell"))
+    monkeypatch.setattr(story, "stage", stage)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    for given in (["--skip", "watch"], []):
+        result = CliRunner().invoke(command.demo, [*given, "--no-stay", "--port", "8017"], catch_exceptions=False)
+        assert max(map(len, result.output.splitlines())) <= 80
+    assert seen == ["tell", "watch", "tell"]

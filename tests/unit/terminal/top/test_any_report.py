@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from highwater.diagnose.case import Case, Setup, of_report
+from highwater.diagnose.rules.caller import exit_code
 from highwater.diagnose.rules.setup import checked
 from highwater.diagnose.verdict import Deed, JudgedReport
 from highwater.http.text.status import ranks_text, status_text
 from highwater.model.engine import EngineStatus
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event, Report
-from highwater.terminal.check import exit_code
 from highwater.terminal.client import event_of, report_of
 from highwater.terminal.top.drawing import Drawing
 from highwater.terminal.top.feed import View
