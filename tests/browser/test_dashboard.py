@@ -695,8 +695,8 @@ async def test_an_engine_that_is_gone_is_told_with_what_to_do(visit):
         for _ in range(2):  # one refused connection may be an accident
             await here.sidecar.poll()
         verdict = await verdict_is(page, "dead")
-        link = verdict.get_by_role("link")
-        assert (await page.request.get(await link.evaluate("one => one.href"))).ok
+        for link in await verdict.get_by_role("link").all():
+            assert (await page.request.get(await link.evaluate("one => one.href"))).ok
         await page.locator("[data-fresh=stale]").first.wait_for()
         assert (await page.title()).startswith("dead · ")
         assert (await favicon(page)).endswith("favicon-bad.svg")
