@@ -29,7 +29,7 @@ FOREIGN = frozenset(
     {"memory.current", "memory.events", "memory.stat", "process.pid", "vllm.general_plugins", "policy.mode"}
     | {"torch.Tensor", "worker.execute_model", "output.get_output", "worker.name", "owner.name", "root.a.b.c"}
 )
-FILE_ENDS = frozenset({"css", "js", "py", "toml", "yaml"})
+FILE_ENDS = frozenset({"css", "js", "json", "py", "toml", "yaml"})
 
 
 def named(path: Path) -> Iterator[str]:

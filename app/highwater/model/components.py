@@ -1,7 +1,8 @@
 """The components of device memory, a row each, and the accounting of a worker's memory by them.
 
-A new one needs a field in ``rank.Components``, its place in ``account`` and a row here. Generated from these rows
-(``make docs``): the dashboard's ``facts.js`` and ``components.css``, and the table in docs/http.md.
+A new one needs a field in ``rank.WorkerMemory`` and one in ``rank.Components``, its place in ``_place`` and a row here;
+in the worker a reader in ``memory`` and its figure in ``recorder/reading.py``, ``responses.json`` and README. Generated
+from these rows (``make docs``): the dashboard's ``facts.js`` and ``components.css``, and the table in docs/http.md.
 
 The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit
 (PyTorch's statistics and the driver's are not read at the same instant; a sleeping engine has unmapped pools that

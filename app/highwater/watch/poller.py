@@ -176,7 +176,9 @@ class Poller:
             self._up_since = self._clocks.monotonic()
             self.starts.came_up()
         self._note_life(seen, ranks, before)
-        missing = seen.last.ranks_missing if ranks is None and not seen.records else self._missing(ranks or (), seen)
+        missing = (
+            seen.before.last.ranks_missing if ranks is None and not seen.records else self._missing(ranks or (), seen)
+        )
         if self._verdict.since != before.since:
             self._state_since = self._clocks.wall() - (self._clocks.monotonic() - (self._verdict.since or 0.0))
         status = self._status(seen, ranks or (), missing)
@@ -189,7 +191,7 @@ class Poller:
 
     def _with_silent_core(self, seen: Round, before: EngineVerdict, *, is_lost: bool) -> Round:
         core = self._processes.silent_core()
-        if core is None or seen.last.engine.traits.is_held or self._traits.is_absent or is_lost:
+        if core is None or seen.before.last.engine.traits.is_held or self._traits.is_absent or is_lost:
             return seen
         progress = beside_silent(
             seen.progress,
@@ -211,7 +213,7 @@ class Poller:
         has_not_worked = seen.load is not None and seen.load.work_done == 0
         if ranks:
             # An engine that replaced one that was up a moment ago has not worked for long.
-            was_there = bool(seen.last.ranks) and not self.current().stale
+            was_there = bool(seen.before.last.ranks) and not self.current().stale
             is_watched = came_up or has_not_worked or was_there or seen.is_loading
             if self._lives.observe(ranks, is_watched=is_watched):
                 self._rounds.forget_engine()
@@ -235,7 +237,7 @@ class Poller:
         return best_readings(
             tuple(map(account, seen.workers or ())),
             seen.records,
-            kept=tuple(rank for rank in seen.last.ranks if rank.source == "rpc") if holds else (),
+            kept=tuple(rank for rank in seen.before.last.ranks if rank.source == "rpc") if holds else (),
             fuller_for_seconds=self._times.idle_poll_seconds,
         )
 
@@ -243,7 +245,7 @@ class Poller:
         if self._traits.is_absent:
             return ()  # of an engine that has ended none is missing, and while it loads they come one after the other
         sizes = Sizes.of(self.capabilities) or Sizes.recorded(seen.records)
-        return missing_ranks(sizes, ranks, seen.records, seen.last.ranks_missing, seen.last.ranks)
+        return missing_ranks(sizes, ranks, seen.records, seen.before.last.ranks_missing, seen.before.last.ranks)
 
     def _report(
         self,
@@ -252,7 +254,7 @@ class Poller:
         ranks: tuple[RankReading, ...] | None,
         missing: tuple[MissingRank, ...],
     ) -> Report:
-        was, expected, failure = seen.last, self._rounds.ranks_expected, self.starts.failure
+        was, expected, failure = seen.before.last, self._rounds.ranks_expected, self.starts.failure
         if ranks is not None:
             return replace(self._fresh(status, ranks, seen, missing), start_failure=failure)
         is_next = self._verdict.has_ended or seen.is_loading or (was.start_failure and self.starts.is_under_way)
@@ -299,7 +301,7 @@ class Poller:
         starved: tuple[str, ...] = ()
         if seen.load is not None and seen.failure is None and not self._traits.is_held:
             starved = self._replicas.starved(seen.load.engines, seen.records, self._clocks.monotonic())
-        for sentence in starved if not seen.last.engine.starved else ():
+        for sentence in starved if not seen.before.last.engine.starved else ():
             log.warning("%s", sentence)
         load, is_loading = seen.load or EngineLoad(), seen.is_loading
         took = [start[-1].at + start[-1].seconds - start[0].at for rank in ranks if (start := rank.start)]

@@ -52,6 +52,17 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBefore:
+    """What is known before a round."""
+
+    last: Report  # the report of the round before it
+    recorder_instance: str | None = None  # the name of the recorders of the engine's present life, or of its last one
+    load: EngineLoad = field(default_factory=EngineLoad)
+    work_done: float | None = None  # when the workers responded last
+    was_answered: bool = True  # whether the round before it got every response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSigns:
     """What the engine's processes, workers aside, show beside a round."""
 
@@ -66,12 +77,7 @@ class ProcessSigns:
 class Round:
     """``Rounds`` alone fills it, source by source; the engine's state (``verdict``) and the report are made of it."""
 
-    # --- what is known before it ---
-    last: Report  # the report of the round before it
-    recorder_instance: str | None = None  # the name of the recorders of the engine's present life, or of its last one
-    load_before: EngineLoad = field(default_factory=EngineLoad)
-    work_done_before: float | None = None  # when the workers responded last
-    was_answered: bool = True  # whether the round before it got every response
+    before: KnownBefore
     requests_under_way: int = 0  # through this sidecar
     # --- what the sources returned; of a source that was not read, what still holds ---
     workers: tuple[WorkerMemory, ...] | None = None
@@ -117,7 +123,7 @@ class Round:
 
     @property
     def known_load(self) -> EngineLoad:
-        return self.load or self.load_before
+        return self.load or self.before.load
 
     @property
     def has_requests(self) -> bool:
@@ -136,7 +142,7 @@ class Round:
     @property
     def is_sure(self) -> bool:
         """True if the last poll got every response, its report is fresh, and no worker has ended since."""
-        return self.was_answered and not self.last.stale and self.workers_left is None
+        return self.before.was_answered and not self.before.last.stale and self.workers_left is None
 
     @property
     def is_idle(self) -> bool:
@@ -148,7 +154,7 @@ class Round:
         """True if the API server counts no work since the workers responded last."""
         load = self.load
         return (
-            load is not None and load.is_idle and load.work_done is not None and load.work_done == self.work_done_before
+            load is not None and load.is_idle and load.work_done is not None and load.work_done == self.before.work_done
         )
 
     def is_due(
@@ -162,7 +168,8 @@ class Round:
         def has_passed(seconds: float) -> bool:
             return answered_seconds_ago is None or answered_seconds_ago >= seconds - slack
 
-        is_recorded, is_held, verdict = self.coverage.is_complete, self.last.engine.traits.is_held, self.step_verdict
+        is_recorded, verdict = self.coverage.is_complete, self.step_verdict
+        is_held = self.before.last.engine.traits.is_held
         if reach == "api_server":
             return not self.is_idle or has_passed(IDLE_SECONDS)
         if verdict == "busy" or (verdict == "stuck" and is_recorded and not self.is_unanswered):

@@ -23,7 +23,7 @@ from highwater.watch.ranks import workers_left
 from highwater.watch.recorder.progress import Demand, judge, requested_since
 from highwater.watch.recorder.rank import processes_of
 from highwater.watch.recorder.recorders import Coverage, Recorders
-from highwater.watch.round import Round
+from highwater.watch.round import KnownBefore, Round
 from highwater.watch.sources import Health, Source
 from highwater.watch.starts import start_failure
 
@@ -158,13 +158,14 @@ class Rounds:
         return outcome
 
     def _begun(self, last: Report, recorder_instance: str | None) -> Round:
-        return Round(
+        before = KnownBefore(
             last=last,
             recorder_instance=recorder_instance,
-            load_before=self._load or EngineLoad(),
-            work_done_before=self._work_done,
+            load=self._load or EngineLoad(),
+            work_done=self._work_done,
             was_answered=self._is_last_answered,
         )
+        return Round(before=before)
 
     async def _run(self, outcome: Round, *, spare_idle: bool) -> None:
         began = self._now()
@@ -293,7 +294,7 @@ class Rounds:
             self._calls, self._called_at = calls, self._now()
             self._loop_silent_since = None
         self.detection.trust_recorders(offers_calls=self.coverage.offers_calls, are_read=bool(outcome.records))
-        if outcome.failure is not None and outcome.last.engine.traits.is_absent:
+        if outcome.failure is not None and outcome.before.last.engine.traits.is_absent:
             # An API server that listens and does not respond is not loading once every worker is up.
             is_up = outcome.contact != "refused" and all(record.is_up for record in outcome.records)
             outcome.is_loading = any(one.status == "alive" for one in outcome.records) and not is_up
@@ -313,7 +314,7 @@ class Rounds:
             proxied_requests=self._requests_under_way(),
             unanswered_seconds=max((one for one in unanswered if one is not None), default=None),
             answer_age_seconds=min((one for one in answered if one is not None), default=None),
-            is_held=outcome.last.engine.traits.is_held or bool(load.sleeping or outcome.paused),
+            is_held=outcome.before.last.engine.traits.is_held or bool(load.sleeping or outcome.paused),
         )
         self._asked_since = requested_since(self._asked_since, demand, self._now())
         outcome.progress = judge(
@@ -324,7 +325,7 @@ class Rounds:
         )
 
     async def _begin_recorders(self, outcome: Round) -> None:
-        progress = outcome.last.progress
+        progress = outcome.before.last.progress
         if self.recorders is None or (progress is not None and progress.verdict == "busy"):
             return  # in a busy one those that do not run would not receive the call before the step is over
         can_start = self.detection.has_extension  # not by the recorders' files: they run then
@@ -336,11 +337,11 @@ class Rounds:
 
     async def _follow_start(self, outcome: Round) -> None:
         """Follow the recorders of an engine that loads: they write long before its API server listens."""
-        if self.recorders is None or not outcome.last.engine.traits.is_absent:
+        if self.recorders is None or not outcome.before.last.engine.traits.is_absent:
             return
         records = self.recorders.records
         if self.recorders.are_followed and workers_left(records, len(records)) is not None:
             outcome.start_failure = start_failure(records, self.clocks.wall())
             outcome.ended_workers = processes_of(records)
             self.recorders.forget()
-        await self.recorders.adopt(former=outcome.recorder_instance, self_started=True)
+        await self.recorders.adopt(former=outcome.before.recorder_instance, self_started=True)

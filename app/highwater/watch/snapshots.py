@@ -14,7 +14,7 @@ import re
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.engine.capabilities import no_extension
-from highwater.engine.client import Engine, WorkerAnswer
+from highwater.engine.client import Engine
 from highwater.model.rank import Ranked, key_of
 from highwater.model.report import Caller
 from highwater.model.units import mib
@@ -307,21 +307,16 @@ class Snapshots:
             raise NotAvailable(f"{exc}; {late}") from exc
         except EngineError as exc:
             raise NotAvailable(str(exc)) from exc
-        _check_responses(responses)
+        failed = [response for response in responses if not response.is_ok]
+        if failed:
+            message = failed[0].message
+            if len(failed) < len(responses):
+                message = f"{len(failed)} of {len(responses)} ranks failed; the first error: {message}"
+            raise _ERRORS.get(failed[0].code or "", NotAvailable)(message)
         try:
             return wire.validate_python(responses)
         except ValidationError as exc:
             raise NotAvailable(f"worker call {op}: {flaw(exc.errors())}") from exc
-
-
-def _check_responses(responses: Sequence[WorkerAnswer]) -> None:
-    failed = [response for response in responses if not response.is_ok]
-    if not failed:
-        return
-    message = failed[0].message
-    if len(failed) < len(responses):
-        message = f"{len(failed)} of {len(responses)} ranks failed; the first error: {message}"
-    raise _ERRORS.get(failed[0].code or "", NotAvailable)(message)
 
 
 def _check_room(ranks: tuple[RankSnapshot, ...]) -> None:

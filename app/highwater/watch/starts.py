@@ -139,7 +139,7 @@ class Starts:
         records = seen.records or recorders.left
         if not recorders.are_here(records):
             return None  # another container's, or another pod's
-        is_unseen = {record.identity.instance for record in records} != {seen.recorder_instance}
+        is_unseen = {record.identity.instance for record in records} != {seen.before.recorder_instance}
         if seen.records:
             is_unseen = workers_left(records, 0) is None and all(record.is_up for record in records)
         ended = ended_seconds(records, lives) if is_unseen else None

@@ -7,11 +7,12 @@ import pytest
 from highwater.model.engine import EngineLoad, EngineStatus, Progress
 from highwater.model.report import Report
 from highwater.watch.recorder.recorders import Coverage
-from highwater.watch.round import IDLE_SECONDS, SETTLE_SECONDS, Round
+from highwater.watch.round import IDLE_SECONDS, SETTLE_SECONDS, KnownBefore, Round
 
 IDLE_POLL_SECONDS = 5.0
 RECORDED = {"coverage": Coverage(is_complete=True), "still_seconds": SETTLE_SECONDS}
-AT_REST = {"load": EngineLoad(requests_running=0, requests_waiting=0, work_done=7.0), "work_done_before": 7.0}
+BEFORE = {"work_done", "was_answered"}
+AT_REST = {"load": EngineLoad(requests_running=0, requests_waiting=0, work_done=7.0), "work_done": 7.0}
 
 
 def moves(verdict: str) -> dict[str, Progress]:
@@ -25,7 +26,8 @@ STANDING = RECORDED | moves("progressing")
 
 def due(reach, seconds: float | None, *, is_held: bool = False, **known) -> bool:
     engine = EngineStatus(url="http://e", state="paused" if is_held else "ready")
-    seen = Round(last=Report(engine=engine, stale=False), **known)
+    of_before = {name: known.pop(name) for name in BEFORE & known.keys()}
+    seen = Round(before=KnownBefore(last=Report(engine=engine, stale=False), **of_before), **known)
     return seen.is_due(reach, seconds, idle_poll_seconds=IDLE_POLL_SECONDS, slack=0.5)
 
 

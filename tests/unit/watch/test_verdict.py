@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from highwater.model.engine import STATES, EngineLoad, EngineState, EngineStatus, Progress
 from highwater.model.report import Report
 from highwater.process.errors import EngineError
-from highwater.watch.round import Contact, ProcessSigns, Round
+from highwater.watch.round import Contact, KnownBefore, ProcessSigns, Round
 from highwater.watch.verdict import SILENT_SECONDS, EngineVerdict, decide
 
 ROOT = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ def saw(
     """A round that came so far, after which nothing of an engine is left where its `workers` have ended so."""
     signs = ProcessSigns(failure_text=failure, stopped=stopped, is_start_under_way=is_start_under_way)
     return signs, Round(
-        last=Report(engine=EngineStatus(url="http://e", state="ready")),
+        before=KnownBefore(last=Report(engine=EngineStatus(url="http://e", state="ready"))),
         contact=contact,
         failure=None if contact == "answered" else EngineError(failure),
         records=() if workers is None else (SimpleNamespace(status=workers),),

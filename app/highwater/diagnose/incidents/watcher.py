@@ -266,6 +266,7 @@ class IncidentWatcher:
         ranks = _with_records(from_history(life.ranks, readings), life.records)
         # An end that nobody saw, since others answer already, was after the last reading.
         unseen = [rank.taken_at for rank in life.ranks] if kind == "died" and report.engine.traits.is_up else []
+        recent = (one for one in self._requests() if one.ended_at is None or one.ended_at > at - RECENT_SECONDS)
         # A rank that outlived a kill may have reported it after the last report.
         self._oom_kills.notice(rank.reading for rank in ranks if rank.reading is not None)
         return Evidence(
@@ -282,7 +283,7 @@ class IncidentWatcher:
             reason=reason,
             still_seconds=stuck.since_seconds or 0.0 if stuck is not None and stuck.verdict == "stuck" else 0.0,
             stopped=tuple(self._stopped_processes()),
-            requests=self._largest_requests(at),
+            requests=tuple(sorted(recent, key=lambda one: one.cost.decoded_bytes, reverse=True)[:MAX_REQUESTS]),
         )
 
     def _of_start(self, report: Report, reason: str, model: str | None) -> Evidence:
@@ -292,10 +293,6 @@ class IncidentWatcher:
         ranks = tuple(rank for rank in report.ranks if rank.pid in pids)
         life = _LifeKnown(ranks=ranks, ranks_expected=report.ranks_expected, model=model)
         return self._evidence("start_failed", life, report, reason)
-
-    def _largest_requests(self, at: float) -> tuple[RequestItems, ...]:
-        recent = (one for one in self._requests() if one.ended_at is None or one.ended_at > at - RECENT_SECONDS)
-        return tuple(sorted(recent, key=lambda one: one.cost.decoded_bytes, reverse=True)[:MAX_REQUESTS])
 
     async def _with_host(self, evidence: Evidence) -> Evidence:
         host = None

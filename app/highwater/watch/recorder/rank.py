@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -34,6 +34,7 @@ _SILENT_SECONDS = 3.0
 
 _WORKER = TypeAdapter(WorkerMemory)
 # What never changes, and begins every response of a worker.
+_SIZES = tuple(field.name for field in fields(WorkerMemory) if field.name.endswith("_bytes"))
 _IDENTITY_FIELDS = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started", "device")
 
 
@@ -257,8 +258,7 @@ def read_samples(ring: Ring, max_records: int) -> tuple[MemoryPoint, ...]:
 def _point(at: float, memory: Mapping[str, Any]) -> MemoryPoint:
     torch, encoder = part(memory, "torch"), part(memory, "encoder_cache")
     cached = count(encoder.get("device_bytes"))
-    sizes = ("total_bytes", "used_bytes", "free_bytes", "weights_bytes", "kv_cache_bytes")
-    figures: dict[str, Any] = {name: count(memory.get(name)) for name in sizes}
+    figures: dict[str, Any] = {name: count(memory.get(name)) for name in _SIZES}
     worker = WorkerMemory(
         rank=None,
         taken_at=at,
