@@ -947,7 +947,7 @@ async def test_a_dry_run_is_a_read_and_calls_nobody(guarded, mode):
 
 
 @shares
-@pytest.mark.parametrize("query", ["", "?dry_run=false", "?dry_run=true&dry_run=false", "?x=dry_run=true"])
+@pytest.mark.parametrize("query", ["", "?dry_run=false", "?dry_run=true&dry_run=false", "?x=dry_run=true", "?%a7=\xa7"])
 async def test_what_is_no_dry_run_for_sure_needs_the_token(guarded, query):
     """Before its body is read, which may say what it likes."""
     status, message = error(await guarded.client.post(f"/memory/reclaim{query}", json={"dry_run": True}))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import JSONResponse
@@ -261,7 +261,7 @@ class ControlGuard:
         await self._limited(scope, receive, send)
 
     def _needs_token(self, method: str, path: str, query: bytes) -> bool:
-        is_dry_run = (method, path) in _HAS_DRY_RUN and parse_qs(query).get(b"dry_run") == [b"true"]
+        is_dry_run = (method, path) in _HAS_DRY_RUN and query == b"dry_run=true"
         if is_dry_run or (method, path) in _COMPUTES_ONLY:
             return False
         return method not in SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
