@@ -35,6 +35,7 @@ OWN_PATHS = {
     "/memory/budget": {"get"},
     "/memory/encoder-cache": {"get"},
     "/memory/encoder-cache/restore": {"post"},
+    "/memory/requests": {"get"},
     "/memory/history": {"get"},
     "/memory/growth": {"get"},
     "/memory/findings": {"get"},
@@ -234,7 +235,7 @@ async def test_the_report_in_json(running):
     assert set(report) == {
         *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
         *("ranks_missing", "progress", "start_failure", "encoder_cache", "host", "growth", "policy"),
-        *("sidecar_started_at", "proxy"),
+        *("sidecar_started_at", "proxy", "door", "now", "verdict", "relief", "incident"),
     }
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]
@@ -668,7 +669,7 @@ async def test_a_changed_policy_acts(running):
             pass
     decisions = (await running.client.get("/policy")).json()["last_decisions"]
     assert [decision["kind"] for decision in decisions] == ["reset", "policy", "policy"]
-    assert decisions[1]["summary"].startswith("memory: calm -> short: encoder_cache_bytes is ")
+    assert decisions[1]["summary"].startswith("memory: fine -> short: encoder_cache_bytes is ")
     assert running.fake.resets() == ["trim", "release"]
 
 
@@ -931,6 +932,31 @@ CONTROL = [
 READ = [path for path, methods in OWN_PATHS.items() if "get" in methods and "{" not in path]
 READ.remove("/memory/snapshots")  # stack traces may stand in them
 READ.remove("/server_info")  # and tokens in it
+
+
+@shares
+@pytest.mark.parametrize("mode", ["safe", "now"])
+async def test_a_dry_run_is_a_read_and_calls_nobody(guarded, mode):
+    """By the last report, with bytes for each remedy; it leaves no event. The real run needs the token."""
+    events = (await guarded.client.get("/memory/events")).json()
+    body = {"dry_run": True, "mode": mode}
+    answer = await guarded.client.post("/memory/reclaim", json=body)
+    release, reset = answer.json()["results"]
+    assert (answer.status_code, release["outcome"], release["can_give_bytes"]) == (200, "observed", 2 * CACHED)
+    assert (reset["remedy"], reset["can_give_bytes"]) == ("reset_encoder_cache", 0)
+    assert (guarded.fake.calls, (await guarded.client.get("/memory/events")).json()) == ([], events)
+    status, message = error(await guarded.client.post("/memory/reclaim", json=body | {"dry_run": False}))
+    assert (status, "needs the admin token" in message, guarded.fake.resets()) == (401, True, [])
+
+
+@shares
+async def test_a_denied_reclaim_is_counted_as_any_other_call(guarded):
+    """Its body is read first, which says that it is no dry run."""
+    denied = 'highwater_control_denied_total{reason="no_token"} '
+    before = (await guarded.client.get("/metrics?engine=0")).text.partition(denied)[2].splitlines()[0]
+    await guarded.client.post("/memory/reclaim", json={"remedies": ["release"]})
+    after = (await guarded.client.get("/metrics?engine=0")).text.partition(denied)[2].splitlines()[0]
+    assert float(after) == float(before) + 1
 
 
 @shares

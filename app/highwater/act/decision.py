@@ -29,10 +29,10 @@ from highwater.act.rules import Rule
 from highwater.act.state import MAX_RELAPSES, Action, LastReading, LifeMemory, RuleMemory
 from highwater.act.views import RuleView, cooldown_text, held_text, reason_text, short_text
 from highwater.model.policy import PolicyLevel, RulePhase
-from highwater.model.rank import RankKey
+from highwater.model.rank import RankKey, rank_title
 from highwater.model.remedies import TRAITS, UNNEEDED, Target
 from highwater.model.report import Report
-from highwater.model.units import MIB
+from highwater.model.units import MIB, gib_text
 
 URGENT_COOLDOWN_SECONDS: Final = 5.0
 # How long an allocation that had to be retried counts as a sign of pressure.
@@ -330,8 +330,9 @@ class _Turn:
                 able[pressure.key] = (gain.size, rule.min_gain_bytes)
         if not able:
             return None
-        most = max(size for size, _ in able.values())
-        why = f"no request for {IDLE_SECONDS:.0f} s and {most // MIB:,} MiB that nobody uses"
+        fullest = max(able, key=lambda key: able[key][0])
+        where = f" on rank {rank_title(*fullest)}" if len(ranks) > 1 else ""
+        why = f"no request for {IDLE_SECONDS:.0f} s and {gib_text(able[fullest][0])} unused{where}"
         return Action(rule=rule, remedy="release", why=why, ranks=able, is_tidying=True)
 
 

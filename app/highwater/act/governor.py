@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Final, Protocol
 
 from highwater.act.decision import Decision, decide
@@ -21,7 +22,7 @@ from highwater.act.rules import Rule
 from highwater.act.state import Action, LifeMemory, begin, learn
 from highwater.act.views import rule_status, summary
 from highwater.model.pace import HASTY, pace_of
-from highwater.model.policy import PolicyLevel, PolicyMode, PolicyStatus
+from highwater.model.policy import WORDS, PolicyAct, PolicyLevel, PolicyMode, PolicyStatus
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Caller, Report
 from highwater.model.units import HOUR_SECONDS
@@ -34,6 +35,9 @@ FULL_WITHIN_SECONDS: Final = 10.0
 _LOOKED_AT_SECONDS: Final = 60.0
 # The least time between two events about the level; every action is an event.
 LEVEL_EVENT_SECONDS: Final = 10.0
+# How long an act counts as one of the last ones, and how many of them are shown.
+RECENT_SECONDS: Final = 300.0
+MAX_ACTS: Final = 32
 
 log = logging.getLogger("highwater.governor")
 
@@ -75,7 +79,8 @@ class Governor:
         self._wall_clock = wall_clock
         self._memory = LifeMemory()
         self._acting: Action | None = None
-        self._actions: deque[float] = deque()
+        self._acts: deque[tuple[float, PolicyAct]] = deque()
+        self._last_act: PolicyAct | None = None
         self._reported: dict[tuple[str, str], float] = {}
         self._level: PolicyLevel = "calm"
         self._level_reported_at = -math.inf
@@ -160,7 +165,9 @@ class Governor:
         self._memory, self._acting = begin(self._memory, action), action
         run = RemedyOutcome(RemedyResult(remedy=action.remedy, outcome="failed"), (), ())
         try:
-            run = await self._relief.for_rule(rule.name, action.remedy, target=action.target, observe=observe)
+            run = await self._relief.for_rule(
+                rule.name, action.remedy, why=action.why, target=action.target, observe=observe
+            )
         except NotAvailable as exc:
             log.info("rule %s: %s", rule.name, exc)  # recorded as an event already
             run = replace(run, result=replace(run.result, reason=str(exc)))
@@ -184,10 +191,22 @@ class Governor:
             facts=self._facts(report),
             now=now,
         )
-        outcome = self._memory.rules[rule.name].runs[action.remedy].judged
-        self._observer.policy_acted(rule.name, action.remedy, outcome)
-        if outcome in {"done", "ineffective", "failed"}:
-            self._actions.append(now)
+        memory = self._memory.rules[rule.name]
+        ended = memory.runs[action.remedy]
+        self._observer.policy_acted(rule.name, action.remedy, ended.judged)
+        if ended.judged not in {"done", "ineffective", "failed"}:
+            return
+        has_reached = memory.relief is None and memory.cooldown_from is None and ended.judged == "done"
+        self._last_act = PolicyAct(
+            at=self._wall_clock(),
+            rule=rule.name,
+            remedy=action.remedy,
+            outcome=ended.judged,
+            why=action.why,
+            freed_bytes=ended.freed_bytes,
+            reached=has_reached and not action.is_tidying,
+        )
+        self._acts.append((now, self._last_act))
 
     # --- reporting ---
 
@@ -209,7 +228,7 @@ class Governor:
             return
         if level != self._level and now - self._level_reported_at >= LEVEL_EVENT_SECONDS:
             why = f": {summary(decision.views, level)}" if level != "calm" else ""
-            self._history.record("policy", f"memory: {self._level} -> {level}{why}")
+            self._history.record("policy", f"memory: {WORDS[self._level]} -> {WORDS[level]}{why}")
             self._level, self._level_reported_at = level, now
 
     def _report_once(self, rule: str, kind: str, text: str, now: float) -> None:
@@ -221,14 +240,17 @@ class Governor:
 
     def status(self) -> PolicyStatus:
         now = self._clock()
-        while self._actions and now - self._actions[0] >= HOUR_SECONDS:
-            self._actions.popleft()
+        while self._acts and now - self._acts[0][0] >= HOUR_SECONDS:
+            self._acts.popleft()
         report = self._poller.current()
         facts = self._facts(report)
         memory, decision = self._decide(report, facts)
+        recent = [act for at, act in islice(reversed(self._acts), MAX_ACTS) if now - at < RECENT_SECONDS]
         acting, to_unix = self._acting, self._wall_clock() - now
+        running = self._relief.now
+        doing = "waits for a remedy that runs" if running is None or running.trigger != "policy" else running.text
         views = [
-            replace(view, phase="acting", reason=f"{acting.remedy} runs: {acting.why}", cooldown_until=None)
+            replace(view, phase="acting", reason=f"{doing}: {acting.why}", cooldown_until=None)
             if acting is not None and acting.rule == view.rule
             else view
             for view in decision.views
@@ -241,7 +263,8 @@ class Governor:
                 rule_status(view, memory.rules[view.rule.name], report, facts.unavailable, to_unix=to_unix)
                 for view in views
             ),
-            actions_last_hour=len(self._actions),
+            actions_last_hour=len(self._acts),
+            acts=tuple(recent) or (() if self._last_act is None else (self._last_act,)),
         )
 
     # --- changing ---

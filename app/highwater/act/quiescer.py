@@ -22,7 +22,7 @@ from highwater.engine.client import Engine
 from highwater.model.engine import EngineLoad
 from highwater.model.remedies import QuiescedBy
 from highwater.model.report import Report
-from highwater.watch.sources import EngineMetrics
+from highwater.watch.sources import read_load
 
 Enter: TypeAlias = Callable[[Literal["closing", "drained"], float], AbstractAsyncContextManager[None]]
 
@@ -79,7 +79,7 @@ class Quiescer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.impossible = impossible
-        self._load = EngineMetrics(engine)
+        self._engine = engine
         self._gate = gate
         self._drain_seconds = drain_seconds
         self._clock = clock
@@ -90,6 +90,15 @@ class Quiescer:
         is_gate_idle = not self._gate.in_flight and self._clock() - self._gate.idle_since > SETTLE_SECONDS
         if requests and is_gate_idle:
             self._bypassed_at = self._clock()
+
+    @property
+    def running(self) -> int:
+        """The requests under way at the gate; ``held``: new ones that wait there."""
+        return self._gate.in_flight
+
+    @property
+    def held(self) -> int:
+        return self._gate.held
 
     def plan(self) -> str:
         if (reason := self.impossible or self._takes_too_long()) is not None:
@@ -171,8 +180,8 @@ class Quiescer:
             raise self._in_vain(f"the engine has {counts} {_BYPASSED.format(have='have')}", began) from exc
 
     async def _read_load(self, began: float) -> EngineLoad:
-        load = (await self._load.read()).load
-        if load is None or load.requests_running is None or load.requests_waiting is None:
+        load = await read_load(self._engine)
+        if load.requests_running is None or load.requests_waiting is None:
             unknown = "the engine does not report its request counts (was it started with --disable-log-stats?)"
             raise self._in_vain(unknown, began)
         return load

@@ -32,7 +32,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from highwater.act.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
 from highwater.act.remedies.remedy import NO_OPTIONS, Remedy, RunOptions, RunResult, operators_only
@@ -41,10 +41,10 @@ from highwater.engine.capabilities import no_extension
 from highwater.engine.client import Engine, EngineResponse
 from highwater.model.engine import EngineStatus
 from highwater.model.rank import RankReading
-from highwater.model.remedies import UNNEEDED, Mode, Outcome, RemedyResult, Target, credit
-from highwater.model.report import Caller, Report, Trigger
+from highwater.model.remedies import UNNEEDED, Mode, Outcome, RemedyResult, Target, credit, possible_bytes
+from highwater.model.report import Caller, ReliefNow, Report, Trigger
 from highwater.model.totals import freed, total
-from highwater.model.units import MIB, mib
+from highwater.model.units import MIB, counted, gib_text, whole_span_text
 from highwater.process.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
@@ -70,6 +70,18 @@ _NEXT: Mapping[State, frozenset[State]] = {
     "calling": frozenset({"releasing", "measuring"}),
     "releasing": frozenset({"measuring"}),
     "measuring": frozenset(),
+}
+
+
+# What a relief does in each state, in words.
+_DOING: Final[Mapping[State, str]] = {
+    "idle": "{remedy} begins",
+    "reading": "reads the memory before",
+    "closing": "waits for {requests}",
+    "drained": "waits until the engine has no request",
+    "calling": "{remedy} runs",
+    "releasing": "the allocator gives the bytes to the device",
+    "measuring": "reads what came back",
 }
 
 
@@ -119,9 +131,9 @@ class RemedyRun:
     rule: str | None = None
     options: RunOptions = NO_OPTIONS
     force: bool = False
-    dry_run: bool = False
     release_after: bool = True
     caller: Caller | None = None
+    why: str | None = None  # of a rule's run, as a clause
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,27 @@ class Relief:
         self._observer = observer
         self._clock = clock
         self._states = States()
+        self._under_way: tuple[RemedyRun, float] | None = None
+
+    @property
+    def now(self) -> ReliefNow | None:
+        """What runs, and what it waits for."""
+        if self._under_way is None:
+            return None
+        (run, began), held = self._under_way, self._quiescer.held
+        running, seconds = self._quiescer.running, self._clock() - began
+        doing = _DOING[self.state].format(remedy=run.remedy.name, requests=counted(running, "request"))
+        waiting = f"; {counted(held, 'new request')} held" if held else ""
+        return ReliefNow(
+            remedy=run.remedy.name,
+            trigger=run.trigger,
+            state=self.state,
+            seconds=seconds,
+            requests_running=running,
+            requests_held=held,
+            text=f"giving back: {doing}, {whole_span_text(seconds)}{waiting}",
+            why=run.why,
+        )
 
     @property
     def state(self) -> State:
@@ -170,16 +203,21 @@ class Relief:
         return self._states.busy
 
     def unavailable(self, name: str, status: EngineStatus) -> str | None:
-        remedy, can = self.remedies[name], self._poller.capabilities
-        if (refusal := operators_only(remedy, can, status) or remedy.refusal(can, status, "safe")) is not None:
+        remedy = self.remedies[name]
+        if (refusal := self._why_not(remedy, status, "safe", by_policy=True)) is not None:
             return refusal
-        return self._quiescer.impossible if remedy.needs_gate(can, "safe") else None
+        return self._quiescer.impossible if remedy.needs_gate(self._poller.capabilities, "safe") else None
+
+    def _why_not(self, remedy: Remedy, status: EngineStatus, mode: Mode, *, by_policy: bool) -> str | None:
+        can = self._poller.capabilities
+        refusal = operators_only(remedy, can, status) if by_policy else None
+        return refusal or remedy.refusal(can, status, mode)
 
     async def for_rule(
-        self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False
+        self, rule: str, name: str, *, why: str, target: Target = UNNEEDED, observe: bool = False
     ) -> RemedyOutcome:
         """Run one remedy for a rule, or only record that it would have been run. Raises NotAvailable as `_before`."""
-        run = RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
+        run = RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target), why=why)
         if observe:
             return RemedyOutcome(self._ended(run, "observed", "the policy is in observe mode"), (), ())
         return await self._carry_out(run)
@@ -187,13 +225,18 @@ class Relief:
     async def reclaim(
         self, requests: Sequence[RemedyRequest], *, mode: Mode, dry_run: bool, caller: Caller | None = None
     ) -> list[RemedyOutcome]:
-        """Run remedies in order; without any, those that free caches here. Raises UnknownName, and as `_before`."""
+        """Run remedies in order; without any, those that free caches here. Raises UnknownName, and as `_before`.
+
+        A dry run says what each could give back by the last report: it calls nobody and leaves no trace.
+        """
         # A trim keeps what a reset then drops: one of the two.
         cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
         requests = requests or (RemedyRequest("release"), RemedyRequest(cache))
         for request in requests:
             if request.remedy not in self.remedies:
                 raise UnknownName("remedies", request.remedy, self.remedies)
+        if dry_run:
+            return [self._dry_run(request, mode) for request in requests]
         return [
             await self._carry_out(
                 RemedyRun(
@@ -201,12 +244,35 @@ class Relief:
                     "reclaim",
                     mode=mode,
                     options=RunOptions(target=request.target),
-                    dry_run=dry_run,
                     caller=caller,
                 )
             )
             for request in requests
         ]
+
+    def _dry_run(self, request: RemedyRequest, mode: Mode) -> RemedyOutcome:
+        report, remedy = self._poller.current(), self.remedies[request.remedy]
+        if not report.engine.traits.is_up:
+            raise NotAvailable(report.engine.in_words)
+        refusal = self._why_not(remedy, report.engine, mode, by_policy=False)
+        result = RemedyResult(
+            remedy=remedy.name,
+            outcome="observed" if refusal is None else "refused",
+            reason=refusal,
+            frees=remedy.traits.frees,
+            does_not_free=remedy.traits.does_not_free,
+        )
+        if refusal is None:
+            can_give = None if report.stale else possible_bytes(remedy.name, report.ranks, request.target)
+            known = "what it could give back is not known"
+            if can_give is not None:
+                known = f"could give back {gib_text(can_give)}"
+            elif not remedy.traits.components:
+                known = "gives back no device memory"
+            is_held = remedy.needs_gate(self._poller.capabilities, mode)
+            plan = self._quiescer.plan() if is_held else "no request has to wait for it"
+            result = replace(result, can_give_bytes=can_give, reason=f"dry run; {known}; {plan}")
+        return RemedyOutcome(result, report.ranks, report.ranks)
 
     async def drop_in(
         self, name: str, *, query: str, mode: Mode, force: bool, caller: Caller | None = None
@@ -244,7 +310,7 @@ class Relief:
         if not restored.ok:
             raise Refused(self._not_restored(str(restored.reason), caller))
         spilled = report.encoder_cache.host_bytes if report is not None and report.encoder_cache else None
-        left = "what is left on the host is not known" if spilled is None else f"{mib(spilled)} MiB left on the host"
+        left = "what is left on the host is not known" if spilled is None else f"{gib_text(spilled)} left on the host"
         self._history.record("reset", f"encoder outputs brought back to the device, {left}", caller=caller)
         return list(restored.detail)
 
@@ -257,6 +323,7 @@ class Relief:
 
     async def _carry_out(self, run: RemedyRun) -> RemedyOutcome:
         async with self._states.one_relief():
+            self._under_way = run, self._clock()
             try:
                 return await self._relieve(run)
             except RequestError:
@@ -266,19 +333,15 @@ class Relief:
                 what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
                 self._ended(run, "failed", f"{what} while {self.state}")
                 raise
+            finally:
+                self._under_way = None
 
     async def _relieve(self, run: RemedyRun) -> RemedyOutcome:
         before = await self._before(run)
-        capabilities = self._poller.capabilities
-        status, by_policy = before.engine, run.trigger == "policy"
-        refusal = operators_only(run.remedy, capabilities, status) if by_policy else None
-        refusal = None if run.force else refusal or run.remedy.refusal(capabilities, status, run.mode)
-        if refusal is not None:
+        refusal = self._why_not(run.remedy, before.engine, run.mode, by_policy=run.trigger == "policy")
+        if refusal is not None and not run.force:
             return self._refused(run, before, refusal)
-        is_held = not run.force and run.remedy.needs_gate(capabilities, run.mode)
-        if run.dry_run:
-            plan = f"dry run; {self._quiescer.plan() if is_held else 'no request has to wait for it'}"
-            return RemedyOutcome(self._ended(run, "observed", plan), before.ranks, before.ranks)
+        is_held = not run.force and run.remedy.needs_gate(self._poller.capabilities, run.mode)
 
         started = self._clock()
         quiesced: Quiesced | None = None
@@ -404,7 +467,7 @@ class Relief:
         return NotAvailable(reason)
 
     def _ended(self, run: RemedyRun, outcome: Outcome, reason: str | None, **figures: Any) -> RemedyResult:  # noqa: ANN401 - fields of the result
-        """Write down how it ended, also where it was refused, failed or cancelled; a dry run leaves no trace."""
+        """Write down how it ended, also where it was refused, failed or cancelled."""
         traits = run.remedy.traits
         result = RemedyResult(
             remedy=traits.name,
@@ -414,12 +477,12 @@ class Relief:
             does_not_free=traits.does_not_free,
             **figures,
         )
-        if run.dry_run:
-            return result
         self._observer.remedy_ended(result, run.trigger)
         kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
-        summary = summary_of(result)
-        self._history.record(kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller)
+        summary = summary_of(result) + (f"; why: {run.why}" if run.why else "")
+        self._history.record(
+            kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller, why=run.why
+        )
         by = f"{run.trigger} by {run.caller.address or 'an unknown peer'}" if run.caller else run.trigger
         log.info("%s (%s)", summary, run.rule or by)
         return result
@@ -429,10 +492,10 @@ def summary_of(result: RemedyResult) -> str:
     summary = f"{result.remedy} {result.outcome}"
     if result.outcome == "done" and result.credited_bytes is not None:
         together = f", {len(result.ranks)} ranks together," if len(result.ranks) > 1 else ""
-        summary += f", gave back {mib(result.credited_bytes)} MiB{together} in {result.seconds:.2f} s"
+        summary += f", gave back {gib_text(result.credited_bytes)}{together} in {result.seconds:.2f} s"
         less = result.freed_bytes
         if less is not None and abs(less - result.credited_bytes) >= MIB:
-            summary += f"; {mib(abs(less))} MiB {'less' if less >= 0 else 'more'} in use now"
+            summary += f"; {gib_text(abs(less))} {'less' if less >= 0 else 'more'} in use now"
     if result.reason:
         summary += f": {result.reason}"
     return summary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from highwater.model.policy import PolicyLevel, PolicyMode, RankPressure, Remedy
 from highwater.model.rank import RankKey, rank_title
 from highwater.model.remedies import TRAITS
 from highwater.model.report import Report
-from highwater.model.units import MIB
+from highwater.model.units import gib_text, share_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class RuleView:
 
 def short_text(pressure: Pressure, rule: Rule) -> str:
     where = pressure.reading.name
-    missing = f"{math.ceil(pressure.need_bytes / MIB):,} MiB"
+    missing = gib_text(pressure.need_bytes)
     if rule.traits.is_fill:
         return f"short by {missing} on {where}"
     return f"{rule.signal} is {missing} over low water on {where}"
@@ -75,7 +74,7 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
     trimmable = sum(pressure.reading.trimmable_bytes or 0 for pressure in needy) if level == "short" else 0
     if trimmable >= MIN_GAIN_BYTES and rule.is_derived and "trim_encoder_cache" not in facts.unavailable:
         return [
-            f"{trimmable // MIB:,} MiB of encoder outputs could be trimmed, and are kept until it is urgent, as vLLM "
+            f"{gib_text(trimmable)} of encoder outputs could be trimmed, and are kept until it is urgent, as vLLM "
             "would want them back; `highwater reclaim trim_encoder_cache` does it now"
         ]
     texts, blocked = [], []
@@ -95,7 +94,7 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
     earlier = {reading.key: reading.components.non_torch_bytes for reading in facts.baseline}.get(needy[0].key)
     now = needy[0].reading.components.non_torch_bytes
     if now is not None and earlier is not None and now - earlier >= MIN_GAIN_BYTES:
-        grown = f"{(now - earlier) // MIB:,} MiB more than at the start are held outside PyTorch"
+        grown = f"{gib_text(now - earlier)} more than at the start are held outside PyTorch"
         texts.append(f"{grown}, by libraries or by other processes there")
     return texts
 
@@ -104,7 +103,7 @@ def _what_it_could_give(remedy: str, rule: Rule, level: PolicyLevel, needy: Sequ
     if rule.signal not in TRAITS[remedy].lowers and not rule.traits.is_of_host:
         return None
     gains = [possible_gain(remedy, rule.signal, pressure.reading) for pressure in needy]
-    most = f"{math.ceil(sum(gain.size or 0 for gain in gains) / MIB):,} MiB"
+    most = gib_text(sum(gain.size or 0 for gain in gains))
     if any(gain.size is None for gain in gains):
         return f"what {remedy} could give back is not known"
     if not all(gain.is_certain for gain in gains):
@@ -119,8 +118,8 @@ def cooldown_text(memory: RuleMemory) -> str:
     if last is not None and last.outcome == "observed":
         return "a remedy would have been run and was only observed; the next one is looked for after the cooldown"
     if memory.relapses == MAX_RELAPSES:
-        return f"what release gives back was in use again within moments, {MAX_RELAPSES} times running: cooldown"
-    return "the last relief did not reach low water: cooldown"
+        return f"what release gives back was in use again within moments, {MAX_RELAPSES} times running"
+    return "the last relief did not reach low water"
 
 
 def held_text(pressures: Sequence[Pressure], silent: Sequence[RankKey]) -> str:
@@ -157,7 +156,6 @@ def rule_status(
                 last_reason=run.reason,
                 last_freed_bytes=run.freed_bytes,
                 last_freed_ranks=run.ranks,
-                rest_until=rest_until,
             )
         remedies.append(state)
     is_at_work = not report.stale and report.engine.traits.takes_remedies
@@ -186,15 +184,12 @@ def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode =
         return "there are no rules: nothing is given back by itself"
     view = next(view for view in views if view.level == level)
     rule, worst = view.rule, view.worst
-    text = view.reason or f"rule {rule.name} is calm"
+    text = view.reason or f"rule {rule.name} has nothing to do"
     if view.reason is None and worst is not None and worst.value is not None and worst.high is not None:
-        numbers = (worst.value, worst.high)
-        is_ratio = rule.traits.is_ratio
-        value, water = (f"{one:.3f}" if is_ratio else f"{one / MIB:,.0f} MiB" for one in numbers)
-        text = f"{rule.signal} is {value}; from {water} on memory is given back"
+        value, water = (share_text(one) if rule.traits.is_ratio else gib_text(one) for one in (worst.value, worst.high))
+        text = f"{rule.signal} is {value}; acts at {water}"
         if rule.traits.falls:
-            rank = worst.reading.label
-            text = f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
+            text = f"{worst.reading.name} has {value} free; acts at {water} free"
     return f"{text}; observe mode: nothing is done" if mode == "observe" else text
 
 

@@ -20,7 +20,7 @@ from highwater.model.growth import Growth
 from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import Ranked, RankReading
-from highwater.model.report import Event
+from highwater.model.report import Event, MemoryAtEnd
 
 SCHEMA: Final = 1
 IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory", "start_failed"]
@@ -140,6 +140,7 @@ class Headline:
         id: Sorts by time.
         last_at: When it was reported last.
         ended_at: When the engine was ready again; ``None`` until then.
+        memory: Whether memory was short when it happened, as far as is known.
         number: 1 for the first of its kind in this folder, and so on; the oldest may have been removed since.
         problem: Why it cannot be read, in one sentence; ``None`` where it can.
     """
@@ -152,6 +153,7 @@ class Headline:
     count: int = 1
     ended_at: float | None = None
     summary: str = ""
+    memory: MemoryAtEnd = "unknown"
     number: int = 1
     problem: str | None = None
 

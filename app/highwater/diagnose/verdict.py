@@ -1,96 +1,45 @@
 """The verdict: one state, one sentence with the figure that decides, what grew, the next act, and one thing to do.
 
-It is made of what the report already says, and of nothing else: no reading, no clock.
+It is made of what the report already says, and of nothing else: no reading, no clock. Every face shows it and judges
+nothing itself. Only what is so now decides: an incident counts while the engine is down, and never after.
+
+====================== =========================== =========== ============
+engine                 memory is fine              short       very short
+====================== =========================== =========== ============
+ready, busy            ``fine``, ``keeps_up``: 0   ``short`` 1 2
+slow, paused, sleeping ``slow`` ...: 1             the same 1  2
+starting               ``starting``: 1             the same    the same
+stuck, ..., gone       ``stuck``, ``silent``,      the same    the same
+                       ``dead``: 2
+nothing read           ``unknown``: 1              1           2
+the policy cannot act  ``cannot_act``: 1           1           2
+====================== =========================== =========== ============
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final
 
-from highwater.model.components import BY_NAME
-from highwater.model.engine import EngineState
-from highwater.model.rank import RankReading
+from highwater.diagnose.judgement import Deed, Judged, Reason, VerdictState, brief, capital, free_text, lasting
+from highwater.diagnose.shortage import fine, grew, kept_up, next_text, reclaim, short, very_short
+from highwater.engine.hints import stopped_text
 from highwater.model.report import Report
-from highwater.model.units import size_text, span_text
+from highwater.model.titles import missing_text
+from highwater.model.units import counted, span_text, whole_span_text
 from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 
-VerdictState: TypeAlias = Literal[
-    "fine",
-    "keeps_up",
-    "short",
-    "very_short",
-    "slow",
-    "paused",
-    "sleeping",
-    "starting",
-    "stuck",
-    "silent",
-    "dead",
-    "unknown",
-    "cannot_act",
-]
-# Why it is in that state, for programs: the names of the tables in verdict.toml.
-Reason: TypeAlias = Literal[
-    "none",
-    "relief",
-    "growing",
-    "releasable",
-    "neighbour",
-    "in_use",
-    "observe",
-    "leak",
-    "host_memory",
-    "slow",
-    "paused",
-    "sleeping",
-    "loading",
-    "start_failed",
-    "unreachable",
-    "hung",
-    "starved",
-    "no_answer",
-    "stopped",
-    "kernel_oom",
-    "device_memory",
-    "not_memory",
-    "unknown",
-    "not_read",
-    "ranks_missing",
-    "rule_held",
-]
+__all__ = ["Deed", "JudgedReport", "Reason", "Verdict", "VerdictState", "verdict"]
+
 _STEPS: Final[Mapping[str, Mapping[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-_OF_ENGINE: Final[Mapping[EngineState, VerdictState]] = {
-    "starting": "starting",
-    "stuck": "stuck",
-    "not_answering": "silent",
-    "gone": "dead",
-    "slow": "slow",
-    "paused": "paused",
-    "sleeping": "sleeping",
-}
 _EXIT: Final[Mapping[VerdictState, int]] = {
     **dict.fromkeys(("fine", "keeps_up"), OK),
     **dict.fromkeys(("very_short", "stuck", "silent", "dead"), CRITICAL),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
-    """What somebody can do now.
-
-    Attributes:
-        path: Where to send ``body``; with no body, the page that says how; ``None``: nothing that a sidecar can do.
-        bytes: What that gives back, over all ranks.
-    """
-
-    text: str
-    path: str | None = None
-    body: Mapping[str, Any] | None = None
-    bytes: int | None = None
+_OF_MEMORY: Final = frozenset[VerdictState]({"fine", "keeps_up", "short", "very_short"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,119 +71,169 @@ class JudgedReport(Report):
 
 
 def verdict(report: Report) -> Verdict:
-    state = _state(report)
-    reason = _reason(report, state)
-    said = _STEPS[reason]
-    parts = [
-        f"The engine is {report.engine.state_text}." if state in _OF_ENGINE.values() else "",
-        _of_memory(report, state),
-    ]
+    judged = next(found for rule in _IN_ORDER if (found := rule(report)) is not None)
+    said, is_stopped = _STEPS[judged.reason], judged.reason == "stopped"
+    page = f"docs/runbooks/{said['runbook']}.html" if "runbook" in said else None
+    is_known = not report.stale and not report.engine.traits.is_absent
+    deed = judged.do or (reclaim(report) if judged.state in _OF_MEMORY and is_known else None)
+    if deed is None and page is not None and judged.state not in ("fine", "keeps_up"):
+        deed = Deed(text="What to do", path=page)
     return Verdict(
-        state=state,
-        exit_status=_EXIT.get(state, ATTENTION) if report.engine.stopped_at is None else ATTENTION,
-        reason=reason,
-        sentence=" ".join(filter(None, parts)),
-        grew=_grew(report),
-        next=_next(report),
-        do=_do(report, state),
+        state=judged.state,
+        exit_status=ATTENTION if is_stopped else _EXIT.get(judged.state, ATTENTION),
+        reason=judged.reason,
+        sentence=judged.sentence,
+        grew=grew(report) if is_known else None,
+        next=judged.next or (next_text(report) if is_known else None),
+        do=deed,
         step=said.get("step"),
-        runbook=f"docs/runbooks/{said['runbook']}.html" if "runbook" in said else None,
+        runbook=page,
     )
 
 
-_REASONS: Final[Mapping[VerdictState, Reason]] = {
-    "fine": "none",
-    "keeps_up": "relief",
-    "slow": "slow",
-    "paused": "paused",
-    "sleeping": "sleeping",
-    "starting": "loading",
-    "stuck": "hung",
-    "silent": "no_answer",
-    "dead": "unknown",
-    "unknown": "not_read",
-    "cannot_act": "rule_held",
-}
+# --- the engine ---
 
 
-def _reason(report: Report, state: VerdictState) -> Reason:
-    if state in ("short", "very_short"):
-        return "releasable" if any(rank.releasable_bytes for rank in report.ranks) else "in_use"
-    return _REASONS[state]
-
-
-def _state(report: Report) -> VerdictState:
-    policy, engine = report.policy, _OF_ENGINE.get(report.engine.state)
-    if engine in ("starting", "stuck", "silent", "dead"):
-        return engine
-    if policy is not None and policy.level == "urgent":
-        return "very_short"
-    if engine is not None:
-        return engine
-    return "unknown" if report.stale or not report.ranks else _state_of_memory(report)
-
-
-def _state_of_memory(report: Report) -> VerdictState:
-    if report.policy is not None and report.policy.level == "short":
-        return "short"
-    if report.policy is not None and any(rule.is_dormant for rule in report.policy.rules):
-        return "cannot_act"
-    return "keeps_up" if report.growth.refill_seconds is not None else "fine"
-
-
-def _worst(report: Report) -> RankReading | None:
-    known = [rank for rank in report.ranks if rank.free_bytes is not None]
-    return min(known, key=lambda rank: rank.free_bytes or 0, default=None)
-
-
-def _of_memory(report: Report, state: VerdictState) -> str:
-    worst = _worst(report)
-    if worst is None:
-        return "Nothing has been read yet."
-    name = worst.name.capitalize() if len(report.ranks) > 1 else "The device"
-    was = "had" if report.stale else "has"
-    free = f"{name} {was} {size_text(worst.free_bytes)} free of {size_text(worst.total_bytes)}"
-    growth = report.growth
-    if growth.refill_seconds is not None:
-        return f"{free}; it fills each {span_text(growth.refill_seconds)} and is given back each time."
-    pressure = report.pressure_of(worst)
-    if state in ("short", "very_short") and pressure is not None and pressure.short_bytes:
-        return f"{free}, {size_text(pressure.short_bytes)} too little."
-    if growth.seconds_to_full is not None and not report.stale:
-        return f"{free} and is full in {span_text(growth.seconds_to_full)}."
-    return f"{free}."
-
-
-def _grew(report: Report) -> str | None:
-    rate, name = report.growth.bytes_per_second, report.growth.component
-    if rate is None or name is None or report.stale:
+def _ended(report: Report) -> Judged | None:
+    engine = report.engine
+    clients = "Clients get 502 until it runs again. " if report.proxy is not None else ""
+    by_itself = f"{clients}Highwater does not restart it."
+    if engine.stopped_at is not None:
+        return Judged("dead", "stopped", f"The engine {stopped_text(engine.stopped_at)}.", by_itself)
+    if engine.state != "gone":
         return None
-    return f"{BY_NAME[name].title} grows by {size_text(round(rate))}/s"
+    reasons: dict[str, tuple[Reason, str]] = {
+        "killed_by_kernel": ("kernel_oom", "The kernel killed it for memory: its container was full."),
+        "device_full": ("device_memory", "Device memory was full."),
+        "not_short": ("not_memory", "Device memory was not short."),
+        "had_room": (
+            "unknown",
+            "The device had room when it was last read; whether host memory was short is not known.",
+        ),
+        "unknown": ("unknown", "Whether memory was short is not known."),
+    }
+    incident = report.incident if report.incident is not None and report.incident.kind in ("died", "hung") else None
+    reason, memory = reasons[incident.memory if incident is not None else "unknown"]
+    # Without recorders a start that begins is not seen.
+    again = "nobody has restarted it" if engine.is_loading is False else "no restart of it is seen"
+    text = f"The engine has been dead{lasting(report, engine.since)}, and {again}. {memory}"
+    deed = None
+    if incident is not None:
+        deed = Deed(text="See why it ended", path=f"memory/incidents/{incident.id}")
+    return Judged("dead", reason, text, by_itself, deed)
 
 
-def _next(report: Report) -> str | None:
-    if report.engine.hint:
-        return report.engine.hint
-    policy, worst = report.policy, _worst(report)
-    pressure = None if worst is None else report.pressure_of(worst)
-    if policy is None or report.stale:
+def _hung(report: Report) -> Judged | None:
+    engine, progress = report.engine, report.progress
+    if not engine.traits.is_hung:
         return None
-    dormant = next((rule.reason for rule in policy.rules if rule.is_dormant), None)
-    if dormant is not None:
-        return dormant
-    if pressure is None or pressure.high_free_bytes is None:
-        return None
-    if pressure.short_bytes:
-        return "Highwater gives memory back where it can." if policy.mode == "act" else "Highwater only watches."
-    acts = "gives" if policy.mode == "act" else "only watches; it would give"
-    return f"Highwater {acts} memory back below {size_text(pressure.high_free_bytes)} free."
+    said = progress.summary if progress is not None and engine.state == "stuck" else engine.hint
+    why = f": {brief(said)}" if said else ""
+    deed = (
+        None if report.incident is None else Deed(text="See the stacks", path=f"memory/incidents/{report.incident.id}")
+    )
+    if engine.state == "not_answering":
+        return Judged(
+            "silent", "no_answer", f"The engine has answered nothing{lasting(report, engine.since)}{why}.", None, deed
+        )
+    is_starved = progress is not None and progress.is_starved
+    what = "schedules nothing" if is_starved else "has hung"
+    return Judged(
+        "stuck",
+        "starved" if is_starved else "hung",
+        f"The engine {what}{lasting(report, engine.since)}{why}.",
+        "It may go on by itself." if is_starved else "It will not go on by itself.",
+        deed,
+    )
 
 
-def _do(report: Report, state: VerdictState) -> Deed | None:
-    if state in ("stuck", "silent", "dead"):
-        return Deed(text="What to check", path="docs/runbooks/HighwaterEngineDown.html")
-    gain = sum(rank.releasable_bytes or 0 for rank in report.ranks)
-    if report.stale or not gain or not report.engine.traits.takes_remedies:
+def _starting(report: Report) -> Judged | None:
+    engine, failure = report.engine, report.start_failure
+    if engine.state != "starting":
         return None
-    text = f"Reclaim {size_text(gain)}"
-    return Deed(text=text, path="memory/reclaim", body={"remedies": ["release"], "mode": "safe"}, bytes=gain)
+    took = engine.last_start_seconds
+    last = f"; the last start took {span_text(took)}" if took is not None else ""
+    since = engine.loading_since or engine.since
+    so_far = f", {whole_span_text(max(report.now - since, 0.0))} so far" if report.now is not None and since else ""
+    loads = f"The engine is {engine.loading_phase or 'starting'}{so_far}{last}."
+    deed = None if report.incident is None else Deed(text="See why", path=f"memory/incidents/{report.incident.id}")
+    if failure is not None:
+        again = f" {loads}" if engine.is_loading else " Nothing loads now."
+        return Judged("starting", "start_failed", f"{capital(brief(failure.summary))}.{again}", None, deed)
+    if engine.is_loading:
+        return Judged("starting", "loading", loads, "Memory is judged once it is ready.", deed)
+    hint = f" {capital(brief(engine.hint))}." if engine.hint else ""
+    return Judged("starting", "unreachable", f"The engine is starting{so_far}{last}.{hint}", None, deed)
+
+
+def _late_or_held(report: Report) -> Judged | None:
+    """A slow, paused or sleeping engine: memory stands in its sentence."""
+    engine, free = report.engine, free_text(report)
+    hint = f": {brief(engine.hint)}" if engine.hint else ""
+    memory = f" {free}." if free else ""
+    if engine.state == "slow":
+        return Judged("slow", "slow", f"The engine answers late{hint}.{memory}")
+    if engine.state == "paused":
+        return Judged("paused", "paused", f"The engine is paused: it accepts requests and runs none.{memory}")
+    if engine.state == "sleeping":
+        return Judged("sleeping", "sleeping", f"The engine has been asleep{lasting(report, engine.since)}.{memory}")
+    if engine.starved:
+        return Judged("slow", "starved", f"{capital(brief(engine.starved[0]))}.{memory}")
+    return None
+
+
+# --- what is read ---
+
+
+def _unread(report: Report) -> Judged | None:
+    check = Deed(text="What is missing", path="docs/runbooks/HighwaterMemoryUnknown.html")
+    hint = report.engine.hint
+    if report.are_workers_hidden and report.engine.traits.answers:
+        text = "The workers cannot be read: no worker extension, no recorders."
+        return Judged("unknown", "not_read", text, f"{capital(brief(hint))}." if hint else None, check)
+    if not report.ranks:
+        return Judged(
+            "unknown", "not_read", f"No worker has been read yet{f': {brief(hint)}' if hint else ''}.", None, check
+        )
+    if report.stale:
+        age = "" if report.age_seconds is None else f" for {whole_span_text(report.age_seconds)}"
+        then = f" {free}." if (free := free_text(report)) else ""
+        return Judged(
+            "unknown", "not_read", f"The workers have not been read{age}.{then}", "The policy does nothing.", check
+        )
+    return None
+
+
+def _missing(report: Report) -> Judged | None:
+    missing = 0 if report.ranks_expected is None else report.ranks_expected - report.ranks_reported
+    if missing <= 0:
+        return None
+    named = f" ({brief(missing_text(report.ranks_missing))})" if report.ranks_missing else ""
+    are = "is" if missing == 1 else "are"
+    of = counted(report.ranks_expected or 0, "rank")
+    text = f"{missing} of {of} {are} not read{named}. {free_text(report) or ''}"
+    return Judged(
+        "unknown",
+        "ranks_missing",
+        f"{text.strip().rstrip('.')}.",
+        "No rule watches the memory of ranks that are not read.",
+    )
+
+
+def _held(report: Report) -> Judged | None:
+    rules = () if report.policy is None else report.policy.rules
+    rule = next((one for one in rules if one.is_dormant), None)
+    if rule is None:
+        return None
+    why, _, change = (rule.reason or "its signal is not known").partition(". ")
+    deed = Deed(text=change.rstrip(".") or "What to change", path="docs/runbooks/HighwaterPolicyNotActing.html")
+    text = f"Rule {rule.name} cannot act: {brief(why.removeprefix(f'{rule.name}.'))}."
+    return Judged("cannot_act", "rule_held", text, "Nothing is given back by this rule.", deed)
+
+
+# --- in order: the first that applies ---
+
+_IN_ORDER: Final[tuple[Callable[[Report], Judged | None], ...]] = (
+    *(_ended, _hung, _starting, very_short, _late_or_held, _unread),
+    *(short, _missing, _held, kept_up, fine),
+)

@@ -16,6 +16,21 @@ from highwater.process.errors import EngineError, EngineNotListening, EngineUnre
 
 NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 
+# What a worker does after a phase of its start (`rank.StartPhase`).
+_NEXT_PHASE: Final = {
+    "before": "setting up the device",
+    "init": "loading weights",
+    "weights": "measuring what a step needs",
+    "profile": "allocating the KV cache",
+    "kv_cache": "capturing graphs",
+    "graphs": "warming up",
+}
+
+
+def loading_phase(done: Sequence[StartPhase]) -> str:
+    """Return what a start does now, in a few words, by the phases that the slowest worker has done."""
+    return _NEXT_PHASE.get(done[-1].name, "starting its API server") if done else "starting its processes"
+
 
 def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool) -> str:
     """``is_up``: at the poll before; ``was_there``: an engine has responded at the URL before."""

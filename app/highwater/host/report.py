@@ -50,6 +50,8 @@ class HostReport:
     age_seconds: float = 0.0
 
 
+# Others say what was, or what may come.
+_SHORT_NOW: Final = frozenset({"container_nearly_full", "memory_pressure", "shm_promised_too_much"})
 Judge: TypeAlias = Callable[[HostReport, Sequence[GrownPart]], tuple[HostFinding, ...]]
 """Judges a report without findings, and what grew, the most first."""
 
@@ -105,6 +107,7 @@ def summary_of(
         shm_used_bytes=shm.used_bytes,
         shm_size_bytes=shm.size_bytes,
         warnings=tuple(one.text for one in report.findings if one.level == "warning"),
+        short=next((one.text for one in report.findings if one.name in _SHORT_NOW and one.level == "warning"), None),
     )
 
 

@@ -31,8 +31,9 @@ from highwater.process.admin_token import AdminToken
 
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
 _CODES: Final = {401: "unauthorized", 403: "forbidden"}
-# It calls no worker and changes nothing: as open as a read.
-_COMPUTES_ONLY: Final = frozenset({("POST", "/memory/plan")})
+# They call no worker and change nothing: as open as a read. Of a reclaim that is so of a dry run, which its body says;
+# the route admits the caller of another.
+_MAY_BE_OPEN: Final = frozenset({("POST", "/memory/plan"), ("POST", "/memory/reclaim")})
 _LOGGED_CHARACTERS: Final = 200
 _CLOSED: Final = "control calls are refused: the sidecar has no usable admin token; its log says why and what to change"
 
@@ -86,6 +87,7 @@ class Access:
         """Return the caller; raises HTTPException: 401 without the token or with a wrong one, 403 if none exists."""
         caller = self.judge(request)
         if isinstance(caller, Denial):
+            self.report(request, caller)
             raise HTTPException(caller.status, caller.message, caller.headers)
         return caller
 
@@ -229,8 +231,8 @@ class BodyLimit:
 class ControlGuard:
     """A plain ASGI class in front of all else: it refuses a call before its body is read or parsed.
 
-    Every method but GET, HEAD and OPTIONS needs the token, except on paths that only compute; so do reads for which the
-    OpenAPI page says so. What no route serves is a 404 or 405 of the application itself, with the token or without.
+    Every method but GET, HEAD and OPTIONS needs the token, except on paths that may only compute; so do reads for which
+    the OpenAPI page says so. What no route serves is a 404 or 405 of the application itself, with the token or without.
     """
 
     def __init__(self, app: FastAPI, access: Access, max_body_bytes: int) -> None:
@@ -258,7 +260,7 @@ class ControlGuard:
         await self._limited(scope, receive, send)
 
     def _needs_token(self, method: str, path: str) -> bool:
-        if (method, path) in _COMPUTES_ONLY:
+        if (method, path) in _MAY_BE_OPEN:
             return False
         return method not in SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
 

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from highwater.act.relief import RemedyOutcome, RemedyRequest
 from highwater.act.remedies import REMEDIES
-from highwater.http.services import NEEDS_TOKEN, NO_STORE, Admin, Parts, StrictModel, ending, wants_text
+from highwater.http.services import NEEDS_TOKEN, NO_STORE, Admin, MaybeAdmin, Parts, StrictModel, ending, wants_text
 from highwater.http.text.control import reclaim_text, restored_text
 from highwater.model.rank import RankReading
 from highwater.model.remedies import Mode, RemedyResult, Target
@@ -74,10 +74,14 @@ class ReclaimRequest(StrictModel):
     responses={409: {"description": "Every remedy was refused; the body is as with 200"}},
 )
 async def reclaim(
-    request: Request, parts: Parts, caller: Admin, body: Annotated[ReclaimRequest | None, Body()] = None
+    request: Request, parts: Parts, admitted: MaybeAdmin, body: Annotated[ReclaimRequest | None, Body()] = None
 ) -> Response:
-    """Run remedies in order and return what each gave back, per rank."""
+    """Run remedies in order and return what each gave back, per rank.
+
+    With `dry_run` return what each could give back by the last report: no worker is called, and no token needed.
+    """
     wanted = body or ReclaimRequest()
+    caller = None if wanted.dry_run else admitted()
     results = await parts.relief.reclaim(wanted.requests(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller)
     outcomes = {each.result.outcome for each in results}
     status = 409 if outcomes == {"refused"} and not wanted.dry_run else 200

@@ -85,9 +85,19 @@ class _AdminToken(SecurityBase):
         return control.admitted(request)
 
 
+class _MaybeAdmin(_AdminToken):
+    """The same where not every call needs the token: the route admits the caller of one that does."""
+
+    async def __call__(self, request: Request) -> Callable[[], Caller]:  # type: ignore[override]
+        control: Access = request.app.state.services.control
+        return lambda: control.admitted(request)
+
+
 NEEDS_TOKEN: Final = Depends(_AdminToken())
 Parts: TypeAlias = Annotated[Services, Depends(services_of)]
 Admin: TypeAlias = Annotated[Caller, NEEDS_TOKEN]
+# Called, it admits the caller as `Admin` does.
+MaybeAdmin: TypeAlias = Annotated[Callable[[], Caller], Depends(_MaybeAdmin())]
 
 # For what no cache may keep, and no browser may guess the type of.
 NO_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

@@ -174,6 +174,11 @@ class EngineStatus:
     starved: tuple[str, ...] = ()
     # Whether its workers' recorders show a start under way; `None` where they would not show it.
     is_loading: bool | None = None
+    # Of a start under way the phase that it is in and when it began, and how long the last one took, in seconds; `None`
+    # where recorders do not show that.
+    loading_phase: str | None = None
+    loading_since: float | None = None
+    last_start_seconds: float | None = None
     extension_versions: tuple[str, ...] = ()  # those of the worker package, by the workers' recorders
 
     @property

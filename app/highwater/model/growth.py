@@ -14,9 +14,9 @@ from typing import Final, Literal, TypeAlias
 
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.pace import NO_TRACK, SLOWEST_BYTES_PER_SECOND, STEADY, Pace, Track, began, pace_of
-from highwater.model.rank import Ranked, RankKey, RankReading
+from highwater.model.rank import Components, Ranked, RankKey, RankReading
 from highwater.model.totals import compare, first_of_each_card, total
-from highwater.model.units import difference, sum_known
+from highwater.model.units import MIB, difference, sum_known
 
 # The verdict on a series of memory between requests: app/highwater/growth/judging.py.
 GrowthKind: TypeAlias = Literal["flat", "plateau", "step", "leak", "not_known"]
@@ -41,6 +41,18 @@ class RankGrowth(Ranked):
     refill_seconds: float | None = None
     # What the encoder cache still grows by, where its budget ends that before the device is full: all else is foretold.
     cache_room_bytes: int | None = None
+    grown: Components | None = None  # by component since the engine was ready; `None` where that is not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentGrowth(Ranked):
+    """What has grown most within the last minutes on the rank with the least free, since it held the least."""
+
+    rank: int | None
+    dp_rank: int | None
+    component: str
+    bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +113,7 @@ class Growth:
     seconds_to_full: float | None = None
     component: str | None = None
     refill_seconds: float | None = None  # the shortest of the ranks'
+    recent: RecentGrowth | None = None  # `None` where next to nothing grew
     ranks: tuple[RankGrowth, ...] = ()
     series: tuple[SeriesGrowth, ...] = ()  # the verdict on each series of memory, the leaks first
 
@@ -114,6 +127,7 @@ _STEPS, _SPREADS, _NOISE = 4.0, 7.0, 8.0
 # So much may a forecast be off, as a share of it, by rests and, at so many standard errors, by chance; and by a bend.
 _DOUBT, _WANDERS, _BENT = 0.25, 4.0, 0.2
 _REST_SECONDS: Final = 3.0
+_NOTABLE_BYTES: Final = 64 * MIB
 _CACHE, _PASSED = "encoder_cache_bytes", 1.1  # beyond so many times its budget a cache is not held to it
 
 
@@ -126,8 +140,12 @@ def growth_since_ready(
 
     ``baseline`` are the first readings after the engine became ready; ``tracks`` each rank's last readings.
     """
-    grown, _ = total(compare(baseline, ranks))
-    filling = tuple(time_to_full(rank, tracks.get(rank.key, NO_TRACK)) for rank in ranks)
+    deltas = compare(baseline, ranks)
+    grown, _ = total(deltas)
+    parts = {one.key: one.components for one in deltas}
+    filling = tuple(
+        replace(time_to_full(rank, tracks.get(rank.key, NO_TRACK)), grown=parts.get(rank.key)) for rank in ranks
+    )
     ending = (one for one in filling if one.seconds_to_full is not None)
     first = min(ending, key=lambda one: one.seconds_to_full or 0.0, default=None)
     paces = [filling[place].bytes_per_second for place in first_of_each_card(ranks)]
@@ -137,6 +155,7 @@ def growth_since_ready(
         seconds_to_full=None if first is None else first.seconds_to_full,
         component=None if first is None else first.component,
         refill_seconds=min((one.refill_seconds for one in filling if one.refill_seconds is not None), default=None),
+        recent=_recent(ranks, tracks),
         ranks=filling,
         since_ready_bytes=grown,
         bytes_per_second=sum(known) if known and len(known) == len(paces) else None,
@@ -147,7 +166,9 @@ def growth_since_ready(
 
 def without_forecast(grown: Growth) -> Growth:
     """Return the growth without its forecast: old figures allow none."""
-    return replace(grown, seconds_to_full=None, component=None, refill_seconds=None, bytes_per_second=None, ranks=())
+    return replace(
+        grown, seconds_to_full=None, component=None, refill_seconds=None, bytes_per_second=None, recent=None, ranks=()
+    )
 
 
 def seconds_until(
@@ -290,6 +311,25 @@ def refill_seconds(track: Track) -> float | None:
         return None
     crest, half = max(wave), (max(wave) - min(wave)) / 2
     return last - before if min(since) <= crest - half and since[-1] <= crest + half and half > 0 else None
+
+
+def _recent(ranks: Sequence[RankReading], tracks: Mapping[RankKey, Track]) -> RecentGrowth | None:
+    known = [rank for rank in ranks if rank.free_bytes is not None]
+    rank = min(known, key=lambda one: one.free_bytes or 0, default=None)
+    track = NO_TRACK if rank is None else tracks.get(rank.key, NO_TRACK)
+    # The parts are looked up where all of them together have grown: many times a second memory is still.
+    if rank is None or not track.used or track.used[-1] - min(track.used) < _NOTABLE_BYTES:
+        return None
+    grown: dict[str, tuple[float, float]] = {}
+    for name in COMPONENT_NAMES:
+        if values := track.part(name):
+            lowest = len(values) - 1 - list(reversed(values)).index(min(values))
+            grown[name] = values[-1] - values[lowest], track.at[-1] - track.at[lowest]
+    most = max(grown, key=lambda name: grown[name][0], default=None)
+    if most is None or grown[most][0] < _NOTABLE_BYTES:
+        return None
+    size, seconds = grown[most]
+    return RecentGrowth(rank=rank.rank, dp_rank=rank.dp_rank, component=most, bytes=int(size), seconds=seconds)
 
 
 def _grower(track: Track, pace: Pace) -> str | None:

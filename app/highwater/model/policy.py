@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
 
 from highwater.model.rank import Ranked
 
@@ -13,6 +15,18 @@ RulePhase: TypeAlias = Literal["calm", "short", "urgent", "acting", "resting", "
 PolicyMode: TypeAlias = Literal["act", "observe"]
 # The outcome of a remedy that a rule started; `ineffective`: done, and it freed less than it had to.
 ActionOutcome: TypeAlias = Literal["done", "ineffective", "refused", "failed", "observed"]
+# Levels and phases as people read them.
+WORDS: Final[Mapping[PolicyLevel | RulePhase, str]] = MappingProxyType(
+    {
+        "calm": "fine",
+        "short": "short",
+        "urgent": "very short",
+        "acting": "giving back",
+        "resting": "waiting",
+        "held": "cannot act",
+        "unknown": "not known",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +48,6 @@ class RemedyState:
     # What it freed of what it can free, over all ranks; `last_freed_ranks`: by rank.
     last_freed_bytes: int | None = None
     last_freed_ranks: tuple[RankFreed, ...] = ()
-    # When it may run again, in Unix seconds; `None` if nothing but its figures holds it back.
-    rest_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +99,21 @@ class RuleStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyAct:
+    at: float  # when it ended, in Unix seconds
+    rule: str
+    remedy: str
+    outcome: ActionOutcome
+    why: str  # why it was run, as a clause
+    freed_bytes: int | None = None  # of what it can free, over all ranks
+    reached: bool = False  # whether it ended a relief: the ranks that called for it reached low water
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus:
     mode: PolicyMode  # `act`, or `observe`: decide and record, and do nothing
     level: PolicyLevel  # that of the rule that is worst off
     summary: str  # one sentence
     rules: tuple[RuleStatus, ...] = ()
     actions_last_hour: int = 0  # remedies that it started within the last hour, over all engine lives
+    acts: tuple[PolicyAct, ...] = ()  # those of the last five minutes, newest first; without any the last one

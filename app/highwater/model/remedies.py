@@ -67,6 +67,7 @@ class RemedyResult:
     # and in the metric; `None` where that was not measured, as in `credited_components`.
     credited_bytes: int | None = None
     credited_components: Components = Components()  # noqa: RUF009 - as above
+    can_give_bytes: int | None = None  # of a dry run: what it could give back now, over all ranks, at most
     frees: str = ""  # what this remedy can free, in words; `does_not_free`: what it cannot
     does_not_free: str = ""
     quiesced_by: QuiescedBy | None = None  # what kept requests away from it; `None` where it did not come to that
@@ -209,6 +210,18 @@ GAIN_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {row.name: row.gain_field for row in _ROWS if row.gain_field is not None}
 )
 """The field of a rank's pressure that shows what a remedy could give, for the remedies that have one."""
+
+
+def possible_bytes(remedy: str, ranks: Iterable[RankReading], target: Target = UNNEEDED) -> int | None:
+    """Return what a remedy, given by its name, can give back at most, over all ranks; ``None``: not known."""
+
+    def wanted(size: int) -> int:
+        if target.keep_bytes is not None:
+            return max(size - target.keep_bytes, 0)
+        return size if target.free_bytes is None else min(size, target.free_bytes)
+
+    sizes = [TRAITS[remedy].can_give(reading).size for reading in ranks]
+    return sum(wanted(size) for size in sizes if size is not None) if sizes and None not in sizes else None
 
 
 def gains(rank: RankPressure) -> dict[str, int | None]:

@@ -13,6 +13,9 @@ from highwater.model.rank import EncoderCacheTotals, RankReading
 from highwater.model.remedies import RemedyResult
 from highwater.model.schema import SCHEMA
 
+# What is known of memory when the engine ended; `not_short`: of the device, and the kernel killed nothing; `had_room`:
+# the device, and no more is known.
+MemoryAtEnd: TypeAlias = Literal["killed_by_kernel", "device_full", "not_short", "had_room", "unknown"]
 EventKind: TypeAlias = Literal[
     "reset", "refusal", "mark", "state", "policy", "baseline", "recovery", "incident", "snapshot", "growth"
 ]
@@ -39,6 +42,7 @@ class Event:
     rule: str | None = None
     result: RemedyResult | None = None
     caller: Caller | None = None
+    why: str | None = None  # why the policy did it, as a clause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,7 @@ class HostSummary:
     shm_used_bytes: int | None = None
     shm_size_bytes: int | None = None
     warnings: tuple[str, ...] = ()  # one sentence each
+    short: str | None = None  # the one of them that says that memory is short now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +70,34 @@ class ProxyLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenIncident:
+    """The last incident that is not over: the engine has not been ready since."""
+
+    id: str
+    kind: str  # as in `GET /memory/incidents`
+    at: float  # in Unix seconds
+    summary: str
+    memory: MemoryAtEnd = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliefNow:
+    """The remedy that runs now."""
+
+    remedy: str
+    trigger: Trigger
+    state: str  # where it stands (app/highwater/act/relief.py)
+    seconds: float  # since it began
+    requests_running: int = 0  # those that it waits for; `requests_held`: new ones that wait for it
+    requests_held: int = 0
+    text: str  # all of it as a clause
+    why: str | None = None  # why the policy runs it, as a clause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     schema: int = SCHEMA
+    now: float | None = None  # when this was said, by this machine's clock; `None` where it is passed on within
     sidecar_started_at: float | None = None  # what it knows in memory begins then
     # When the oldest of the workers' readings was taken, by this machine's clock; `None` until the first.
     taken_at: float | None = None
@@ -85,6 +116,8 @@ class Report:
     host: HostSummary | None = None  # `None` where no process of the engine is seen, nor one that has just ended
     proxy: ProxyLoad | None = None  # `None` where no traffic passes the sidecar
     door: DoorState | None = None  # likewise
+    relief: ReliefNow | None = None  # `None` while no remedy runs
+    incident: OpenIncident | None = None
 
     @property
     def are_workers_hidden(self) -> bool:

@@ -16,6 +16,10 @@ _MINUTE, _DAY = 60.0, 86_400.0
 _SPANS: Final = ((_DAY, "d", "h", HOUR_SECONDS), (HOUR_SECONDS, "h", "min", _MINUTE), (_MINUTE, "min", "s", 1.0))
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def ceil_div(value: int, by: int) -> int:
     return -(-value // by)
 
@@ -63,6 +67,11 @@ def gib_text(size: float | None) -> str:
 
 def share_text(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.1%}".replace("%", " %")
+
+
+def whole_span_text(seconds: float) -> str:
+    """Return a span that goes on as time passes, without tenths of seconds: ``0 s``, ``4 s``, ``12 min 30 s``."""
+    return f"{int(seconds)} s" if 0 <= seconds < _MINUTE else span_text(max(seconds, 0.0))
 
 
 def span_text(seconds: float | None) -> str:

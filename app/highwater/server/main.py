@@ -165,12 +165,15 @@ class _App(Parts):
         ended, under_way = self.requests_ended(), self.counters.traffic.under_way
         return replace(
             now,
+            now=self.clocks.wall(),
             sidecar_started_at=self.history.began_at,
             policy=self.governor.status(),
             host=None if host is None else host.summary,
             growth=replace(now.growth, series=self.growth.verdicts()),
             proxy=None if ended is None else ProxyLoad(requests_ended=ended, requests_under_way=under_way),
             door=None if self.door is None else self.door.state(),
+            relief=self.relief.now,
+            incident=self.incidents.last_open,
         )
 
     @asynccontextmanager

@@ -167,6 +167,7 @@ class History:
         rule: str | None = None,
         result: RemedyResult | None = None,
         caller: Caller | None = None,
+        why: str | None = None,
     ) -> Event:
         event = Event(
             id=self._next_id,
@@ -177,6 +178,7 @@ class History:
             rule=rule,
             result=result,
             caller=caller,
+            why=why,
         )
         self._next_id += 1
         self._events.append(event)

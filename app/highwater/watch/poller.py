@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeAlias
 
 from highwater.engine.capabilities import Capabilities
-from highwater.engine.hints import missing_hint, setup_hint
+from highwater.engine.hints import loading_phase, missing_hint, setup_hint
 from highwater.engine.life import EngineLife, Lives
 from highwater.model.components import account
 from highwater.model.engine import LOAD_FIGURES, STATES, EngineLoad, EngineStatus, MissingRank, StateTraits
@@ -74,6 +74,7 @@ class Poller:
         self._state_since: float | None = None
         self._up_since: float | None = None
         self._replicas = Replicas()
+        self._last_start_seconds: float | None = None
 
     def current(self) -> Report:
         return self.reports.current()
@@ -301,6 +302,11 @@ class Poller:
         for sentence in starved if not seen.last.engine.starved else ():
             log.warning("%s", sentence)
         load, is_loading = seen.load or EngineLoad(), seen.is_loading
+        took = [start[-1].at + start[-1].seconds - start[0].at for rank in ranks if (start := rank.start)]
+        if took and self._traits.is_up:
+            self._last_start_seconds = max(took)
+        starts = [record.table.start for record in seen.records if record.table is not None] if is_loading else []
+        done = min(starts, key=len, default=())
         return EngineStatus(
             url=self._rounds.url,
             state=self._verdict.state,
@@ -315,6 +321,9 @@ class Poller:
             stopped_at=None if is_loading or self.starts.is_under_way else self.starts.stopped_at,
             starved=starved,
             is_loading=is_loading or (False if self.starts.are_seen else None),
+            loading_phase=loading_phase(done) if is_loading else None,
+            loading_since=done[0].at if done else None,
+            last_start_seconds=self._last_start_seconds,
             extension_versions=self._recorders.extension_versions if self._recorders is not None else (),
         )
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
+from highwater.process.untrusted import plain
 from highwater.watch.history import History
 from highwater.watch.recorder.folder import RecorderFolder
 
@@ -119,6 +122,13 @@ class SharedDevices:
             pids = {process.pid: process.usedGpuMemory or 0 for process in processes}
             if rank.pid not in pids:
                 continue  # another PID namespace: whose the processes are is unknown
-            other = next((pid for pid, size in pids.items() if pid not in own and size >= MIN_OTHER_BYTES), None)
-            if other is not None:
-                yield card, f"another process (pid {other})"
+            size, other = max(((size, pid) for pid, size in pids.items() if pid not in own), default=(0, 0))
+            if size >= MIN_OTHER_BYTES:
+                yield card, f"another process (pid {other}{_name_of(other)})"
+
+
+def _name_of(pid: int) -> str:
+    """Return the process's name after a comma; nothing where it is not seen."""
+    with suppress(OSError):
+        return f", {plain(Path(f'/proc/{pid}/comm').read_text(encoding='utf-8', errors='replace'), 32)}"
+    return ""

@@ -75,7 +75,12 @@ class EngineMetrics(Source):
     name = "engine_metrics"
 
     async def read(self) -> Observation:
-        return Observation(load=parse_load(await self._engine.get_text("/metrics")))
+        return Observation(load=await read_load(self._engine))
+
+
+async def read_load(engine: Engine) -> EngineLoad:
+    """Raises EngineError: no response, or it is no exposition."""
+    return parse_load(await engine.get_text("/metrics"))
 
 
 def parse_load(text: str) -> EngineLoad:

@@ -107,7 +107,7 @@ def test_under_high_water_what_can_be_given_back_is():
     watch = Watch()
     action = watch.look(full(0.9, cached=3.0))
     assert action is not None
-    assert (action.remedy, action.why) == ("release", "short by 1,104 MiB on rank 0")
+    assert (action.remedy, action.why) == ("release", "short by 1.08 GiB on rank 0")
     assert watch.view.level == "short"
 
 
@@ -153,7 +153,7 @@ def test_on_cpu_there_is_no_device_rule():
 def test_where_nothing_can_be_given_the_shortage_is_told_and_nothing_is_done():
     watch = Watch()
     assert watch.look(full(0.3)) is None
-    assert watch.view.finding == "short by 1,718 MiB on rank 0; nothing here to give back"
+    assert watch.view.finding == "short by 1.68 GiB on rank 0; nothing here to give back"
     assert (watch.view.level, watch.view.phase) == ("urgent", "urgent")
 
 
@@ -403,7 +403,7 @@ def test_what_grew_outside_pytorch_is_named():
     grown = replace(grown, components=replace(grown.components, non_torch_bytes=GIB + int(2.7 * GIB)))
     watch = Watch(baseline=(start,))
     assert watch.look(grown) is None
-    assert "2,764 MiB more than at the start are held outside PyTorch" in (watch.view.finding or "")
+    assert "2.70 GiB more than at the start are held outside PyTorch" in (watch.view.finding or "")
 
 
 @pytest.mark.parametrize("name", ["NVIDIA GB10", "NVIDIA Thor", "Orin"])
@@ -637,21 +637,21 @@ def test_what_the_worker_does_not_know_is_not_called_nothing():
     watch = Watch()
     assert watch.look(unmeasured(0.9, 6.5)) is None
     reason = watch.view.reason or ""
-    assert "what release could give back is not known: 6,656 MiB at most" in reason
+    assert "what release could give back is not known: 6.50 GiB at most" in reason
     assert "nothing here" not in reason
 
 
 def test_what_cannot_be_run_here_is_not_called_nothing_either():
     watch = Watch(unavailable={"release": "development mode is off"})
     assert watch.look(full(0.9, cached=2.0)) is None
-    assert "release could give back 2,048 MiB" in (watch.view.reason or "")
+    assert "release could give back 2.00 GiB" in (watch.view.reason or "")
     assert "and cannot: development mode is off" in (watch.view.reason or "")
 
 
 def test_too_little_is_said_with_its_size():
     watch = Watch()
     assert watch.look(full(0.9, cached=0.1)) is None
-    assert "release could give back 103 MiB, too little" in (watch.view.reason or "")
+    assert "release could give back 0.10 GiB, too little" in (watch.view.reason or "")
 
 
 def test_a_cooldown_is_said_only_while_memory_is_short():

@@ -11,6 +11,7 @@ import pytest
 
 from highwater.act.rules import DEFAULT_RULES, SIGNAL_REMEDIES, Rule
 from highwater.model.policy import RankFreed
+from highwater.model.units import gib_text
 from highwater.process.errors import NotAvailable, UnreachableWater
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, USED_READY, Core, core_on
 
@@ -111,7 +112,7 @@ async def test_a_shortage_that_nothing_here_can_help_is_told_once():
     assert len([one for one in core.summaries("policy") if one.startswith("rule device: short by")]) == 2
     status = core.governor.status()
     assert (status.level, status.rules[0].phase) == ("urgent", "urgent")
-    assert status.summary.startswith(f"short by {math.ceil((LOW - 256 * MIB) / MIB):,} MiB on rank 0")
+    assert status.summary.startswith(f"short by {gib_text(LOW - 256 * MIB)} on rank 0")
 
 
 async def test_more_than_an_hours_worth_of_actions_is_not_held_back():
@@ -258,7 +259,9 @@ async def test_observe_decides_and_does_nothing():
         await core.tick(10.0)
     assert core.fake.resets() == []
     assert counted.actions == [("device", "release", "observed"), ("device", "reset_encoder_cache", "observed")]
-    assert core.summaries("reset")[0] == "release observed: the policy is in observe mode"
+    assert core.summaries("reset")[0] == (
+        "release observed: the policy is in observe mode; why: short by 5.25 GiB on rank 0"
+    )
     assert core.governor.status().actions_last_hour == 0
     core.governor.replace_policy(core.governor.rules, "act", "now in earnest")
     await core.tick()
@@ -414,7 +417,7 @@ async def test_a_cancelled_reset_does_not_leave_the_rule_acting():
     for _ in range(100):
         await asyncio.sleep(0)
     assert core.governor.status().rules[0].phase == "acting"
-    assert " runs: " in (core.governor.status().rules[0].reason or "")
+    assert "giving back: release runs, " in (core.governor.status().rules[0].reason or "")
     task.cancel()
     await asyncio.wait({task})
     assert core.governor.status().rules[0].phase != "acting"
@@ -477,7 +480,7 @@ async def test_an_engine_that_is_gone_is_not_called_calm():
     await core.tick()
     told = [event.summary for event in core.history.events() if event.summary.startswith("memory: ")]
     assert core.governor.status().level in {"held", "unknown"}
-    assert [summary.split(": ")[1] for summary in told] == ["calm -> short"]
+    assert [summary.split(": ")[1] for summary in told] == ["fine -> short"]
 
 
 async def test_a_rule_that_was_replaced_meanwhile_is_not_judged():
@@ -495,3 +498,62 @@ async def test_a_rule_that_was_replaced_meanwhile_is_not_judged():
     (rule,) = core.governor.status().rules
     assert [remedy.last_outcome for remedy in rule.remedies] == [None, None]
     assert core.fake.resets() == ["release"]
+
+
+# --- what it says of its acts ---
+
+
+async def test_a_wave_that_is_given_back_each_time_is_no_cooldown():
+    """Whatever is asked while it acts or after: never that a relief did not reach low water that has."""
+    core = core_on(rules=[DEFAULT])
+    core.fake.running = 1
+    await core.tick()
+    said = []
+    poll = core.poller.poll
+
+    async def looked_at(**options):
+        said.append(core.governor.status().rules[0])
+        return await poll(**options)
+
+    core.poller.poll = looked_at
+    for _ in range(4):
+        leave_free(core, LOW + 1024 * MIB, cached=6 * 1024 * MIB)
+        await core.tick(14.0)
+        leave_free(core, HIGH - MIB, cached=6 * 1024 * MIB)
+        await core.tick(2.0)
+        said.append(core.governor.status().rules[0])
+    status = core.governor.status()
+    assert not any("did not reach" in (rule.reason or "") or rule.phase == "resting" for rule in said)
+    assert [(act.outcome, act.reached, round(act.at)) for act in status.acts] == [
+        ("done", True, round(status.acts[0].at - 16.0 * number)) for number in range(4)
+    ]
+    assert all(act.why.startswith("short by ") and act.freed_bytes for act in status.acts)
+
+
+async def test_the_last_act_stays_when_it_is_long_ago():
+    core = await grown()
+    await core.tick()
+    assert core.governor.status().acts[0].why == "short by 5.25 GiB on rank 0"
+    core.fake.down = True
+    await core.tick(7200.0)
+    (last,) = core.governor.status().acts
+    assert (last.remedy, core.governor.status().actions_last_hour) == ("release", 0)
+
+
+async def test_the_reason_stands_in_the_event_and_while_it_runs():
+    core = await grown()
+    seen: list[tuple[str, str | None, str | None]] = []
+    release = core.engine.rpc
+
+    async def slow(*arguments, **options):
+        if (running := core.relief.now) is not None:
+            seen.append((running.text, running.why, core.governor.status().rules[0].reason))
+        return await release(*arguments, **options)
+
+    core.engine.rpc = slow
+    await core.tick()
+    why = "short by 5.25 GiB on rank 0"
+    event = next(one for one in core.history.events() if one.kind == "reset")
+    assert (event.why, event.summary.endswith(f"; why: {why}")) == (why, True)
+    assert ("giving back: release runs, 0 s", why, f"giving back: release runs, 0 s: {why}") in seen
+    assert core.relief.now is None

@@ -16,6 +16,7 @@ from highwater.act.quiescer import (
 )
 from highwater.act.relief import States
 from highwater.process.errors import EngineUnreachable
+from highwater.watch.sources import read_load
 from tests.fakes.engine import Core, core_on
 
 
@@ -162,22 +163,21 @@ async def test_an_error_inside_opens_the_gate(core):
 
 async def test_an_engine_that_does_not_tell_in_time_opens_the_gate(core, monkeypatch):
     monkeypatch.setattr("highwater.act.quiescer.DRAINED_SECONDS", 0.01)
-    core.quiescer._load.read = asyncio.Event().wait
+    monkeypatch.setattr("highwater.act.quiescer.read_load", lambda _: asyncio.Event().wait())
     assert "did not report within 0.01 s whether requests run" in str(await refused(core))
     assert core.gate.is_open
 
 
-async def test_the_states_are_told_one_after_the_other(core):
+async def test_the_states_are_told_one_after_the_other(core, monkeypatch):
     states, seen = States(), []
     inside = await core.gate.enter()
     asyncio.get_running_loop().call_soon(lambda: (seen.append(states.now), core.gate.leave(inside)))
-    read = core.quiescer._load.read
 
-    async def look():
+    async def look(engine):
         seen.append(states.now)
-        return await read()
+        return await read_load(engine)
 
-    core.quiescer._load.read = look
+    monkeypatch.setattr("highwater.act.quiescer.read_load", look)
     async with quiet(core, states):
         seen.append(states.now)
     assert seen == ["closing", "drained", "drained"]

@@ -50,7 +50,7 @@ async def test_a_release_while_asleep_is_an_operators_alone_and_its_effect_is_me
     await core.tick()
     (found,) = await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
     assert (found.result.outcome, found.result.freed_bytes) == ("done", 2 * CACHED)
-    by_rule = await core.relief.for_rule("device", "release")
+    by_rule = await core.relief.for_rule("device", "release", why="short by 1 GiB on rank 0")
     assert by_rule.result.outcome == "refused"
     assert "rules leave it alone" in (by_rule.result.reason or "")
     assert "rules leave it alone" in (core.relief.unavailable("release", core.poller.current().engine) or "")
@@ -62,7 +62,10 @@ async def test_a_dry_run_does_nothing():
     core = await grown(version="0.12.0")
     events = core.summaries()
     would, would_not = await core.relief.reclaim(requests("release", "reset_encoder_cache"), mode="safe", dry_run=True)
-    assert (would.result.outcome, would.result.reason) == ("observed", "dry run; no request has to wait for it")
+    assert (would.result.outcome, would.result.reason) == (
+        "observed",
+        "dry run; could give back 5.22 GiB; no request has to wait for it",
+    )
     assert would_not.result.outcome == "refused"
     assert (core.fake.resets(), core.summaries(), core.counted.remedies) == ([], events, [])
 
@@ -188,7 +191,7 @@ async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
     monkeypatch.setattr(core.relief, "remedies", {"release": Busy()})
     (measured,) = await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
     assert measured.result.freed_bytes == -2 * IMAGE_BYTES
-    assert "gave back 0.0 MiB, 2 ranks together, in 0.00 s; 244.0 MiB more in use now" in core.summaries("reset")[0]
+    assert "gave back 0 B, 2 ranks together, in 0.00 s; 0.238 GiB more in use now" in core.summaries("reset")[0]
 
 
 def test_every_remedy_that_a_rule_may_name_can_be_carried_out():
@@ -307,7 +310,8 @@ async def test_a_dry_run_tells_the_moment():
     core = await grown()
     (measured,) = await core.relief.reclaim(requests("reset_mm_cache"), mode="safe", dry_run=True)
     assert measured.result.reason == (
-        "dry run; would hold new requests for at most 0.05 s until running requests are done"
+        "dry run; gives back no device memory; "
+        "would hold new requests for at most 0.05 s until running requests are done"
     )
 
 
@@ -373,7 +377,7 @@ def stage(core: Core, monkeypatch, state: str) -> asyncio.Event:
     if state == "closing":
         monkeypatch.setattr(core.gate, "drained", for_ever)
     elif state == "drained":
-        monkeypatch.setattr(core.quiescer._load, "read", for_ever)
+        monkeypatch.setattr("highwater.act.quiescer.read_load", for_ever)
     elif state == "calling":
         monkeypatch.setattr(core.engine, "post", for_ever)
     elif state == "releasing":
@@ -533,12 +537,12 @@ def test_a_state_that_cannot_follow_is_an_error():
         (0, ""),
         (MIB - 1, ""),
         (1 - MIB, ""),
-        (MIB, "; 9.0 MiB less in use now"),
-        (-MIB, "; 7.0 MiB less in use now"),
+        (MIB, "; 0.009 GiB less in use now"),
+        (-MIB, "; 0.007 GiB less in use now"),
     ],
 )
 def test_what_traffic_changed_is_said_from_one_mebibyte_on(beside, words):
     result = RemedyResult(
         remedy="release", outcome="done", seconds=0.5, credited_bytes=8 * MIB, freed_bytes=8 * MIB + beside
     )
-    assert summary_of(result) == f"release done, gave back 8.0 MiB in 0.50 s{words}"
+    assert summary_of(result) == f"release done, gave back 0.008 GiB in 0.50 s{words}"

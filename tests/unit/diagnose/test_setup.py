@@ -76,7 +76,7 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
     found = {one.name: one for one in checked(facts(can=off, ranks=watched, rules=policy(NO_REMEDY)))}
     assert {name for name, one in found.items() if one.level in {"warn", "fail"}} == set()
     assert "memory cannot be given back (to act, start vLLM with VLLM_SERVER_DEV_MODE=1)" in found["dev mode"].text
-    assert found["policy"].text == "calm (act): where memory is only watched, nothing can be given back"
+    assert found["policy"].text == "fine (act): where memory is only watched, nothing can be given back"
 
 
 def shm_of(size: int, free: int, promised: int, engine: EngineMemorySettings | None = None) -> HostReport:

@@ -67,6 +67,7 @@ async def test_the_configured_policy_is_shown_as_such(path):
         "summary": "there are no rules: nothing is given back by itself",
         "rules": [],
         "actions_last_hour": 0,
+        "acts": [],
     }
     assert answer.json()["last_decisions"] == []
 

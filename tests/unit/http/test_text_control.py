@@ -77,10 +77,12 @@ def test_a_reason_of_several_remedies_is_said_once():
     assert shown.count("it sleeps") == 1
 
 
-def test_a_dry_run_tells_no_sizes():
-    shown = reclaim_text([ended("observed", "dry run")], dry_run=True)
-    assert "would be" in shown
-    assert "freed" not in shown
+def test_a_dry_run_tells_what_could_come_back():
+    """Nothing has come back: there is neither an outcome nor a time."""
+    could = replace(ended("observed", "dry run").result, can_give_bytes=3 * GIB)
+    shown = reclaim_text([replace(DONE, result=could)], dry_run=True).splitlines()
+    assert shown[0].split() == ["remedy", "would", "be", "could", "give", "back"]
+    assert shown[2].split() == ["reset_encoder_cache", "done", "3.00", "GiB"]
 
 
 def test_nothing_done_is_said():

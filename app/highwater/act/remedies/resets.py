@@ -12,7 +12,7 @@ from highwater.engine.client import Engine
 from highwater.engine.hints import kv_blocks_held
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.remedies import TRAITS, Mode
-from highwater.watch.sources import parse_load
+from highwater.watch.sources import read_load
 
 RETRY_SECONDS = 0.25
 _IN_USE = "not done by the engine: KV blocks are in use"
@@ -127,14 +127,14 @@ class ResetPrefixCache(_Reset):
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
         )
         result: RunResult = await tries(self._once, engine, options)
-        load = await _load(engine) if result.reason == _IN_USE else EngineLoad()
+        load = await read_load(engine) if result.reason == _IN_USE else EngineLoad()
         if load.requests_running != 0:
             return result
         held = kv_blocks_held(options.kv_connector, load.kv_cache_usage_ratio)
         return replace(result, reason=f"not done by the engine: {held}")
 
     async def _once(self, engine: Engine, options: RunOptions) -> RunResult:
-        before = await _load(engine)
+        before = await read_load(engine)
         result = await super().run(engine, options)
         if not result.ok or result.answer is None:
             return result
@@ -142,7 +142,7 @@ class ResetPrefixCache(_Reset):
         if success is None:
             # It refuses if and only if a block is in use (vllm/v1/core/block_pool.py, `reset_prefix_cache`). Its counts
             # around the call show that, unless requests came or went; those that wait have no blocks yet.
-            after = await _load(engine)
+            after = await read_load(engine)
             free = {load.requests_running == 0 and load.kv_cache_usage_ratio == 0 for load in (before, after)}
             is_known = None not in (before.kv_cache_usage_ratio, after.kv_cache_usage_ratio)
             if len(free) > 1 or not is_known or before.work_done != after.work_done:
@@ -150,7 +150,3 @@ class ResetPrefixCache(_Reset):
                 return RunResult(ok=True, reason=unknown, answer=result.answer)
             success = True in free
         return RunResult(ok=success, reason=None if success else _IN_USE, answer=result.answer)
-
-
-async def _load(engine: Engine) -> EngineLoad:
-    return parse_load(await engine.get_text("/metrics"))

@@ -13,8 +13,9 @@ from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import KNOWN, LogMessage
 from highwater.diagnose.log.story import LogStory, unheard
 from highwater.diagnose.rules.book import Failed, judged
-from highwater.diagnose.rules.device import is_acquitted
+from highwater.diagnose.rules.device import has_run_out, is_acquitted
 from highwater.diagnose.rules.words import names_memory
+from highwater.model.report import MemoryAtEnd
 from highwater.process.untrusted import cleaned, plain
 
 _MAX_RISES, _MAX_GROUPS = 64, 256
@@ -106,6 +107,17 @@ def summarize(case: Case, findings: Sequence[Finding]) -> str:
         parts += [unheard(log)] if unheard(log) else []
     seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
     return f"{_WHAT[evidence.kind]}: {'; '.join(parts)}{seen}"
+
+
+def memory_at_end(case: Case, findings: Sequence[Finding]) -> MemoryAtEnd:
+    if case.is_killed_by_kernel:
+        return "killed_by_kernel"
+    if has_run_out(case):
+        return "device_full"
+    if not _had_room(case, findings):
+        return "unknown"
+    is_kill_known = all(found.name != "kill_not_known" for found in findings)
+    return "not_short" if is_acquitted(case) and is_kill_known else "had_room"
 
 
 def ended_in_order(evidence: Evidence, log: LogStory) -> bool:

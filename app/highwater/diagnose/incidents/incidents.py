@@ -25,14 +25,22 @@ from highwater import __version__
 from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import Finding, weightiest_first
 from highwater.diagnose.incident import Evidence, HangBefore, Headline, Incident, IncidentKind
-from highwater.diagnose.incidents.diagnosis import advised, diagnose, ended_in_order, harmless, joined, summarize
+from highwater.diagnose.incidents.diagnosis import (
+    advised,
+    diagnose,
+    ended_in_order,
+    harmless,
+    joined,
+    memory_at_end,
+    summarize,
+)
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
 from highwater.diagnose.log.messages import KNOWN, LogMessage, ended_by_signal, merged
 from highwater.diagnose.log.reader import LogPosition
 from highwater.diagnose.log.starts import EngineLog, FailedStart
 from highwater.diagnose.log.story import LogStory, unheard
-from highwater.model.report import Event
+from highwater.model.report import Event, OpenIncident
 from highwater.process.untrusted import cleaned
 
 STORM_SECONDS = 60.0
@@ -126,6 +134,15 @@ class Incidents:
     @property
     def is_one_open(self) -> bool:
         return bool(_unended(self._tracked))
+
+    @property
+    def last_open(self) -> OpenIncident | None:
+        last = max(_unended(self._tracked), key=lambda one: one.last_at or 0.0, default=None)
+        if last is None:
+            return None
+        return OpenIncident(
+            id=last.id, kind=last.kind or "", at=last.at or 0.0, summary=last.summary, memory=last.memory
+        )
 
     @property
     def open_findings(self) -> tuple[Finding, ...]:
@@ -286,7 +303,8 @@ class Incidents:
                 tracked = self._tracked.get(one.id, stored.headline)
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))
-                self._track(replace(tracked, summary=incident.summary), incident.findings)
+                known = replace(tracked, summary=incident.summary, memory=incident.memory)
+                self._track(known, incident.findings)
         self._count()
         return tuple(withdrawn)
 
@@ -370,6 +388,7 @@ class Incidents:
             at=evidence.at,
             last_at=evidence.at,
             summary=summarize(case, findings),
+            memory=memory_at_end(case, findings),
             engine=evidence.engine,
             reason=evidence.reason,
             still_seconds=evidence.still_seconds,

@@ -17,6 +17,7 @@ from highwater.diagnose.finding import Finding, Weight, finding, weightiest_firs
 from highwater.diagnose.rules import growth, host
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
 from highwater.host.reading import NO_FILES
+from highwater.model.policy import WORDS
 from highwater.model.titles import missing_text, waters_text
 from highwater.model.units import size_text, span_text
 from highwater.process.admin_token import is_loopback
@@ -241,7 +242,7 @@ def mode(case: Case) -> Answer:
     if policy is None or case.engine.traits.is_absent:
         return None
     if setup.only_watches:
-        return f"{policy.level} ({policy.mode}): where memory is only watched, nothing can be given back"
+        return f"{WORDS[policy.level]} ({policy.mode}): where memory is only watched, nothing can be given back"
     if policy.mode == "observe":
         return finding("policy_observes")
     remedies = {remedy.name: remedy.unavailable for rule in policy.rules for remedy in rule.remedies}

@@ -11,13 +11,13 @@ from highwater.act.relief import RemedyOutcome
 from highwater.act.rules import Rule
 from highwater.act.store import PolicyStore
 from highwater.model.components import COMPONENT_NAMES
-from highwater.model.policy import PolicyStatus, RuleStatus
+from highwater.model.policy import WORDS, PolicyStatus, RuleStatus
 from highwater.model.rank import RankReading, rank_title
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event
 from highwater.model.titles import component_title, reasons_of, signal_text, table, waters_text
 from highwater.model.totals import compare
-from highwater.model.units import UNKNOWN, size_text, span_text
+from highwater.model.units import UNKNOWN, gib_text, size_text, span_text
 from highwater.process.untrusted import plain
 from highwater.watch.history import Mark
 from highwater.watch.snapshots import RankStacks, Taken
@@ -26,8 +26,9 @@ from highwater.watch.snapshots import RankStacks, Taken
 def reclaim_text(results: Sequence[RemedyOutcome], *, dry_run: bool) -> str:
     if not results:
         return "nothing was done\n"
-    headers = ["remedy", "would be" if dry_run else "outcome", "quiesced by"]
-    headers += [] if dry_run else ["given back", "less in use now", "seconds", "held"]
+    headers = ["remedy", "outcome", "quiesced by", "given back", "less in use now", "seconds", "held"]
+    if dry_run:
+        headers = ["remedy", "would be", "could give back"]
     parts = [table(headers, [_row(each.result, dry_run=dry_run) for each in results])]
     parts += reasons_of((each.result.remedy, each.result.reason) for each in results if each.result.reason)
     if any(each.result.outcome == "done" for each in results):
@@ -37,11 +38,11 @@ def reclaim_text(results: Sequence[RemedyOutcome], *, dry_run: bool) -> str:
 
 def _row(result: RemedyResult, *, dry_run: bool) -> list[str]:
     outcome = "done" if dry_run and result.outcome == "observed" else result.outcome
-    row = [result.remedy, outcome, result.quiesced_by or UNKNOWN]
     if dry_run:
-        return row
+        return [result.remedy, outcome, gib_text(result.can_give_bytes)]
     held = UNKNOWN if result.held_seconds is None else f"{result.held_seconds:.2f} s"
-    return [*row, size_text(result.credited_bytes), size_text(result.freed_bytes), f"{result.seconds:.2f}", held]
+    sizes = gib_text(result.credited_bytes), gib_text(result.freed_bytes)
+    return [result.remedy, outcome, result.quiesced_by or UNKNOWN, *sizes, f"{result.seconds:.2f}", held]
 
 
 def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str:
@@ -132,7 +133,7 @@ def policy_text(status: PolicyStatus, rules: Sequence[Rule], store: PolicyStore,
     configured = {rule.name: rule for rule in rules}
     lines = [
         f"mode: {status.mode}, {origin}",
-        f"{status.level}: {status.summary}",
+        f"{WORDS[status.level]}: {status.summary}",
         f"actions in the last hour: {status.actions_last_hour}",
         *(_rule_text(rule, configured.get(rule.name)) for rule in status.rules),
         *(["last decisions:"] if decisions else []),
@@ -149,4 +150,5 @@ def _rule_text(rule: RuleStatus, configured: Rule | None) -> str:
     times.append(f"cooldown {span_text(None if configured is None else configured.cooldown_seconds)}")
     why = f"; {rule.reason}" if rule.reason else ""
     now = signal_text(rule.signal, rule.value)
-    return f"rule {rule.name}: {rule.phase}, {rule.signal} {now}, {waters}, {', '.join(times)}; runs {remedies}{why}"
+    phase = f"rule {rule.name}: {WORDS[rule.phase]}"
+    return f"{phase}, {rule.signal} {now}, {waters}, {', '.join(times)}; runs {remedies}{why}"

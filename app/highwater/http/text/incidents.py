@@ -17,6 +17,7 @@ from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
 from highwater.http.text.report import memory_rows, requests_text
+from highwater.model.policy import WORDS
 from highwater.model.report import Event
 from highwater.model.units import MIB, mib, size_text, span_text
 from highwater.process.untrusted import plain
@@ -80,7 +81,7 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         lines = textwrap.indent(_lines([plain(incident.exception.text)]), "  ")
         raised = f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{lines}"
     status = incident.policy
-    policy = "" if status is None else code(f"{status.level} (mode {status.mode}): {status.summary}")
+    policy = "" if status is None else code(f"{WORDS[status.level]} (mode {status.mode}): {status.summary}")
     parts = [
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),

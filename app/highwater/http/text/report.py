@@ -8,7 +8,7 @@ from highwater.growth.words import growth_line
 from highwater.model.components import COMPONENTS
 from highwater.model.door import DoorState
 from highwater.model.engine import EngineStatus
-from highwater.model.policy import RuleStatus
+from highwater.model.policy import WORDS, RuleStatus
 from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase
 from highwater.model.remedies import can_give
 from highwater.model.report import HostSummary, Report
@@ -34,7 +34,7 @@ def report_text(report: Report) -> str:
         parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
     parts += [f"{name}: {fact}" for name, fact in engine_facts(report).items()]
     if report.policy is not None:
-        parts.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
+        parts.append(f"policy: {WORDS[report.policy.level]} ({report.policy.mode}): {report.policy.summary}")
         parts += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
     return "\n".join(part for part in parts if part) + "\n"
 
@@ -179,7 +179,9 @@ def requests_text(engine: EngineStatus) -> str:
 
 def _rule(rule: RuleStatus, summary: str) -> str:
     waters = waters_text(rule)
-    shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
+    shown = (
+        f"{WORDS[rule.phase]}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
+    )
     why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
     short = rule.short_ranks
     gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short).items())

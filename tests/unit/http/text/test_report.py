@@ -158,7 +158,7 @@ def test_notes_and_problems_are_shown_in_full(story):
     policy = PolicyStatus(level="urgent", mode="act", summary="short by 900 MiB on rank 0; nothing here to give back")
     text = report_text(replace(story, ranks=(noted,), policy=policy, stale=True))
     assert "note: rank 1: torch: no memory_stats\n" in text
-    assert "policy: urgent (act): short by 900 MiB on rank 0; nothing here to give back\n" in text
+    assert "policy: very short (act): short by 900 MiB on rank 0; nothing here to give back\n" in text
     assert "(STALE)" in text
 
 

@@ -1,0 +1,471 @@
+"""The verdict: a row for each state and cause, with all that is said; and the moments of a server's life."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from highwater.diagnose.verdict import Reason, VerdictState, verdict
+from highwater.model.engine import MissingRank, Progress, StartFailure
+from highwater.model.growth import Growth, GrowthRate, RankGrowth, RecentGrowth, SeriesGrowth
+from highwater.model.policy import PolicyAct
+from highwater.model.rank import Components, Device
+from highwater.model.report import HostSummary, OpenIncident, ProxyLoad, ReliefNow, Report
+from tests.fakes.engine import MIB
+from tests.unit.terminal.reports import DEVICE, HELD, NOW, policy, pressure, ranks, report, short_policy
+
+GIB = 1024 * MIB
+GOLDEN = Path(__file__).parent / "golden" / "verdicts.txt"
+RUNBOOKS = Path(__file__).parents[3] / "docs" / "runbooks"
+
+
+def told(engine: dict[str, Any] | None = None, **changed: Any) -> Report:
+    """A report of the story's two ranks as it is given out, with parts of it and of the engine's status changed."""
+    made = replace(report(), growth=Growth(), now=NOW, proxy=ProxyLoad(requests_ended=9, requests_under_way=3))
+    return replace(made, engine=replace(made.engine, since=NOW - 240, **(engine or {})), **changed)
+
+
+def eight(fullest: float, **growth: Any) -> dict[str, Any]:
+    """Eight ranks, of which rank 3 has so many GiB free; and its growth."""
+    all_ranks = ranks(8)
+    full = replace(all_ranks[3], free_bytes=int(fullest * GIB), releasable_bytes=int(1.85 * GIB))
+    rules = tuple(pressure(number) for number in range(8))
+    return {
+        "ranks": (*all_ranks[:3], full, *all_ranks[4:]),
+        "ranks_expected": 8,
+        "ranks_reported": 8,
+        "policy": policy(replace(DEVICE, ranks=rules)),
+        "growth": Growth(**growth),
+    }
+
+
+def act(ago: float, *, reached: bool = True, gib: float = 6.4) -> PolicyAct:
+    why = "short by 0.605 GiB on rank 0"
+    at = NOW - ago
+    return PolicyAct(
+        at=at, rule="device", remedy="release", outcome="done", why=why, freed_bytes=int(gib * GIB), reached=reached
+    )
+
+
+def nothing_to_give(*, free: float | None = None, **changed: Any) -> tuple[Any, ...]:
+    size = {} if free is None else {"free_bytes": int(free * GIB)}
+    return tuple(replace(rank, releasable_bytes=0, trimmable_bytes=0, **size, **changed) for rank in ranks())
+
+
+def growing(rank: int = 0, *, pace: float = 58 * MIB, **parts: int) -> RankGrowth:
+    return RankGrowth(
+        rank=rank, dp_rank=0, bytes_per_second=pace, component="encoder_cache_bytes", grown=Components(**parts)
+    )
+
+
+def died(memory: str, **changed: Any) -> dict[str, Any]:
+    incident = OpenIncident(
+        id="20261121T143233Z-died", kind="died", at=NOW - 240, summary="The engine died", memory=memory
+    )
+    return {"stale": True, "age_seconds": 241.0, "taken_at": NOW - 241, "incident": incident, **changed}
+
+
+def leaking(days: float) -> SeriesGrowth:
+    return SeriesGrowth(
+        series="API server anonymous_bytes",
+        owner="API server",
+        measure="anonymous_bytes",
+        place="host",
+        unit="bytes",
+        verdict="leak",
+        text="it leaks",
+        rate=GrowthRate(driver="request", per_driver=3.0 * MIB, low=2.9 * MIB, high=3.1 * MIB),
+        exhausted_at=NOW + days * 86_400,
+        limit_by="the container's limit",
+    )
+
+
+STILL = Growth(ranks=tuple(RankGrowth(rank=rank, dp_rank=0, bytes_per_second=0.0) for rank in range(2)))
+LOADING = {"state": "starting", "is_loading": True, "loading_phase": "loading weights", "loading_since": NOW - 72}
+NOT_READ = {"stale": True, "taken_at": None, "age_seconds": None, "ranks": (), "ranks_reported": 0}
+FAILED = StartFailure(
+    at=NOW - 40,
+    recorder_instance="x",
+    summary="the engine did not start: rank 0 failed in phase weights after 12.0 s: RuntimeError: no room",
+    ranks=(),
+)
+STUCK = Progress(
+    verdict="stuck", since_seconds=70.0, ranks=(), summary="rank 1 has been in a step for 70 s; the others wait for it"
+)
+STARVED = Progress(
+    verdict="stuck",
+    since_seconds=30.0,
+    ranks=(),
+    summary="steps end without tokens while 3 requests wait",
+    is_starved=True,
+)
+RESTING = replace(
+    short_policy("resting"),
+    rules=(
+        replace(
+            short_policy("resting").rules[0],
+            reason="short by 0.605 GiB on rank 1; the last relief did not reach low water",
+            rest_until=NOW + 42,
+        ),
+    ),
+)
+ACTING = replace(short_policy("acting", can_release=2 * GIB), acts=(act(16), act(32)))
+HOST = HostSummary(processes=3)
+FULL_HOST = "the engine's container keeps 62.0 GiB of 64.0 GiB (97 %) that the kernel cannot drop"
+CPU = tuple(replace(rank, device=Device(type="cpu"), releasable_bytes=None, trimmable_bytes=None) for rank in ranks(1))
+MISSING = MissingRank(dp_rank=0, pp_rank=0, tp_rank=2, rank=2, status="dead")
+SECOND_WAVE = policy(acts=tuple(act(16.0 * number) for number in range(1, 6)))
+RELIEF = ReliefNow(
+    remedy="reset_encoder_cache",
+    trigger="policy",
+    state="closing",
+    seconds=3.2,
+    requests_running=2,
+    text="giving back: waits for 2 requests, 3 s",
+    why="short by 0.605 GiB on rank 1",
+)
+REFUSED = replace(
+    DEVICE, remedies=tuple(replace(one, unavailable="development mode is off") for one in DEVICE.remedies)
+)
+
+# What a case is about, its report, and the state, exit status and reason; golden/verdicts.txt has all that is said.
+CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
+    ("all is well", told(growth=STILL), "fine", 0, "none"),
+    ("its growth is not known", told(), "fine", 0, "none"),
+    ("busy", told({"state": "busy", "hint": "a step has lasted 12 s"}), "fine", 0, "none"),
+    ("eight ranks, one fuller", told(**eight(4.34)), "fine", 0, "none"),
+    ("mode observe", told(policy=policy(mode="observe")), "fine", 0, "none"),
+    ("no rules", told(policy=replace(policy(), rules=())), "fine", 0, "none"),
+    ("only watched", told({"capabilities": {"collective_rpc": False}}, policy=policy(REFUSED)), "fine", 0, "none"),
+    (
+        "on CPU",
+        told(ranks=CPU, ranks_expected=1, ranks_reported=1, policy=policy(HELD, level="held")),
+        "cannot_act",
+        1,
+        "rule_held",
+    ),
+    ("a relief that did not reach its water", told(policy=RESTING), "short", 1, "releasable"),
+    ("a leak that lasts for weeks", told(growth=Growth(series=(leaking(20),))), "fine", 0, "none"),
+    ("a past relief", told(policy=policy(acts=(act(9000),))), "fine", 0, "none"),
+    (
+        "host memory that may become short",
+        told(host=replace(HOST, warnings=("/dev/shm can be too small",))),
+        "fine",
+        0,
+        "none",
+    ),
+    (
+        "grown since it was ready",
+        told(growth=Growth(baseline_taken_at=NOW - 7200, ranks=(growing(0, pace=0.0, encoder_cache_bytes=2 * GIB),))),
+        "fine",
+        0,
+        "none",
+    ),
+    ("a remedy by hand runs", told(relief=replace(RELIEF, trigger="reclaim", why=None)), "fine", 0, "none"),
+    ("a release every 16 s", told(policy=SECOND_WAVE, growth=Growth(refill_seconds=16.0)), "keeps_up", 0, "relief"),
+    ("the same while it runs", told(policy=ACTING, relief=RELIEF), "keeps_up", 0, "relief"),
+    (
+        "twice, and not enough",
+        told(policy=replace(RESTING, acts=(act(16, reached=False), act(32)))),
+        "short",
+        1,
+        "releasable",
+    ),
+    (
+        "growing, full soon",
+        told(
+            **eight(
+                2.34,
+                seconds_to_full=40.0,
+                component="encoder_cache_bytes",
+                ranks=(replace(growing(3), seconds_to_full=40.0),),
+                recent=RecentGrowth(
+                    rank=3, dp_rank=0, component="encoder_cache_bytes", bytes=int(1.9 * GIB), seconds=40.0
+                ),
+            )
+        ),
+        "short",
+        1,
+        "growing",
+    ),
+    (
+        "full in two hours",
+        told(growth=Growth(seconds_to_full=7200.0, component="encoder_cache_bytes", ranks=(growing(),))),
+        "fine",
+        0,
+        "none",
+    ),
+    ("short, with something to give", told(policy=short_policy(can_release=GIB)), "short", 1, "releasable"),
+    (
+        "short, all in use",
+        told(
+            policy=short_policy(),
+            ranks=nothing_to_give(free=1.42),
+            growth=Growth(
+                recent=RecentGrowth(
+                    rank=1, dp_rank=0, component="other_tensors_bytes", bytes=int(6.7 * GIB), seconds=240.0
+                )
+            ),
+        ),
+        "short",
+        1,
+        "in_use",
+    ),
+    (
+        "short by a rule on the encoder cache",
+        told(
+            policy=policy(
+                replace(
+                    DEVICE,
+                    name="cache",
+                    signal="encoder_cache_bytes",
+                    phase="short",
+                    ranks=(),
+                    reason="encoder_cache_bytes is 3.69 GiB over low water on rank 0",
+                ),
+                level="short",
+            )
+        ),
+        "short",
+        1,
+        "releasable",
+    ),
+    ("short, and only observed", told(policy=short_policy(can_release=GIB, mode="observe")), "short", 1, "observe"),
+    (
+        "a neighbour takes 44 GiB",
+        told(
+            policy=short_policy(),
+            ranks=nothing_to_give(free=1.42, shared_with="another process (pid 812, other.py)"),
+            growth=Growth(
+                recent=RecentGrowth(rank=1, dp_rank=0, component="non_torch_bytes", bytes=44 * GIB, seconds=60.0),
+                ranks=(growing(1, pace=0.0, non_torch_bytes=44 * GIB),),
+            ),
+        ),
+        "short",
+        1,
+        "neighbour",
+    ),
+    (
+        "somebody outside, nobody knows who",
+        told(
+            policy=short_policy(),
+            ranks=nothing_to_give(free=1.42),
+            growth=Growth(ranks=(growing(1, pace=0.0, non_torch_bytes=44 * GIB),)),
+        ),
+        "short",
+        1,
+        "outside",
+    ),
+    (
+        "a rest after a relief that was too small",
+        told(policy=RESTING, ranks=nothing_to_give(free=2.0)),
+        "short",
+        1,
+        "in_use",
+    ),
+    (
+        "host memory is short",
+        told(host=replace(HOST, warnings=(FULL_HOST,), short=FULL_HOST)),
+        "short",
+        1,
+        "host_memory",
+    ),
+    ("a leak that ends today", told(growth=Growth(series=(leaking(0.25),))), "short", 1, "leak"),
+    ("very short", told(policy=short_policy("urgent", can_release=GIB)), "very_short", 2, "releasable"),
+    (
+        "very short, all in use",
+        told(policy=short_policy("urgent"), ranks=nothing_to_give(free=0.4)),
+        "very_short",
+        2,
+        "in_use",
+    ),
+    (
+        "slow and very short",
+        told({"state": "slow"}, policy=short_policy("urgent"), ranks=nothing_to_give(free=0.4)),
+        "very_short",
+        2,
+        "in_use",
+    ),
+    ("slow", told({"state": "slow", "hint": "GET /metrics: no response within 5 s"}), "slow", 1, "slow"),
+    ("slow and short", told({"state": "slow"}, policy=short_policy()), "slow", 1, "slow"),
+    (
+        "a starved engine of several",
+        told({"starved": ("engine 1 has scheduled nothing of its 4 waiting requests for 20 s while others work",)}),
+        "slow",
+        1,
+        "starved",
+    ),
+    ("paused", told({"state": "paused"}), "paused", 1, "paused"),
+    ("asleep", told({"state": "sleeping"}, policy=policy(level="held")), "sleeping", 1, "sleeping"),
+    ("loading", told({**LOADING, "last_start_seconds": 220.0}, **NOT_READ), "starting", 1, "loading"),
+    ("loading for the first time", told(LOADING, **NOT_READ), "starting", 1, "loading"),
+    (
+        "a start failed and the next one loads",
+        told({**LOADING, "loading_since": NOW - 12}, start_failure=FAILED, **NOT_READ),
+        "starting",
+        1,
+        "start_failed",
+    ),
+    (
+        "a start failed",
+        told({"state": "starting", "is_loading": False}, start_failure=FAILED, **NOT_READ),
+        "starting",
+        1,
+        "start_failed",
+    ),
+    (
+        "nothing answers yet",
+        told(
+            {
+                "state": "starting",
+                "hint": "nothing answers yet at http://127.0.0.1:8000 (connection refused); is vLLM running there?",
+            },
+            **NOT_READ,
+        ),
+        "starting",
+        1,
+        "unreachable",
+    ),
+    ("it hangs", told({"state": "stuck"}, progress=STUCK), "stuck", 2, "hung"),
+    ("it schedules nothing", told({"state": "stuck"}, progress=STARVED), "stuck", 2, "starved"),
+    (
+        "silent",
+        told(
+            {"state": "not_answering", "hint": "it has answered no call for 240 s (GET /health: no response)"},
+            stale=True,
+        ),
+        "silent",
+        2,
+        "no_answer",
+    ),
+    (
+        "dead, killed by the kernel",
+        told({"state": "gone", "is_loading": False}, **died("killed_by_kernel")),
+        "dead",
+        2,
+        "kernel_oom",
+    ),
+    (
+        "dead, the device was full",
+        told({"state": "gone", "is_loading": False}, **died("device_full")),
+        "dead",
+        2,
+        "device_memory",
+    ),
+    (
+        "dead, memory was not short",
+        told({"state": "gone", "is_loading": False}, **died("not_short")),
+        "dead",
+        2,
+        "not_memory",
+    ),
+    ("dead, its device had room", told({"state": "gone"}, **died("had_room")), "dead", 2, "unknown"),
+    ("dead, nothing is known", told({"state": "gone"}, **died("unknown")), "dead", 2, "unknown"),
+    (
+        "dead before the sidecar began",
+        told({"state": "gone", "is_loading": False}, stale=True, proxy=None),
+        "dead",
+        2,
+        "unknown",
+    ),
+    ("stopped in order", told({"state": "gone", "stopped_at": NOW}, stale=True), "dead", 1, "stopped"),
+    (
+        "readings are stale",
+        told(stale=True, age_seconds=42.0, policy=policy(level="unknown")),
+        "unknown",
+        1,
+        "not_read",
+    ),
+    ("nothing read yet", told(**NOT_READ), "unknown", 1, "not_read"),
+    (
+        "workers hidden",
+        told(
+            {"capabilities": {"collective_rpc": False}, "hint": "start vLLM with --worker-extension-cls X"}, **NOT_READ
+        ),
+        "unknown",
+        1,
+        "not_read",
+    ),
+    ("a rank is missing", told(ranks_expected=3, ranks_missing=(MISSING,)), "unknown", 1, "ranks_missing"),
+    (
+        "short, and a rank is missing",
+        told(ranks_expected=3, policy=short_policy(can_release=GIB)),
+        "short",
+        1,
+        "releasable",
+    ),
+    ("a rule that cannot act", told(policy=policy(HELD, level="held")), "cannot_act", 1, "rule_held"),
+    (
+        "an incident of before",
+        told(incident=OpenIncident(id="x", kind="out_of_memory", at=NOW - 900, summary="it ran out")),
+        "fine",
+        0,
+        "none",
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def shown(name: str, found: Report) -> str:
+    """The whole verdict, as it stands in the golden file."""
+    judged = verdict(found)
+    deed = judged.do
+    parts = {
+        "grew": judged.grew,
+        "next": judged.next,
+        "do": None
+        if deed is None
+        else f"{deed.text} -> {deed.path} {dict(deed.body or {}) or ''} {deed.bytes or ''}".strip(),
+        "step": judged.step,
+        "runbook": judged.runbook,
+    }
+    rows = [f"  {part:<8}{text}" for part, text in parts.items() if text is not None]
+    return (
+        "\n".join([f"# {name}: {judged.state} ({judged.exit_status}), {judged.reason}", judged.sentence, *rows]) + "\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "status", "reason"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_one_state_with_its_exit_status_and_its_reason(found, state, status, reason):
+    judged = verdict(found)
+    assert (judged.state, judged.exit_status, judged.reason) == (state, status, reason)
+    assert len(judged.sentence.split()) <= 40
+    assert "None" not in f"{judged.sentence}{judged.next or ''}{judged.grew or ''}"
+
+
+def test_all_that_is_said_is_the_golden_text():
+    """After a change that is meant: HIGHWATER_GOLDEN=write pytest, and read it."""
+    text = "\n".join(shown(name, found) for name, found, *_ in CASES)
+    if os.environ.get("HIGHWATER_GOLDEN") == "write":
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_every_state_and_reason_has_a_case():
+    assert {state for _, _, state, *_ in CASES} == set(get_args(VerdictState))
+    assert {reason for *_, reason in CASES} == set(get_args(Reason))
+
+
+@pytest.mark.parametrize("found", [case[1] for case in CASES], ids=[case[0] for case in CASES])
+def test_a_runbook_and_a_page_are_served(found):
+    judged = verdict(found)
+    pages = [judged.runbook, None if judged.do is None or judged.do.body else judged.do.path]
+    for page in pages:
+        if page is not None and page.startswith("docs/runbooks/"):
+            assert (RUNBOOKS / page.removeprefix("docs/runbooks/").replace(".html", ".md")).is_file()
+    assert judged.state in ("fine", "keeps_up") or (judged.step and judged.runbook)
