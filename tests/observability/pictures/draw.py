@@ -217,14 +217,16 @@ def _table(axes: Axes, panel: dict[str, Any], store: Store) -> None:
         for each in series:  # as the transformation `merge` joins them: by the labels that all have
             cells = found.setdefault(tuple(each["metric"][label] for label in sorted(common)), {})
             cells.update({name: value for name, value in each["metric"].items() if name != "__name__"})
-            cells[column] = shown(float(each["value"][1]), unit)
+            value = float(each["value"][1])
+            words = _overrides(panel, organize["renameByName"].get(column, "")).get("mappings", [{"options": {}}])
+            cells[column] = words[0]["options"].get(f"{value:.0f}", {}).get("text", shown(value, unit))
     columns = sorted(organize["indexByName"], key=organize["indexByName"].__getitem__)
     text = [[cells.get(column, "") for column in columns] for _, cells in sorted(found.items())]
     heads = [organize["renameByName"].get(column, column) for column in columns]
     table = axes.table(cellText=text or [[""] * len(columns)], colLabels=heads, loc="upper center", cellLoc="left")
     table.auto_set_font_size(False)
-    table.set_fontsize(8)
-    table.scale(1, 1.4)
+    table.set_fontsize(9)
+    table.scale(1, 1.6)
     table.auto_set_column_width(list(range(len(columns))))
 
 
