@@ -41,7 +41,7 @@ FLOOD_SECONDS = 120.0
 TEXT_SECONDS = 60.0
 SIDES = (*[512] * 24, *[2048] * 8, *[4096] * 4, *[8192] * 3, 60_000)
 """In pixels, as often as a client sends them."""
-pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(3600, func_only=True)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600, func_only=True)]
 
 
 def picture(side: int, number: int) -> str:
