@@ -21,6 +21,8 @@ ENCODER_CACHES = 2
 # Of the device memory that could be allocated: a reading is up to a second old, what was encoded since stays in the
 # encoder cache, and the allocator's reserve is in pieces.
 DEVICE_SHARE = 2
+# Of less the text beside it takes more than the image does.
+MIN_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,9 @@ def limits_of(given: DoorLimits, facts: DoorFacts) -> DoorLimits:
         # Before the first image nothing is known of an encoder that no start has tried: one at a time.
         first = 1 if facts.peaks and facts.peaks.is_untried and not facts.encoder_is_profiled else None
         known = [tokens for tokens in (cached, device, first) if tokens is not None]
-        found = replace(found, encoder_tokens=min(known, default=None), device_tokens=device)
+        # Only what images were seen to take is a reason to let none in: a record of before may be of anything.
+        is_seen = facts.peaks is not None and facts.peaks.has_risen
+        found = replace(found, encoder_tokens=min(known, default=None), device_tokens=device if is_seen else None)
     return found
 
 
@@ -88,7 +92,7 @@ def _device_tokens(facts: DoorFacts) -> int | None:
     if peaks is None or room is None or (per_token := peaks.bytes_per_token) is None:
         return None
     profiled = facts.budget.memory.peak_activation_bytes if facts.budget and facts.encoder_is_profiled else 0
-    if profiled is None or peaks.transient_bytes <= profiled:
+    if profiled is None or peaks.transient_bytes <= profiled or (facts.encoder_is_profiled and not peaks.has_risen):
         return None
     return int(room / DEVICE_SHARE / per_token)
 
@@ -118,6 +122,11 @@ class EncoderPeaks:
         if not (self._encoded_tokens and self.transient_bytes):
             return None
         return max(1.0, min(self._risen or math.inf, self.transient_bytes / self._encoded_tokens))
+
+    @property
+    def has_risen(self) -> bool:
+        """True if a peak rose while images were in flight."""
+        return self._risen > 0
 
     @property
     def is_untried(self) -> bool:
@@ -156,5 +165,5 @@ class EncoderPeaks:
             elif peak > last[0]:
                 transient = peak - min(allocated, last[1])
                 self.transient_bytes = max(self.transient_bytes, transient)
-                if in_flight:
+                if in_flight >= MIN_TOKENS:
                     self._risen = max(self._risen, transient / in_flight)

@@ -142,8 +142,8 @@ def test_it_is_a_bound_and_no_mean():
 def test_a_larger_image_that_took_no_more_lowers_it():
     engine = Engine()
     engine.seen(allocated=1000, peak=1010)
-    engine.seen(allocated=1000, peak=1050, in_flight=64, encoded=64)
-    assert engine.seen(allocated=1000, peak=1050) == pytest.approx(50 / 64)
+    engine.seen(allocated=1000, peak=1050, in_flight=300, encoded=300)
+    assert engine.seen(allocated=1000, peak=1050) == pytest.approx(50 / 300)
     engine.seen(allocated=1000, peak=1050, in_flight=1000, encoded=1000)
     assert engine.seen(allocated=1000, peak=1050) == pytest.approx(0.05)
 
@@ -152,6 +152,16 @@ def test_a_peak_of_before_the_first_reading_may_be_of_an_empty_cache():
     engine = Engine()
     engine.seen(allocated=1200, peak=1250, cached=200, encoded=1000)
     assert engine.seen(allocated=1200, peak=1250) == pytest.approx(0.25)
+    limits = engine.limits(500)
+    assert (limits.encoder_tokens, limits.device_tokens) == (1000, None)  # several wait for each other; one goes in
+
+
+def test_what_a_text_took_beside_a_thumbnail_keeps_no_image_out():
+    engine = Engine()
+    engine.seen(allocated=1000, peak=1010)
+    engine.seen(allocated=1000, peak=3000, in_flight=64, encoded=64)
+    engine.seen(allocated=1000, peak=3000)
+    assert engine.limits(500).device_tokens is None
 
 
 def test_another_life_of_the_engine_begins_anew_and_a_silent_one_does_not():
@@ -166,7 +176,8 @@ def test_another_life_of_the_engine_begins_anew_and_a_silent_one_does_not():
 
 def test_what_the_start_set_aside_does_not_count_and_what_exceeds_it_does():
     engine = Engine()
-    engine.seen(allocated=1000, peak=1100, encoded=1000)
+    engine.seen(allocated=1000, peak=1010)
+    engine.seen(allocated=1000, peak=1100, in_flight=1000, encoded=1000)
     engine.seen(allocated=1000, peak=1100)
     assert engine.limits(50, is_profiled=True).device_tokens is None
     assert engine.limits(50, is_profiled=True, profile=200).device_tokens is None
