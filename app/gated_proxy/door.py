@@ -382,10 +382,10 @@ class Door:
 
     def _is_over_room(self, visit: Visit) -> bool:
         """Return whether it is too large for the room that there is just now, even if nobody else were inside."""
-        limit, device = self.limits.decoded_bytes, self.limits.device_tokens
-        if device is not None and visit.item_tokens > device:
+        limits, takes = self.limits, visit.inside + visit.wants
+        if limits.device_tokens is not None and takes.encoder_tokens > limits.device_tokens:
             return True
-        return limit is not None and (visit.inside + visit.wants).decoded_bytes > limit
+        return limits.decoded_bytes is not None and takes.decoded_bytes > limits.decoded_bytes
 
     def _is_over_share(self, visit: Visit) -> bool:
         """Return whether its key's requests would take more than half, and others have sent images lately."""
@@ -439,8 +439,8 @@ class Door:
         short, device = self._short_of(visit), self.limits.device_tokens
         if self.is_held:
             why = self._held_for
-        elif device is not None and visit.item_tokens > device:
-            why = f"one takes {visit.item_tokens} encoder tokens, and the device has memory for {device} just now"
+        elif device is not None and (takes := (visit.inside + visit.wants).encoder_tokens) > device:
+            why = f"they take {takes} encoder tokens, and the device has memory for {device} just now"
             why += " (door.encoder_tokens)"
         elif short is not None:
             name, unit, taken, limit = short

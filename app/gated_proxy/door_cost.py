@@ -38,7 +38,7 @@ class DoorLimits:
     decoded_bytes: int | None = None
     ceiling_bytes: int | None = None  # of one request, whatever room there is; `None`: `decoded_bytes`
     encoder_tokens: int | None = None
-    device_tokens: int | None = None  # of one item: the device has no memory for more just now
+    device_tokens: int | None = None  # of one request: the device has no memory for more just now
     items: int | None = None
     item_tokens: int | None = None  # of the engine's largest item
     unknown_bytes: int = 64 * MIB  # decoded, of an item whose size is not known

@@ -38,6 +38,7 @@ class EngineOptions:
         utilization: `--gpu-memory-utilization`.
         kv_cache_memory_bytes: `--kv-cache-memory-bytes`, where it was given.
         tells_requested: Whether the workers know what the utilization asked for; old ones of vllm-ascend do not.
+        skip_mm_profiling: `--skip-mm-profiling`: the start sets no memory aside for the encoder.
         ec_connector: Whether an encoder cache connector is configured: `trim` is refused then.
     """
 
@@ -47,6 +48,7 @@ class EngineOptions:
     kv_cache_memory_bytes: int | None = None
     tells_requested: bool = True
     ec_connector: bool = False
+    skip_mm_profiling: bool = False
 
 
 class _WorkerBase:
@@ -108,6 +110,9 @@ class ModelWorker:
             vllm_config=SimpleNamespace(
                 parallel_config=parallel,
                 cache_config=cache,
+                model_config=SimpleNamespace(
+                    multimodal_config=SimpleNamespace(skip_mm_profiling=engine.skip_mm_profiling)
+                ),
                 scheduler_config=SimpleNamespace(encoder_cache_size=plan.encoder_budget_embeds),
                 compilation_config=SimpleNamespace(static_forward_context={}),
                 ec_transfer_config=SimpleNamespace(ec_connector="ECExampleConnector") if engine.ec_connector else None,
@@ -163,9 +168,12 @@ class ModelWorker:
         torch.device_module.current = memory.index
         memory.take_for_a_moment(sum(images.values()) * plan.token_peak, "activations of images")
         for name, embeds in images.items():
-            while cache and sum(each.shape[0] for each in dict.values(cache)) + embeds > plan.encoder_budget_embeds:
+            while cache and self._held_embeds() + embeds > plan.encoder_budget_embeds:
                 del cache[next(iter(dict.keys(cache)))]
             cache[name] = torch.tensor((embeds, plan.image // 2 // plan.image_embeds))
+
+    def _held_embeds(self) -> int:
+        return sum(value.shape[0] for value in dict.values(self.encoder_cache) if isinstance(value, FakeTensor))
 
     def decode(self) -> None:
         """A step of text.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gated_proxy.door import Mode
 from gated_proxy.door_cost import DoorLimits, TokenRule
-from highwater.model.engine_budget import EngineBudget
+from highwater.model.engine_budget import EncoderLimits, EngineBudget
 from highwater.model.rank import RankKey, RankReading
 from highwater.model.units import MIB
 
@@ -21,6 +21,8 @@ ENCODER_CACHES = 2
 # Of the device memory that could be allocated: a reading is up to a second old, what was encoded since stays in the
 # encoder cache, and the allocator's reserve is in pieces.
 DEVICE_SHARE = 2
+# Of less the text beside it takes more than the image does.
+MIN_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +61,10 @@ def mode_of(given: Mode | None, facts: DoorFacts) -> tuple[Mode, str]:
 
 def limits_of(given: DoorLimits, facts: DoorFacts) -> DoorLimits:
     """Return the limits with those derived that were not given."""
-    found, encoder = given, None if facts.budget is None else facts.budget.encoder
+    found, encoder = given, facts.budget.encoder if facts.budget and facts.budget.encoder else EncoderLimits()
     if given.decoded_bytes is None and facts.free_bytes is not None:
         most = facts.free_bytes if facts.limit_bytes is None else facts.limit_bytes
         found = replace(found, decoded_bytes=_share(facts.free_bytes), ceiling_bytes=_share(most))
-    if encoder is None:
-        return found
     if (rule := encoder.image_rule) is not None:
         side = rule.patch_size * rule.merge_size
         found = replace(found, token_rule=TokenRule(side, rule.min_pixels or 0, rule.max_pixels, is_engines=True))
@@ -74,9 +74,11 @@ def limits_of(given: DoorLimits, facts: DoorFacts) -> DoorLimits:
         cached = ENCODER_CACHES * max(encoder.cache_size, largest or 0) if encoder.cache_size else None
         device = _device_tokens(facts)
         # Before the first image nothing is known of an encoder that no start has tried: one at a time.
-        first = largest if facts.peaks and facts.peaks.is_untried and not facts.encoder_is_profiled else None
+        first = 1 if facts.peaks and facts.peaks.is_untried and not facts.encoder_is_profiled else None
         known = [tokens for tokens in (cached, device, first) if tokens is not None]
-        found = replace(found, encoder_tokens=min(known, default=None), device_tokens=device)
+        # Only what images were seen to take is a reason to let none in: a record of before may be of anything.
+        is_seen = facts.peaks is not None and facts.peaks.has_risen
+        found = replace(found, encoder_tokens=min(known, default=None), device_tokens=device if is_seen else None)
     return found
 
 
@@ -90,7 +92,7 @@ def _device_tokens(facts: DoorFacts) -> int | None:
     if peaks is None or room is None or (per_token := peaks.bytes_per_token) is None:
         return None
     profiled = facts.budget.memory.peak_activation_bytes if facts.budget and facts.encoder_is_profiled else 0
-    if profiled is None or peaks.transient_bytes <= profiled:
+    if profiled is None or peaks.transient_bytes <= profiled or (facts.encoder_is_profiled and not peaks.has_risen):
         return None
     return int(room / DEVICE_SHARE / per_token)
 
@@ -110,20 +112,26 @@ class EncoderPeaks:
         self.transient_bytes = 0
         self._last: dict[RankKey, tuple[int, int]] = {}  # peak and allocated bytes
         self._encoded_tokens = 0  # of the largest item
-        self._before = (0, 0)
+        self._taken_at = -math.inf
+        self._since = self._before = (0, 0)  # the door's figures since the last reading, and those before it
         self._risen = 0.0  # bytes for each token
 
     @property
     def bytes_per_token(self) -> float | None:
-        """None before an item was encoded."""
-        if not self._encoded_tokens:
+        """None before it was seen what an item took."""
+        if not (self._encoded_tokens and self.transient_bytes):
             return None
         return max(1.0, min(self._risen or math.inf, self.transient_bytes / self._encoded_tokens))
 
     @property
+    def has_risen(self) -> bool:
+        """True if a peak rose while images were in flight."""
+        return self._risen > 0
+
+    @property
     def is_untried(self) -> bool:
-        """True if there are peaks to learn from, and no item was encoded yet."""
-        return bool(self._last) and not self._encoded_tokens
+        """True if there are peaks to learn from, and nothing was learnt yet."""
+        return bool(self._last) and self.bytes_per_token is None
 
     def notice(self, ranks: Sequence[RankReading], *, encoded_tokens: int, tokens_in_flight: int) -> None:
         """Take each rank's reading, with the door's figures since the last call.
@@ -137,10 +145,14 @@ class EncoderPeaks:
         if ranks and lives != self._lives:
             self._begin()
             self._lives = lives
-        # A reading may be older than the answer: what was answered counts from the next one on.
-        in_flight = max(tokens_in_flight, self._before[1])
+        self._since = max(self._since[0], encoded_tokens), max(self._since[1], tokens_in_flight)
+        taken_at = min((rank.taken_at for rank in ranks), default=-math.inf)
+        if taken_at <= self._taken_at:
+            return
+        # A reading may be older than an answer: what was answered counts from the next one on.
+        in_flight = max(self._since[1], self._before[1])
         self._encoded_tokens = max(self._encoded_tokens, self._before[0])
-        self._before = encoded_tokens, tokens_in_flight
+        self._taken_at, self._before, self._since = taken_at, self._since, (0, 0)
         for rank in ranks:
             peak, allocated = rank.torch.peak_allocated_bytes, rank.torch.allocated_bytes
             if peak is None or allocated is None:
@@ -153,5 +165,5 @@ class EncoderPeaks:
             elif peak > last[0]:
                 transient = peak - min(allocated, last[1])
                 self.transient_bytes = max(self.transient_bytes, transient)
-                if in_flight:
+                if in_flight >= MIN_TOKENS:
                     self._risen = max(self._risen, transient / in_flight)

@@ -21,8 +21,8 @@ class DoorState:
     decoded_bytes: DoorFigure  # once decoded; for `encoder_tokens` and `items` likewise: of what is in flight
     encoder_tokens: DoorFigure
     items: DoorFigure
-    # The most decoded bytes that one request may bring, whatever room there is; likewise of one item the encoder
-    # tokens that the device has memory for just now. `None`: no limit.
+    # The most decoded bytes that one request may bring, whatever room there is, and the encoder tokens of one that the
+    # device has memory for just now. `None`: no limit.
     request_decoded_bytes: int | None = None
     device_tokens: int | None = None
     bytes_per_token: int | None = None  # of device memory, at most, while it is encoded; `None`: not known

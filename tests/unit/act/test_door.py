@@ -74,12 +74,13 @@ class Engine:
     """One rank's readings, in MiB, and what the door says since the one before."""
 
     def __init__(self) -> None:
-        self.peaks, self.pid = EncoderPeaks(), 1
+        self.peaks, self.pid, self.at = EncoderPeaks(), 1, 0.0
 
     def seen(self, *, allocated: int, peak: int, cached: int = 0, encoded: int = 0, in_flight: int = 0) -> float | None:
         torch = TorchMemory(allocated_bytes=allocated * MIB, peak_allocated_bytes=peak * MIB)
         cache = EncoderCache(entries=1, device_bytes=cached * MIB)
-        rank = reading(pid=self.pid, torch=torch, encoder_cache=cache)
+        self.at += 1
+        rank = reading(pid=self.pid, taken_at=self.at, torch=torch, encoder_cache=cache)
         self.peaks.notice([rank], encoded_tokens=encoded, tokens_in_flight=in_flight)
         found = self.peaks.bytes_per_token
         return None if found is None else found / MIB
@@ -99,7 +100,7 @@ def test_an_encoder_that_nobody_has_tried_gets_one_item_at_a_time():
     engine = Engine()
     assert engine.seen(allocated=1000, peak=1010) is None
     limits = engine.limits(500)
-    assert (limits.encoder_tokens, limits.device_tokens) == (16_384, None)
+    assert (limits.encoder_tokens, limits.device_tokens) == (1, None)  # one that is alone may take any number
     assert engine.limits(500, is_profiled=True).encoder_tokens == 32_768
 
 
@@ -110,6 +111,16 @@ def test_the_first_image_teaches_what_a_token_takes():
     assert engine.seen(allocated=1014, peak=1110) == pytest.approx(0.11)
     limits = engine.limits(500)
     assert (limits.encoder_tokens, limits.device_tokens) == (2272, 2272)
+
+
+def test_what_was_answered_counts_once_a_later_reading_has_seen_it():
+    engine = Engine()
+    engine.seen(allocated=1000, peak=1010)
+    engine.seen(allocated=1000, peak=1010, in_flight=1000, encoded=1000)
+    for _ in range(3):  # the same reading again
+        engine.at -= 1
+        assert engine.seen(allocated=1000, peak=1010) is None
+    assert engine.seen(allocated=1000, peak=1110) == pytest.approx(0.11)
 
 
 def test_several_images_in_one_step_are_not_taken_for_one():
@@ -131,8 +142,8 @@ def test_it_is_a_bound_and_no_mean():
 def test_a_larger_image_that_took_no_more_lowers_it():
     engine = Engine()
     engine.seen(allocated=1000, peak=1010)
-    engine.seen(allocated=1000, peak=1050, in_flight=64, encoded=64)
-    assert engine.seen(allocated=1000, peak=1050) == pytest.approx(50 / 64)
+    engine.seen(allocated=1000, peak=1050, in_flight=300, encoded=300)
+    assert engine.seen(allocated=1000, peak=1050) == pytest.approx(50 / 300)
     engine.seen(allocated=1000, peak=1050, in_flight=1000, encoded=1000)
     assert engine.seen(allocated=1000, peak=1050) == pytest.approx(0.05)
 
@@ -141,6 +152,16 @@ def test_a_peak_of_before_the_first_reading_may_be_of_an_empty_cache():
     engine = Engine()
     engine.seen(allocated=1200, peak=1250, cached=200, encoded=1000)
     assert engine.seen(allocated=1200, peak=1250) == pytest.approx(0.25)
+    limits = engine.limits(500)
+    assert (limits.encoder_tokens, limits.device_tokens) == (1000, None)  # several wait for each other; one goes in
+
+
+def test_what_a_text_took_beside_a_thumbnail_keeps_no_image_out():
+    engine = Engine()
+    engine.seen(allocated=1000, peak=1010)
+    engine.seen(allocated=1000, peak=3000, in_flight=64, encoded=64)
+    engine.seen(allocated=1000, peak=3000)
+    assert engine.limits(500).device_tokens is None
 
 
 def test_another_life_of_the_engine_begins_anew_and_a_silent_one_does_not():
@@ -155,7 +176,8 @@ def test_another_life_of_the_engine_begins_anew_and_a_silent_one_does_not():
 
 def test_what_the_start_set_aside_does_not_count_and_what_exceeds_it_does():
     engine = Engine()
-    engine.seen(allocated=1000, peak=1100, encoded=1000)
+    engine.seen(allocated=1000, peak=1010)
+    engine.seen(allocated=1000, peak=1100, in_flight=1000, encoded=1000)
     engine.seen(allocated=1000, peak=1100)
     assert engine.limits(50, is_profiled=True).device_tokens is None
     assert engine.limits(50, is_profiled=True, profile=200).device_tokens is None

@@ -196,7 +196,7 @@ def test_an_image_for_which_the_device_has_no_memory_waits_and_others_do_not():
     assert not large.brings(1)
     assert small.brings(0.05)
     desk.timers.run(10)
-    for words in ("takes 361 encoder tokens", "memory for 100 just now", "door.encoder_tokens"):
+    for words in ("take 361 encoder tokens", "memory for 100 just now", "door.encoder_tokens"):
         assert words in large.failure.message
 
 

@@ -91,11 +91,14 @@ def test_what_an_image_took_bounds_the_next_ones():
 
     def poll(peak: int) -> None:
         torch = TorchMemory(allocated_bytes=1000 * MIB, reserved_bytes=1050 * MIB, peak_allocated_bytes=peak * MIB)
-        situation.ranks = (reading(launch=launch, free_bytes=150 * MIB, torch=torch, encoder_cache=None),)
+        at = situation.clock.now
+        situation.ranks = (
+            reading(pid=1, taken_at=at, launch=launch, free_bytes=150 * MIB, torch=torch, encoder_cache=None),
+        )
         situation.poll(1.0)
 
     poll(1000)
-    assert situation.watch.state().encoder_tokens.limit == 4096
+    assert situation.watch.state().encoder_tokens.limit == 1
     situation.door.encoded_tokens = situation.door.most_tokens = 1000
     poll(1100)
     poll(1100)
