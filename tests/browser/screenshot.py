@@ -73,7 +73,8 @@ async def shown_picture(browser: Browser, path: Path) -> None:
         words, shot = await page.evaluate(_WORDS), await page.screenshot()
         await page.context.close()
     kept = PngInfo()
-    words = [text.replace("read just now", "read 0 s ago") for text in words]  # as the machine's pace has it
+    # As the machine's pace has it.
+    words = [re.sub(r"just now|[\d.]+ (s|min) ago", "0 s ago", text) for text in words]
     kept.add_itxt("Words", json.dumps([re.sub(r"\d[\d.,:]*", "#", text) for text in words]), zip=True)
     with Image.open(io.BytesIO(shot)) as image:
         image.convert("RGB").save(path, optimize=True, pnginfo=kept)
