@@ -35,6 +35,7 @@ OWN_PATHS = {
     "/memory/budget": {"get"},
     "/memory/encoder-cache": {"get"},
     "/memory/encoder-cache/restore": {"post"},
+    "/memory/requests": {"get"},
     "/memory/history": {"get"},
     "/memory/growth": {"get"},
     "/memory/findings": {"get"},

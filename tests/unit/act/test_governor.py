@@ -498,3 +498,62 @@ async def test_a_rule_that_was_replaced_meanwhile_is_not_judged():
     (rule,) = core.governor.status().rules
     assert [remedy.last_outcome for remedy in rule.remedies] == [None, None]
     assert core.fake.resets() == ["release"]
+
+
+# --- what it says of its acts ---
+
+
+async def test_a_wave_that_is_given_back_each_time_is_no_cooldown():
+    """Whatever is asked while it acts or after: never that a relief did not reach low water that has."""
+    core = core_on(rules=[DEFAULT])
+    core.fake.running = 1
+    await core.tick()
+    said = []
+    poll = core.poller.poll
+
+    async def looked_at(**options):
+        said.append(core.governor.status().rules[0])
+        return await poll(**options)
+
+    core.poller.poll = looked_at
+    for _ in range(4):
+        leave_free(core, LOW + 1024 * MIB, cached=6 * 1024 * MIB)
+        await core.tick(14.0)
+        leave_free(core, HIGH - MIB, cached=6 * 1024 * MIB)
+        await core.tick(2.0)
+        said.append(core.governor.status().rules[0])
+    status = core.governor.status()
+    assert not any("did not reach" in (rule.reason or "") or rule.phase == "resting" for rule in said)
+    assert [(act.outcome, act.reached, round(act.at)) for act in status.acts] == [
+        ("done", True, round(status.acts[0].at - 16.0 * number)) for number in range(4)
+    ]
+    assert all(act.why.startswith("short by ") and act.freed_bytes for act in status.acts)
+
+
+async def test_the_last_act_stays_when_it_is_long_ago():
+    core = await grown()
+    await core.tick()
+    assert core.governor.status().acts[0].why == "short by 5.25 GiB on rank 0"
+    core.fake.down = True
+    await core.tick(7200.0)
+    (last,) = core.governor.status().acts
+    assert (last.remedy, core.governor.status().actions_last_hour) == ("release", 0)
+
+
+async def test_the_reason_stands_in_the_event_and_while_it_runs():
+    core = await grown()
+    seen: list[tuple[str, str | None, str | None]] = []
+    release = core.engine.rpc
+
+    async def slow(*arguments, **options):
+        if (running := core.relief.now) is not None:
+            seen.append((running.text, running.why, core.governor.status().rules[0].reason))
+        return await release(*arguments, **options)
+
+    core.engine.rpc = slow
+    await core.tick()
+    why = "short by 5.25 GiB on rank 0"
+    event = next(one for one in core.history.events() if one.kind == "reset")
+    assert (event.why, event.summary.endswith(f"; why: {why}")) == (why, True)
+    assert ("giving back: release runs, 0.0 s", why, f"giving back: release runs, 0.0 s: {why}") in seen
+    assert core.relief.now is None

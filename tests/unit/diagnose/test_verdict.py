@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -215,6 +216,25 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
         1,
         "in_use",
     ),
+    (
+        "short by a rule on the encoder cache",
+        told(
+            policy=policy(
+                replace(
+                    DEVICE,
+                    name="cache",
+                    signal="encoder_cache_bytes",
+                    phase="short",
+                    ranks=(),
+                    reason="encoder_cache_bytes is 3.69 GiB over low water on rank 0",
+                ),
+                level="short",
+            )
+        ),
+        "short",
+        1,
+        "releasable",
+    ),
     ("short, and only observed", told(policy=short_policy(can_release=GIB, mode="observe")), "short", 1, "observe"),
     (
         "a neighbour takes 44 GiB",
@@ -387,6 +407,15 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
         "none",
     ),
 )
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def shown(name: str, found: Report) -> str:
