@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -45,7 +44,7 @@ from highwater.model.rank import RankReading
 from highwater.model.remedies import UNNEEDED, Mode, Outcome, RemedyResult, Target, credit, possible_bytes
 from highwater.model.report import Caller, ReliefNow, Report, Trigger
 from highwater.model.totals import freed, total
-from highwater.model.units import MIB, counted, gib_text, span_text
+from highwater.model.units import MIB, counted, gib_text, whole_span_text
 from highwater.process.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
@@ -191,7 +190,7 @@ class Relief:
             seconds=seconds,
             requests_running=running,
             requests_held=held,
-            text=f"giving back: {doing}, {span_text(math.floor(seconds))}{waiting}",
+            text=f"giving back: {doing}, {whole_span_text(seconds)}{waiting}",
             why=run.why,
         )
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
-from highwater.model.units import MIB, gib_text, span_text
+from highwater.model.units import MIB, gib_text, whole_span_text
 
 VerdictState: TypeAlias = Literal[
     "fine",
@@ -87,7 +87,7 @@ def lasting(report: Report, since: float | None) -> str:
     if since is None or report.now is None:
         return ""
     at = time.strftime("%H:%M:%S", time.localtime(since))
-    return f" for {span_text(max(report.now - since, 0.0))} (since {at})"
+    return f" for {whole_span_text(max(report.now - since, 0.0))} (since {at})"
 
 
 def capital(text: str) -> str:

@@ -22,7 +22,7 @@ from highwater.model.policy import PolicyAct, PolicyStatus, RankPressure, RulePh
 from highwater.model.rank import RankReading
 from highwater.model.remedies import possible_bytes
 from highwater.model.report import Report
-from highwater.model.units import HOUR_SECONDS, MIB, gib_text, span_text
+from highwater.model.units import HOUR_SECONDS, MIB, gib_text, span_text, whole_span_text
 
 # Full within that time, or used up by a leak within a day: somebody should look now.
 SOON_SECONDS, LEAK_SECONDS = HOUR_SECONDS, 24 * HOUR_SECONDS
@@ -171,7 +171,7 @@ def _pace(growth: RankGrowth | None) -> str:
 
 
 def _in_time(size: int, seconds: float) -> str:
-    return f"+{gib_text(size)} in {span_text(max(seconds, 1.0))}"
+    return f"+{gib_text(size)} in {whole_span_text(max(seconds, 1.0))}"
 
 
 def grew(report: Report) -> str | None:

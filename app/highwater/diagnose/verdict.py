@@ -29,7 +29,7 @@ from highwater.diagnose.shortage import fine, grew, kept_up, next_text, reclaim,
 from highwater.engine.hints import stopped_text
 from highwater.model.report import Report
 from highwater.model.titles import missing_text
-from highwater.model.units import counted, span_text
+from highwater.model.units import counted, span_text, whole_span_text
 from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 
 __all__ = ["Deed", "JudgedReport", "Reason", "Verdict", "VerdictState", "verdict"]
@@ -106,6 +106,10 @@ def _ended(report: Report) -> Judged | None:
         "killed_by_kernel": ("kernel_oom", "The kernel killed it for memory: its container was full."),
         "device_full": ("device_memory", "Device memory was full."),
         "not_short": ("not_memory", "Device memory was not short."),
+        "had_room": (
+            "unknown",
+            "The device had room when it was last read; whether host memory was short is not known.",
+        ),
         "unknown": ("unknown", "Whether memory was short is not known."),
     }
     incident = report.incident if report.incident is not None and report.incident.kind in ("died", "hung") else None
@@ -150,7 +154,7 @@ def _starting(report: Report) -> Judged | None:
     took = engine.last_start_seconds
     last = f"; the last start took {span_text(took)}" if took is not None else ""
     since = engine.loading_since or engine.since
-    so_far = f", {span_text(max(report.now - since, 0.0))} so far" if report.now is not None and since else ""
+    so_far = f", {whole_span_text(max(report.now - since, 0.0))} so far" if report.now is not None and since else ""
     loads = f"The engine is {engine.loading_phase or 'starting'}{so_far}{last}."
     deed = None if report.incident is None else Deed(text="See why", path=f"memory/incidents/{report.incident.id}")
     if failure is not None:
@@ -186,13 +190,13 @@ def _unread(report: Report) -> Judged | None:
     hint = report.engine.hint
     if report.are_workers_hidden and report.engine.traits.answers:
         text = "The workers cannot be read: no worker extension, no recorders."
-        return Judged("unknown", "not_read", text, capital(hint) if hint else None, check)
+        return Judged("unknown", "not_read", text, f"{capital(brief(hint))}." if hint else None, check)
     if not report.ranks:
         return Judged(
             "unknown", "not_read", f"No worker has been read yet{f': {brief(hint)}' if hint else ''}.", None, check
         )
     if report.stale:
-        age = "" if report.age_seconds is None else f" for {span_text(report.age_seconds)}"
+        age = "" if report.age_seconds is None else f" for {whole_span_text(report.age_seconds)}"
         then = f" {free}." if (free := free_text(report)) else ""
         return Judged(
             "unknown", "not_read", f"The workers have not been read{age}.{then}", "The policy does nothing.", check

@@ -13,8 +13,9 @@ from highwater.model.rank import EncoderCacheTotals, RankReading
 from highwater.model.remedies import RemedyResult
 from highwater.model.schema import SCHEMA
 
-# What is known of memory when the engine ended; `not_short`: of the device, and no kill was counted.
-MemoryAtEnd: TypeAlias = Literal["killed_by_kernel", "device_full", "not_short", "unknown"]
+# What is known of memory when the engine ended; `not_short`: of the device, and the kernel killed nothing; `had_room`:
+# the device, and no more is known.
+MemoryAtEnd: TypeAlias = Literal["killed_by_kernel", "device_full", "not_short", "had_room", "unknown"]
 EventKind: TypeAlias = Literal[
     "reset", "refusal", "mark", "state", "policy", "baseline", "recovery", "incident", "snapshot", "growth"
 ]

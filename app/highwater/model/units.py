@@ -69,6 +69,11 @@ def share_text(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.1%}".replace("%", " %")
 
 
+def whole_span_text(seconds: float) -> str:
+    """Return a span that goes on as time passes, without tenths of seconds: ``0 s``, ``4 s``, ``12 min 30 s``."""
+    return f"{int(seconds)} s" if 0 <= seconds < _MINUTE else span_text(max(seconds, 0.0))
+
+
 def span_text(seconds: float | None) -> str:
     """Return a span of time by its two largest units: ``4 s``, ``12 min 30 s``, ``1 h 20 min``, ``3 d 4 h``."""
     if seconds is None or not math.isfinite(seconds):

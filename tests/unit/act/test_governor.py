@@ -555,5 +555,5 @@ async def test_the_reason_stands_in_the_event_and_while_it_runs():
     why = "short by 5.25 GiB on rank 0"
     event = next(one for one in core.history.events() if one.kind == "reset")
     assert (event.why, event.summary.endswith(f"; why: {why}")) == (why, True)
-    assert ("giving back: release runs, 0.0 s", why, f"giving back: release runs, 0.0 s: {why}") in seen
+    assert ("giving back: release runs, 0 s", why, f"giving back: release runs, 0 s: {why}") in seen
     assert core.relief.now is None

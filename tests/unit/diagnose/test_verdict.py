@@ -364,6 +364,7 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
         2,
         "not_memory",
     ),
+    ("dead, its device had room", told({"state": "gone"}, **died("had_room")), "dead", 2, "unknown"),
     ("dead, nothing is known", told({"state": "gone"}, **died("unknown")), "dead", 2, "unknown"),
     (
         "dead before the sidecar began",

@@ -9,12 +9,19 @@ from random import Random
 
 import pytest
 
-from highwater.model.growth import growth_since_ready, refill_seconds, seconds_until, time_to_full
+from highwater.model.growth import (
+    RecentGrowth,
+    growth_since_ready,
+    refill_seconds,
+    seconds_until,
+    time_to_full,
+    without_forecast,
+)
 from highwater.model.pace import HASTY, Track, pace_of
 from highwater.model.rank import EncoderCache
 from tests.unit.model.story import story
 
-MIB = 1024**2
+MIB, GIB = 1024**2, 1024**3
 PACE = 16.0 * MIB
 RANK = story(images=True)[0]
 
@@ -176,3 +183,29 @@ def test_the_pace_of_all_is_unknown_where_that_of_one_is():
 def test_the_baseline_is_as_old_as_its_first_reading():
     baseline = [replace(rank, taken_at=at) for rank, at in zip(story(), (20.0, 10.0), strict=True)]
     assert growth_since_ready(baseline, story()).baseline_taken_at == 10.0
+
+
+# --- what has grown most lately ---
+
+
+def test_what_grew_most_on_the_fullest_rank_is_named_with_size_and_time():
+    first, fullest = story(images=True)
+    fullest = replace(fullest, free_bytes=1)
+    at = [10.0 * number for number in range(7)]
+    sizes = {"encoder_cache_bytes": [0.0] * 3 + [GIB] * 4, "torch_cached_bytes": [2 * GIB] * 3 + [0.0] * 4}
+    used = [sum(parts) for parts in zip(*sizes.values(), strict=True)]
+    tracks = {fullest.key: Track(at, [one - used[3] for one in used], part=lambda name: sizes.get(name, ()))}
+    assert growth_since_ready((), (first, fullest), tracks).recent is None, "less is in use than before"
+    sizes["torch_cached_bytes"] = [0.0] * 7
+    tracks = {fullest.key: Track(at, sizes["encoder_cache_bytes"], part=lambda name: sizes.get(name, ()))}
+    grown = growth_since_ready((), (first, fullest), tracks).recent
+    assert grown == RecentGrowth(rank=1, dp_rank=0, component="encoder_cache_bytes", bytes=GIB, seconds=40.0)
+    assert without_forecast(growth_since_ready((), (first, fullest), tracks)).recent is None
+
+
+def test_each_rank_has_its_change_since_it_was_ready_by_component():
+    was, now = story()[0], story(images=True)[0]
+    (grown,) = growth_since_ready((was,), (now,)).ranks
+    assert grown.grown is not None
+    assert grown.grown.encoder_cache_bytes == now.components.encoder_cache_bytes
+    assert growth_since_ready((), (now,)).ranks[0].grown is None

@@ -114,7 +114,10 @@ def memory_at_end(case: Case, findings: Sequence[Finding]) -> MemoryAtEnd:
         return "killed_by_kernel"
     if has_run_out(case):
         return "device_full"
-    return "not_short" if _had_room(case, findings) and is_acquitted(case) else "unknown"
+    if not _had_room(case, findings):
+        return "unknown"
+    is_kill_known = all(found.name != "kill_not_known" for found in findings)
+    return "not_short" if is_acquitted(case) and is_kill_known else "had_room"
 
 
 def ended_in_order(evidence: Evidence, log: LogStory) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from highwater.diagnose.case import latest, of_incident
 from highwater.diagnose.finding import ADVICE, COMPONENT_MEANING, Advice, Finding
 from highwater.diagnose.incident import Evidence, HangBefore, OomKills, RankEvidence
-from highwater.diagnose.incidents.diagnosis import summarize
+from highwater.diagnose.incidents.diagnosis import memory_at_end, summarize
 from highwater.diagnose.log.messages import ended_by_signal
 from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import RULES, judged
@@ -661,3 +661,23 @@ def test_no_release_is_advised_against_fragments():
     found = unused(reserve(100 * MIB, split=2_500))
     assert (found.weight, ADVICE["release"] in found.advice) == ("clue", False)
     assert found.advice
+
+
+NO_KILL = OomKills(count=0, where="its container's counter")
+
+
+@pytest.mark.parametrize(
+    ("memory", "known", "log"),
+    [
+        ("killed_by_kernel", evidence(oom_kills=OomKills(count=1, where="its container's counter")), NO_LOG),
+        ("device_full", evidence("died", rank(reading(used=TOTAL - MIB))), NO_LOG),
+        ("device_full", evidence("out_of_memory"), NO_LOG),
+        ("not_short", evidence(oom_kills=NO_KILL), story_of([*UNDERSTOOD, KILLED])),
+        ("had_room", evidence(), story_of([*UNDERSTOOD, KILLED])),
+        ("had_room", evidence(oom_kills=NO_KILL), NO_LOG),
+        ("unknown", evidence("died", rank(unknown())), NO_LOG),
+    ],
+)
+def test_whether_memory_was_short_at_the_end_is_one_word(memory, known, log):
+    """`not_short` takes a log that is understood, and a counter of kills."""
+    assert memory_at_end(of_incident(known, log), diagnosed(known, log)) == memory
