@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from highwater.act.rules import PolicySettings
 from highwater.server.main import create_app
 from highwater.server.settings.settings import Settings
+from highwater.server.sidecar import start_line
 from highwater.terminal.cli import main
 from highwater.terminal.demo.process import answers, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
@@ -247,10 +248,10 @@ async def test_without_a_data_plane_the_policy_passes_over_what_needs_the_gate(w
     assert unavailable["release"] is None
 
 
-async def test_who_only_names_a_recorder_folder_is_told_why_nothing_is_passed_on(tmp_path, caplog):
-    caplog.set_level("INFO", "highwater")
-    app = create_app(Settings(recorder_dir=tmp_path, admin_token=TOKEN))
-    assert "proxy.enabled=true" in caplog.text
+async def test_who_only_names_a_recorder_folder_is_told_why_nothing_is_passed_on(tmp_path):
+    settings = Settings(recorder_dir=tmp_path, admin_token=TOKEN)
+    assert "proxy.enabled=true" in start_line(settings)
+    app = create_app(settings)
     async with alive(app), serving(app) as port, httpx.AsyncClient(trust_env=False, timeout=LIMIT_SECONDS) as client:
         answer = await client.get(f"http://127.0.0.1:{port}/v1/models")
     assert answer.status_code == 404
@@ -344,7 +345,7 @@ async def test_a_port_that_is_in_use_is_named_by_its_setting(taken):
             stderr=asyncio.subprocess.PIPE,
         )
         _, told = await patiently(started.communicate())
-    assert started.returncode == 4, told.decode()
+    assert started.returncode == 2, told.decode()
     (line,) = told.decode().splitlines()
     assert f"{taken}: cannot listen on 127.0.0.1 port {ports[taken]}" in line
     assert "address already in use" in line

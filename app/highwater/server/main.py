@@ -13,11 +13,11 @@ second. Both ports share one ``Proxy``, with a limit of clients each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 from fastapi import FastAPI
@@ -52,7 +52,18 @@ def create_app(
     return _App(settings, clocks, transport).sidecar()
 
 
-async def read_once(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
+class ReadOnce(NamedTuple):
+    """What a sidecar would answer, of the engine at ``url``, without anything that it remembers."""
+
+    url: str
+    answers: Mapping[str, Any]
+
+    def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
+        del params
+        return self.answers[path]
+
+
+async def read_once(settings: Settings, paths: Iterable[str]) -> ReadOnce:
     """Return what a sidecar with these settings would answer, once the engine was read; no loop runs, nothing acts.
 
     What it would keep is in memory only.
@@ -66,7 +77,8 @@ async def read_once(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
             if report.ranks and not report.stale:
                 break
             await asyncio.sleep(FIRST_PAUSE_SECONDS)
-        return {path: (await client.get(path)).raise_for_status().json() for path in paths}
+        answers = {path: (await client.get(path)).raise_for_status().json() for path in paths}
+        return ReadOnce(settings.engine_url, answers)
     finally:
         await client.aclose()
         if app.recorders is not None:

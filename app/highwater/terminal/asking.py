@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Protocol
 
 import click
 
@@ -48,20 +48,16 @@ def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bo
         yield sidecar
 
 
-class EngineAlone(NamedTuple):
-    """What a sidecar would answer, by an engine's URL, of the few paths that were asked."""
+class Asked(Protocol):
+    """A sidecar, or what one would answer."""
 
-    url: str
-    answers: Mapping[str, Any]
-
-    def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
-        if params and "since" in params:
-            raise click.UsageError("--since: only a sidecar remembers marks")
-        return self.answers[path]
+    @property
+    def url(self) -> str: ...
+    def get(self, path: str, params: Mapping[str, str] | None = None) -> Any: ...  # noqa: ANN401 - JSON
 
 
 @contextmanager
-def asked_at(url: str, engine_url: str | None) -> Iterator[SidecarClient | EngineAlone]:
+def asked_at(url: str, engine_url: str | None) -> Iterator[Asked]:
     """Ask the sidecar, or the engine itself by the parts that a sidecar has, in this process; ends as `sidecar_at`."""
     if engine_url is None:
         with sidecar_at(url) as sidecar:
@@ -77,7 +73,7 @@ def asked_at(url: str, engine_url: str | None) -> Iterator[SidecarClient | Engin
         raise click.UsageError("; ".join(exc.problems)) from exc
     logging.disable()  # the answer says it
     try:
-        yield EngineAlone(engine_url, asyncio.run(read_once(settings, ALONE_PATHS)))
+        yield asyncio.run(read_once(settings, ALONE_PATHS))
     finally:
         logging.disable(logging.NOTSET)
 

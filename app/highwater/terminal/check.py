@@ -6,29 +6,26 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
 import click
 from pydantic import TypeAdapter
 
-from highwater.diagnose.rules.caller import Caller, ControlAccess, caller_checks, exit_code
+from highwater.diagnose.rules.caller import Caller, ControlAccess, caller_checks, exit_code, without_sidecar
 from highwater.diagnose.rules.setup import NotKnown, SetupCheck, shown
-from highwater.diagnose.verdict import JudgedReport
-from highwater.http.text.status import NEEDS_SIDECAR, headline, wrapped
+from highwater.http.text.status import headline, wrapped
 from highwater.model.schema import SCHEMA
-from highwater.process.admin_token import FoundToken, find_token
+from highwater.process.admin_token import find_token
 from highwater.process.errors import SidecarRefused
 from highwater.process.untrusted import cleaned
-from highwater.terminal.asking import ASK_SECONDS, asked_at, ending_well
+from highwater.terminal.asking import ASK_SECONDS, Asked, asked_at
 from highwater.terminal.client import SidecarClient, report_of, understood
 from highwater.terminal.options import engine_option, examples, json_option, url_option
 
 _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 _OPTIONAL_COUNTS = {"note": "could be better", "skip": "could not be checked"}
-# Questions of the set-up about what only a sidecar has.
-_OF_SIDECAR = ("thresholds", "policy", "state file", "incidents")
 _CHECKS = TypeAdapter(tuple[SetupCheck, ...])
 
 
@@ -49,29 +46,19 @@ def check(url: str, engine_url: str | None, *, as_json: bool) -> None:
     Changes nothing. Exits with 0 if all is as it should be, 1 if there is something to look at, 2 if
     something is wrong, 3 if no sidecar answers.
     """
-    if engine_url is not None:
-        with asked_at(url, engine_url) as asked:
-            found = of_engine(asked.get("/memory/findings"))
-            verdict = report_of(asked.get("/memory"))
-    else:
-        with ending_well():
-            verdict, found = gather(
-                lambda held: SidecarClient(url, token=held, timeout_seconds=ASK_SECONDS), find_token(url, os.environ)
-            )
+    with asked_at(url, engine_url) as asked:
+        report, own = report_of(asked.get("/memory")), _checks(_optional(asked, "/memory/findings"))
+        if engine_url is not None:
+            found = without_sidecar(own)
+        else:
+            not_judged = shown("set-up", NotKnown(f"{asked.url} does not judge its set-up"))
+            found = (*caller_checks(_caller(asked)), *(own or (not_judged,)))
     # https://no-color.org
     colour = False if os.environ.get("NO_COLOR") else None
     width = shutil.get_terminal_size().columns
-    text = json.dumps(check_json(found), indent=1) if as_json else check_text(found, headline(verdict), width)
+    text = json.dumps(check_json(found), indent=1) if as_json else check_text(found, headline(report), width)
     click.echo(text, color=colour)
     sys.exit(exit_code(found))
-
-
-def of_engine(judged: Any) -> tuple[SetupCheck, ...]:  # noqa: ANN401 - JSON
-    """Return the checks of an engine that has no sidecar; what asks about one is not answered."""
-    checks = {one.name: one for one in _checks(judged)} | {
-        name: shown(name, NotKnown(NEEDS_SIDECAR)) for name in ("sidecar", "control", "transport", *_OF_SIDECAR)
-    }
-    return tuple(sorted(checks.values(), key=lambda one: one.text == NEEDS_SIDECAR))
 
 
 def _checks(judged: Any) -> tuple[SetupCheck, ...]:  # noqa: ANN401 - JSON
@@ -79,27 +66,19 @@ def _checks(judged: Any) -> tuple[SetupCheck, ...]:  # noqa: ANN401 - JSON
         return _CHECKS.validate_python(cleaned(judged.get("checks", ())))
 
 
-def gather(
-    connect: Callable[[str | None], SidecarClient], token: FoundToken
-) -> tuple[JudgedReport, tuple[SetupCheck, ...]]:
-    """Return the report and every check; ``connect`` takes a token or None. Raises SidecarError without a sidecar."""
-    with_token: ControlAccess | None = None
+def _caller(asked: Asked) -> Caller:
+    token, with_token = find_token(asked.url, os.environ), None
     if token.value is not None:
-        with connect(token.value) as sidecar:
+        with SidecarClient(asked.url, token=token.value, timeout_seconds=ASK_SECONDS) as sidecar:
             with_token = _access(_optional(sidecar, "/policy"))
-    with connect(None) as sidecar:
-        report = report_of(sidecar.get("/memory"))
-        info = _optional(sidecar, "/memory/openapi.json").get("info")
-        caller = Caller(
-            url=sidecar.url,
-            without_token=_access(_optional(sidecar, "/policy")),
-            with_token=with_token,
-            token_source=token.source,
-            sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
-        )
-        found = _checks(_optional(sidecar, "/memory/findings"))
-    not_judged = shown("set-up", NotKnown(f"{sidecar.url} does not judge its set-up"))
-    return report, (*caller_checks(caller), *(found or (not_judged,)))
+    info = _optional(asked, "/memory/openapi.json").get("info")
+    return Caller(
+        url=asked.url,
+        without_token=_access(_optional(asked, "/policy")),
+        with_token=with_token,
+        token_source=token.source,
+        sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
+    )
 
 
 def _access(policy: Mapping[str, Any]) -> ControlAccess:
@@ -107,7 +86,7 @@ def _access(policy: Mapping[str, Any]) -> ControlAccess:
     return next((known for known in get_args(ControlAccess) if known == policy.get("caller")), "unknown")
 
 
-def _optional(sidecar: SidecarClient, path: str) -> dict[str, Any]:
+def _optional(sidecar: Asked, path: str) -> dict[str, Any]:
     """Return a path's JSON; empty if a sidecar of another version does not have it."""
     try:
         answer = sidecar.get(path)

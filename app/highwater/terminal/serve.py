@@ -27,29 +27,18 @@ _PROBE_SECONDS: Final = 0.2
 _NOT_HERE: Final = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 # The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Engine": (
-        "engine_url",
-        "engine_root_path",
-        "engine_has_extension",
-        "engine_log",
-        "rpc_deadline_seconds",
-        "max_step_seconds",
+    title: tuple(names.split())
+    for title, names in {
+        "Engine": "engine_url engine_root_path engine_has_extension engine_log rpc_deadline_seconds max_step_seconds "
         "engine_tls.",
-    ),
-    "Listening": ("host", "port", "control_port", "shutdown_seconds", "tls."),
-    "Access": ("admin_token", "admin_token_file", "trust_loopback"),
-    "Watching": (
-        "poll_seconds",
-        "idle_poll_seconds",
-        "history_seconds",
-        "recorder_dir",
-        "recorder_rate",
-        "recorder_seconds",
+        "Listening": "host port control_port shutdown_seconds tls.",
+        "Access": "admin_token admin_token_file trust_loopback",
+        "Watching": "poll_seconds idle_poll_seconds history_seconds recorder_dir recorder_rate recorder_seconds "
         "incidents.",
-    ),
-    "Policy and relief": ("policy.", "state_file", "gate.", "door.", "trim."),
-    "Requests": ("proxy.",),
-    "Logs": ("log_level", "log_format", "access_log"),
+        "Policy and relief": "policy. state_file gate. door. trim.",
+        "Requests": "proxy.",
+        "Logs": "log_level log_format access_log",
+    }.items()
 }
 
 

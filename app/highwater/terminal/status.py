@@ -65,6 +65,8 @@ def status(url: str, engine_url: str | None, since: str | None, *, ranks: bool, 
     Exits with 0 if all is well, 1 if something needs attention, 2 if memory is very short or the engine is dead or
     hangs, 3 if no sidecar answers.
     """
+    if since is not None and engine_url is not None:
+        raise click.UsageError("--since: only a sidecar remembers marks; leave --engine-url out")
     with asked_at(url, engine_url) as asked:
         answer = asked.get("/memory", {} if since is None else {"since": since})
         report = report_of(answer)

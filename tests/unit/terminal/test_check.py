@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import click
 import pytest
 
 from highwater import __version__
-from highwater.diagnose.rules.caller import Caller, caller_checks, exit_code
+from highwater.diagnose.rules.caller import Caller, caller_checks, exit_code, without_sidecar
 from highwater.diagnose.rules.setup import SetupCheck, checked
-from highwater.terminal.check import check_json, check_text, of_engine
+from highwater.terminal.check import check_json, check_text
 from tests.unit.diagnose.test_setup import GONE, facts
 from tests.unit.terminal.reports import policy
 
@@ -56,8 +56,7 @@ def test_the_lines_tell_what_to_change():
 
 
 def test_an_engine_without_a_sidecar_has_its_own_checks_and_says_which_need_one():
-    told = [asdict(one) for one in checked(facts())]
-    found = {one.name: one for one in of_engine({"checks": told})}
+    found = {one.name: one for one in without_sidecar(checked(facts()))}
     needing = {name for name, one in found.items() if one.text == "needs a sidecar"}
     assert needing == {"sidecar", "control", "transport", "thresholds", "policy", "state file", "incidents"}
     assert {found[name].level for name in needing} == {"skip"}

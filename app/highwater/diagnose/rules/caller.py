@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from highwater import __version__
@@ -15,6 +15,10 @@ from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 
 # What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
 ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token", "closed", "unknown"]
+
+
+NEEDS_SIDECAR: Final = "needs a sidecar"
+_OF_SIDECAR: Final = ("sidecar", "control", "transport", "thresholds", "policy", "state file", "incidents")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,13 @@ def _transport(caller: Caller) -> Answer:
     if parts.scheme == "https" or is_loopback(parts.hostname or ""):
         return "TLS" if parts.scheme == "https" else "does not leave this machine"
     return "plain HTTP, and no token is sent" if caller.with_token is None else finding("token_in_plain_http")
+
+
+def without_sidecar(checks: Sequence[SetupCheck]) -> tuple[SetupCheck, ...]:
+    """Return the checks of an engine that has no sidecar; what asks about one is not answered, and stands last."""
+    needs = NotKnown(NEEDS_SIDECAR)
+    found = {one.name: one for one in checks} | {name: shown(name, needs) for name in _OF_SIDECAR}
+    return tuple(sorted(found.values(), key=lambda one: one.text == needs))
 
 
 def exit_code(checks: Sequence[SetupCheck]) -> int:

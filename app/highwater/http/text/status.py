@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from highwater.diagnose.rules.caller import NEEDS_SIDECAR
 from highwater.diagnose.verdict import Deed, JudgedReport
 from highwater.growth.words import growth_line
 from highwater.http.findings import FoundFinding
@@ -17,7 +18,6 @@ from highwater.model.report import Event, Report
 from highwater.model.titles import names_text, narrow_table
 from highwater.model.units import GIB, UNKNOWN, size_text, span_text
 
-NEEDS_SIDECAR: Final = "needs a sidecar"
 _MOST_FINDINGS: Final = 6
 
 
