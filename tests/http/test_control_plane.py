@@ -901,6 +901,17 @@ async def test_a_list_is_found_without_its_last_slash(guarded):
 
 
 # --- access ---
+
+CONTROL = [
+    ("POST", "/memory/marks", {"name": "m"}),
+    ("POST", "/memory/reclaim", None),
+    ("POST", "/reset_mm_cache", None),
+    ("POST", "/reset_prefix_cache", None),
+    ("POST", "/reset_encoder_cache", None),
+    ("PUT", "/policy", {"mode": "observe"}),
+    ("GET", "/memory/snapshots", None),
+    ("GET", "/server_info", None),
+]
 READ = [path for path, methods in OWN_PATHS.items() if "get" in methods and "{" not in path]
 READ.remove("/memory/snapshots")  # stack traces may stand in them
 READ.remove("/server_info")  # and tokens in it

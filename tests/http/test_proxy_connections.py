@@ -71,9 +71,12 @@ async def test_a_post_that_the_engine_may_have_is_never_sent_again(front, upstre
     @upstream.on("/v1/x")
     async def vanish(call):
         await call.read()
-        call.close()
+        if len(upstream.calls) == 2:
+            call.close()
+        else:
+            await call.answer(b"{}")
 
-    answer = await front.post("/v1/x", JSON)
+    answer = await patiently(front.post("/v1/x", JSON))
     assert (answer.status, answer.header("retry-after")) == (502, ["5"])
     assert [call.body for call in upstream.calls] == [JSON, JSON]
     assert front.proxy.pool.retries == 0

@@ -278,6 +278,9 @@ def test_idle_time_counts_from_the_last_use_or_from_when_it_was_first_watched():
 def test_an_entry_that_came_back_is_not_one_made_anew():
     bench = Bench(dict(PLAIN)).spill("a", "b", "c")
     assert (bench.cache["a"], bench.cache.origin("a")) == ("A", ("device", 7))
+    again = Spilled(["A"], "device", 1, ("device", 8), SpilledGroup(1))
+    bench.cache.put_away({"a": again})
+    assert (bench.cache["a"], bench.cache.origin("a")) == ("A", ("device", 7)), "the first, however often it comes back"
     bench.cache["a"] = "new"
     assert bench.cache.origin("a") is None
 

@@ -283,6 +283,19 @@ def test_a_wait_for_an_output_is_seen(clock, worker, steps):
     assert steps.outputs.oldest() is None
 
 
+def test_a_wait_within_a_wait_leaves_the_outer_one_seen(clock, worker, steps):
+    clock.now = 105.0
+    inner, seen = worker.sample_tokens(Output(lambda: "inner")), []
+
+    def wait() -> object:
+        clock.now = 106.0
+        seen.append(inner.get_output())
+        return steps.outputs.oldest()
+
+    (oldest, _) = worker.sample_tokens(Output(wait)).get_output()
+    assert (oldest, seen) == ((105.0, threading.get_ident()), [("inner", False)])
+
+
 def test_an_exception_passes_through_a_wait(worker, steps):
 
     def fail() -> None:
