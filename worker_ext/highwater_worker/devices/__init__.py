@@ -1,7 +1,6 @@
 """The families of devices that a worker may run on, behind one seam.
 
-To add one: a class that inherits from `DeviceFamily`, and its place in `FAMILIES`; in the sidecar a row of `DEVICES`
-(app/highwater/model/rank.py).
+To add one: a class that inherits from `DeviceFamily`, and its place in `FAMILIES`; in the sidecar a row of `DEVICES`.
 """
 
 from __future__ import annotations
