@@ -31,9 +31,9 @@ from highwater.process.admin_token import AdminToken
 
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
 _CODES: Final = {401: "unauthorized", 403: "forbidden"}
-# They call no worker and change nothing: as open as a read. Of a reclaim that is so of a dry run, which its body says;
-# the route admits the caller of another.
-_MAY_BE_OPEN: Final = frozenset({("POST", "/memory/plan"), ("POST", "/memory/reclaim")})
+# It calls no worker and changes nothing: as open as a read. So is a dry run, where the query says that it is one.
+_COMPUTES_ONLY: Final = frozenset({("POST", "/memory/plan")})
+_HAS_DRY_RUN: Final = frozenset({("POST", "/memory/reclaim")})
 _LOGGED_CHARACTERS: Final = 200
 _CLOSED: Final = "control calls are refused: the sidecar has no usable admin token; its log says why and what to change"
 
@@ -231,8 +231,9 @@ class BodyLimit:
 class ControlGuard:
     """A plain ASGI class in front of all else: it refuses a call before its body is read or parsed.
 
-    Every method but GET, HEAD and OPTIONS needs the token, except on paths that may only compute; so do reads for which
-    the OpenAPI page says so. What no route serves is a 404 or 405 of the application itself, with the token or without.
+    Every method but GET, HEAD and OPTIONS needs the token, except on paths that only compute and dry runs; so do reads
+    for which the OpenAPI page says so. What no route serves is a 404 or 405 of the application itself, with the token
+    or without.
     """
 
     def __init__(self, app: FastAPI, access: Access, max_body_bytes: int) -> None:
@@ -246,7 +247,7 @@ class ControlGuard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._needs_token(scope["method"], scope["path"]):
+        if scope["type"] == "http" and self._needs_token(scope["method"], scope["path"], scope["query_string"]):
             request = HTTPConnection(scope)
             denial = self._access.judge(request)
             if isinstance(denial, Denial):
@@ -259,8 +260,9 @@ class ControlGuard:
                 return
         await self._limited(scope, receive, send)
 
-    def _needs_token(self, method: str, path: str) -> bool:
-        if (method, path) in _MAY_BE_OPEN:
+    def _needs_token(self, method: str, path: str, query: bytes) -> bool:
+        is_dry_run = (method, path) in _HAS_DRY_RUN and query == b"dry_run=true"
+        if is_dry_run or (method, path) in _COMPUTES_ONLY:
             return False
         return method not in SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from fastapi import APIRouter, Body, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, TypeAdapter, model_validator
 
@@ -69,29 +69,39 @@ class ReclaimRequest(StrictModel):
         return [RemedyRequest(entry) if isinstance(entry, str) else entry.request() for entry in self.remedies or ()]
 
 
+class ReclaimQuery(StrictModel):
+    dry_run: bool = Field(False, description="as in the body, and without the token")
+
+
 @router.post(
     "/memory/reclaim",
     responses={409: {"description": "Every remedy was refused; the body is as with 200"}},
 )
 async def reclaim(
-    request: Request, parts: Parts, admitted: MaybeAdmin, body: Annotated[ReclaimRequest | None, Body()] = None
+    request: Request,
+    parts: Parts,
+    admitted: MaybeAdmin,
+    query: Annotated[ReclaimQuery, Query()],
+    body: Annotated[ReclaimRequest | None, Body()] = None,
 ) -> Response:
     """Run remedies in order and return what each gave back, per rank.
 
-    With `dry_run` return what each could give back by the last report: no worker is called, and no token needed.
+    A dry run returns what each could give back by the last report, and calls no worker; with `?dry_run=true` it needs
+    no token either.
     """
     wanted = body or ReclaimRequest()
-    caller = None if wanted.dry_run else admitted()
-    results = await parts.relief.reclaim(wanted.requests(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller)
+    is_dry = query.dry_run or wanted.dry_run
+    caller = None if is_dry else admitted()
+    results = await parts.relief.reclaim(wanted.requests(), mode=wanted.mode, dry_run=is_dry, caller=caller)
     outcomes = {each.result.outcome for each in results}
-    status = 409 if outcomes == {"refused"} and not wanted.dry_run else 200
+    status = 409 if outcomes == {"refused"} and not is_dry else 200
     headers = ending(FAILED if not results or outcomes & {"refused", "failed"} else OK)
     if wants_text(request):
-        return PlainTextResponse(reclaim_text(results, dry_run=wanted.dry_run), status, headers)
+        return PlainTextResponse(reclaim_text(results, dry_run=is_dry), status, headers)
     answer = {
         "schema": SCHEMA,
         "mode": wanted.mode,
-        "dry_run": wanted.dry_run,
+        "dry_run": is_dry,
         "results": [_shown(each) for each in results],
     }
     return JSONResponse(answer, status, headers)

@@ -86,7 +86,7 @@ class _AdminToken(SecurityBase):
 
 
 class _MaybeAdmin(_AdminToken):
-    """The same where not every call needs the token: the route admits the caller of one that does."""
+    """The same where a dry run needs no token: the route admits the caller of any other call."""
 
     async def __call__(self, request: Request) -> Callable[[], Caller]:  # type: ignore[override]
         control: Access = request.app.state.services.control
