@@ -48,7 +48,7 @@ function refused({ status, message, body }) {
 export function reclaim(path, body) {
   const then = () => act("Giving memory back", () => post(path, body), ({ results }) => tell(results));
   const ask = ({ results }) => changed({ action: null, dialog: { kind: "reclaim", results, mode: body.mode, then } });
-  return act("Asking what it would give back", () => post(path, { ...body, dry_run: true }), ask);
+  return act("Asking what it would give back", () => post(`${path}?dry_run=true`, body), ask);
 }
 
 export const reset = (path, mode) => act(words(path), () => post(`${path}?mode=${mode}`), (body) => tell([body]));

@@ -109,7 +109,7 @@ export function partsPanel() {
     deviceBar(rank, pressure, parts),
     html`<p class="fixed">${fixed.map(({ field, name, variable, bytes }) => html`<span key=${field}>${swatch(variable)}${name} ${gibNumber(bytes)}</span>`)}</p>`,
     html`<table class="moving" aria-label="Parts that move, in GiB">
-      <thead><tr><th>part</th><th class="number">now</th><th>15m</th><th class="number">change</th><th>given back by</th></tr></thead>
+      <thead><tr><th><span class="visually-hidden">part</span></th><th class="number">now</th><th>15m</th><th class="number">change</th><th>given back</th></tr></thead>
       <tbody>
         ${moving.map(
           (part) => html`<tr key=${part.field}>

@@ -5,7 +5,7 @@
 
 import { askToken, isBusy, reclaim } from "./actions.js";
 import { hasToken } from "./api.js";
-import { clock, count, duration, gibNumber, joined, known, percent, words } from "./format.js";
+import { clock, count, duration, gib, gibNumber, joined, known, percent, words } from "./format.js";
 import { html } from "./html.js";
 import { byFree } from "./model.js";
 import { age, changed, state } from "./store.js";
@@ -63,10 +63,10 @@ export function facts() {
   const rows = [
     known(engine.requests_running) && ["requests", count(engine.requests_running), known(engine.requests_waiting) && `${count(engine.requests_waiting)} waiting`],
     known(engine.kv_cache_usage_ratio) && ["KV in use", percent(engine.kv_cache_usage_ratio), ""],
-    known(used) && ["host", gibNumber(used), known(limit) ? `of ${gibNumber(limit)}` : ""],
+    known(used) && ["host", gibNumber(used), "", known(limit) ? `of ${gib(limit)}` : ""],
   ].filter(Boolean);
   return html`<dl class="facts" aria-label="Figures, in GiB">
-    ${rows.map(([name, value, of]) => html`<div key=${name}><dt>${name}</dt><dd><b>${value}</b> ${of}</dd></div>`)}
+    ${rows.map(([name, value, of, title]) => html`<div key=${name} title=${title}><dt>${name}</dt><dd><b>${value}</b> ${of}</dd></div>`)}
   </dl>`;
 }
 
