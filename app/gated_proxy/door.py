@@ -29,18 +29,16 @@ import re
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from gated_proxy.door_cost import FIGURES, NOTHING, Cost, DoorLimits, cost_of
-from gated_proxy.door_media import Media
+from gated_proxy.door_cost import FIGURES, NOTHING, DoorLimits, cost_of
+from gated_proxy.door_items import Cost, Media, RequestItems, State
 from gated_proxy.door_scanner import Scanner, may_have_media
 from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure
 from gated_proxy.gate import Timer
 from gated_proxy.heads import RequestHead
 
 Mode = Literal["off", "observe", "on"]
-State = Literal["waiting", "inside", "passed", "refused"]
 REASONS = TOO_LARGE, TIMEOUT, FULL = "door_too_large", "door_timeout", "door_full"
 
 REQUESTS_KEPT = 256
@@ -70,27 +68,6 @@ class Caller(Protocol):
         """Go on with the body: what waited has room now."""
 
     def door_refuses(self, failure: Failure) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RequestItems:
-    """One request's images and videos, without content: who sent what, and what became of it.
-
-    ``client`` is a hash of the API key, None without one; ``largest`` are the first few by pixels. ``inside`` lasts to
-    the first byte of the response, or to its end where that says nothing about the encoder: then it has ``passed``.
-    Times are Unix seconds; ``ended_at`` and ``status`` are None while the request runs.
-    """
-
-    request_id: str
-    client: str | None
-    path_class: str
-    state: State
-    cost: Cost
-    largest: tuple[Media, ...]
-    started_at: float
-    waited_seconds: float
-    ended_at: float | None
-    status: int | None
 
 
 class DoorCounts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gated_proxy.door_media import BYTES_PER_PIXEL, Media
+from gated_proxy.door_items import BYTES_PER_PIXEL, Cost, Media
 
 MIB = 1024 * 1024
 
@@ -50,23 +50,6 @@ class DoorLimits:
     def request_bytes(self) -> int | None:
         """The most decoded bytes that a request can ever bring."""
         return self.decoded_bytes if self.ceiling_bytes is None else self.ceiling_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    decoded_bytes: int = 0
-    encoder_tokens: int = 0
-    items: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.decoded_bytes + other.decoded_bytes,
-            self.encoder_tokens + other.encoder_tokens,
-            self.items + other.items,
-        )
-
-    def __sub__(self, other: Cost) -> Cost:
-        return self + Cost(-other.decoded_bytes, -other.encoder_tokens, -other.items)
 
 
 NOTHING = Cost()

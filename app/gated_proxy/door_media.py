@@ -9,13 +9,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
-Form = Literal["png", "jpeg", "webp", "gif", "bmp", "mp4", "url", "unknown"]
+from gated_proxy.door_items import Form, Media
 
-# Pillow keeps a pixel of an RGB image in four bytes, and vLLM converts each image to RGB.
-BYTES_PER_PIXEL = 4
 # vLLM's `VideoMediaIO` takes so many frames of a video, unless its options say otherwise.
 VIDEO_FRAMES = 32
 # libwebp's decoder of animations keeps the canvas before, this one's and the one that it hands out.
@@ -28,25 +24,6 @@ _JPEG_MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)
 _UNSIZED_MARKERS = frozenset({0x00, 0x01, *range(0xD0, 0xD8)})  # no length follows
 _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-
-
-@dataclass(frozen=True, slots=True)
-class Media:
-    """One image or video of a request; width and height are 0 where they are not known."""
-
-    form: Form
-    width: int = 0
-    height: int = 0
-    frames: int = 1
-
-    @property
-    def pixels(self) -> int:
-        """Of one frame."""
-        return self.width * self.height
-
-    @property
-    def decoded_bytes(self) -> int:
-        return self.pixels * BYTES_PER_PIXEL * self.frames
 
 
 BY_URL = Media("url")

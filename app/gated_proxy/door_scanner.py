@@ -20,7 +20,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import Literal
 
-from gated_proxy.door_media import BY_URL, UNKNOWN, VIDEO_FRAMES, Media, measure
+from gated_proxy.door_items import Media
+from gated_proxy.door_media import BY_URL, UNKNOWN, VIDEO_FRAMES, measure
 
 # Phones write that much metadata before the dimensions.
 MAX_VALUE_BYTES = 256 * 1024

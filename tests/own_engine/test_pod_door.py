@@ -25,7 +25,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from gated_proxy.door_media import BYTES_PER_PIXEL
+from gated_proxy.door_items import BYTES_PER_PIXEL
 from highwater.act.door import FREE_SHARE
 from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import answers

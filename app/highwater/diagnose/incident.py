@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, TypeAlias
 
-from gated_proxy.door import RequestItems
+from gated_proxy.door_items import RequestItems
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import LogMessage

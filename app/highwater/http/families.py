@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 from gated_proxy.door import REASONS as DOOR_REASONS
 from gated_proxy.door import Door
 from gated_proxy.door import Mode as DoorMode
-from gated_proxy.door_media import Form
+from gated_proxy.door_items import Form
 from gated_proxy.traffic import Connections, Histogram, ProxyTraffic
 from highwater.act.rules import SIGNALS
 from highwater.diagnose.verdict import Verdict, VerdictState

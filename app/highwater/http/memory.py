@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, TypeAdapter
 from pydantic_core import to_json
 
-from gated_proxy.door import RequestItems
+from gated_proxy.door_items import RequestItems
 from highwater.diagnose.case import of_report
 from highwater.diagnose.finding import in_words
 from highwater.diagnose.rules.book import known_causes

@@ -12,7 +12,7 @@ from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 from pydantic import BaseModel, ConfigDict
 
-from gated_proxy.door import RequestItems
+from gated_proxy.door_items import RequestItems
 from highwater.act.governor import Governor
 from highwater.act.relief import Relief
 from highwater.act.store import PolicyStore

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 from fastapi import FastAPI
 
-from gated_proxy.door import RequestItems
+from gated_proxy.door_items import RequestItems
 from highwater.http.engine_page import EnginePage
 from highwater.http.metrics import Counters, Exporter
 from highwater.http.services import Services

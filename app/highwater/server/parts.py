@@ -20,7 +20,7 @@ from typing import Protocol
 
 import httpx
 
-from gated_proxy.door import RequestItems
+from gated_proxy.door_items import RequestItems
 from gated_proxy.gate import Gate
 from highwater.act.governor import ActionObserver, Governor
 from highwater.act.quiescer import Quiescer

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gated_proxy.door import Door, DoorRefusal
-from gated_proxy.door_cost import NOTHING, Cost, DoorLimits, TokenRule, cost_of
-from gated_proxy.door_media import BY_URL, UNKNOWN, Media
+from gated_proxy.door_cost import NOTHING, DoorLimits, TokenRule, cost_of
+from gated_proxy.door_items import Cost, Media
+from gated_proxy.door_media import BY_URL, UNKNOWN
 from gated_proxy.failures import RETRY_AFTER_SECONDS
 from gated_proxy.heads import parse_head
 from tests.fakes.clock import FakeClock

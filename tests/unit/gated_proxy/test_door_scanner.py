@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gated_proxy.door_media import BY_URL, UNKNOWN, Media, measure
+from gated_proxy.door_items import Media
+from gated_proxy.door_media import BY_URL, UNKNOWN, measure
 from gated_proxy.door_scanner import MAX_VALUE_BYTES, Scanner, may_have_media
 
 FORMATS = {"png": "png", "jpeg": "jpeg", "webp": "webp", "gif": "gif", "bmp": "bmp"}

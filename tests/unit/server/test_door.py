@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gated_proxy.door import Door
-from gated_proxy.door_cost import Cost
+from gated_proxy.door_items import Cost
 from highwater.host.reading import ContainerMemory, HostReading, MachineMemory, ProcessMemory
 from highwater.model.engine_budget import EncoderLimits, EngineBudget
 from highwater.model.rank import Launch, TorchMemory

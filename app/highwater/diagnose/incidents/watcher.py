@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gated_proxy.door import RequestItems
+from gated_proxy.door_items import RequestItems
 from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.incidents.failed_starts import FailedStarts
 from highwater.diagnose.incidents.incidents import Incidents

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gated_proxy.door import RequestItems
+from gated_proxy.door_items import RequestItems
 from highwater.diagnose.case import known_points, latest
 from highwater.diagnose.finding import Finding, advices, all_advice, without_effect
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
