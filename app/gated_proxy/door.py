@@ -97,7 +97,7 @@ class Visit:
     Attributes:
         inside: Its items that have room.
         wants: Its items that are known and have none yet.
-        pieces: Of its body, that wait; the first has been looked at.
+        pieces: Of its body, that wait: ``waiting_bytes`` in all; the first has been looked at.
         body_has_ended: With the pieces that wait.
     """
 
@@ -108,6 +108,7 @@ class Visit:
         self.inside = self.wants = self.cost = NOTHING
         self.item_tokens = 0  # of its largest item
         self.pieces: list[bytes] = []
+        self.waiting_bytes = 0
         self.body_has_ended = False
         self.state: State = "inside"
         self.share: Share | None = None
@@ -124,6 +125,14 @@ class Visit:
     def moves(self) -> bool:
         """True if it has items inside, and its body goes on."""
         return self.inside.items > 0 and not self.waits
+
+    def keep(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        self.waiting_bytes += len(piece)
+
+    def take_pieces(self) -> list[bytes]:
+        pieces, self.pieces, self.waiting_bytes = self.pieces, [], 0
+        return pieces
 
     def take(self, piece: bytes) -> bool:
         """Look at a piece of the body, and return whether it may go on; if not, the caller is called when it may.
@@ -157,7 +166,8 @@ class Visit:
         self._door.leave(self)
 
     def end(self, status: int) -> None:
-        state = self.state  # one that ends inside has not been answered: its images may be why
+        # One that ends inside without a response of its own has not been answered: its images may be why.
+        state: State = "passed" if self.state == "inside" and status == _OK else self.state
         self.leave()
         self.state = state
         self._door.end(self, status)

@@ -175,8 +175,8 @@ class EngineExchange(RequestRecord):
                 return False
             if self._state is State.SENDING:
                 self._patience = math.inf  # room is waited for, up to door.wait_seconds
-        visit.pieces.append(piece)
-        if sum(map(len, visit.pieces)) > _MAX_BYTES_AT_DOOR:
+        visit.keep(piece)
+        if visit.waiting_bytes > _MAX_BYTES_AT_DOOR:
             self._client.read_side.hold("door")
         return False
 
@@ -189,11 +189,12 @@ class EngineExchange(RequestRecord):
         visit = self._visit
         if visit is None or self._state is State.OVER:
             return
-        pieces, visit.pieces = visit.pieces, []
+        pieces = visit.take_pieces()
         for at, piece in enumerate(pieces, 1):
             if at > 1 and not self._passes_door(visit, piece):
                 if visit.pieces:
-                    visit.pieces += pieces[at:]
+                    for later in pieces[at:]:
+                        visit.keep(later)
                 return
             self._pass_on(piece, is_followed=at < len(pieces))
         self._client.read_side.let_go("door")
@@ -462,7 +463,7 @@ class EngineExchange(RequestRecord):
         if self._visit is not None:
             self._visit.end(self.status or CLIENT_LEFT.status)
             self.held_seconds += self._visit.waited_seconds
-            self._visit.pieces.clear()
+            self._visit.take_pieces()
             self._client.read_side.let_go("door")
         if self._engine_is_full:
             self._client.read_side.let_go("engine")

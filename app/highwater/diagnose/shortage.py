@@ -137,7 +137,7 @@ def _is_given_back(report: Report) -> bool:
     if report.policy.level not in ("short", "urgent"):
         return True
     over = [rule for rule in report.policy.rules if rule.phase in _OVER]
-    return all(rule.phase == "acting" or (rule.phase == "short" and _possible(report)) for rule in over)
+    return bool(over) and all(rule.phase == "acting" or (rule.phase == "short" and _possible(report)) for rule in over)
 
 
 def _possible(report: Report) -> int:

@@ -111,7 +111,7 @@ def test_images_go_in_while_there_is_room_and_then_wait():
     second.leave()
     third.leave()
     assert desk.door.inside == NOTHING
-    assert [(each.state, each.status) for each in desk.door.requests()] == [("inside", 200)] * 3
+    assert [(each.state, each.status) for each in desk.door.requests()] == [("passed", 200)] * 3
 
 
 def test_a_later_one_that_would_fit_does_not_overtake():
