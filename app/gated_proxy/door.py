@@ -144,7 +144,7 @@ class Visit:
         try:
             found = self._scanner.feed(piece)
         except Exception:
-            # Broad: a fault of ours in reading an image must cost its bound, not the request.
+            # Broad: a fault of ours in reading an image must not cost the request.
             log.exception("the images of a request could not be read: it is passed on")
             self._door.counts.faults += 1
             self._scanner = None
@@ -322,7 +322,8 @@ class Door:
             visit.share.seen_at = self._clock()
             self._shares.move_to_end(client)
             if len(self._shares) > _MAX_SHARES:
-                self._shares.popitem(last=False)
+                oldest = next((name for name, share in self._shares.items() if not share.inside.items), client)
+                del self._shares[oldest]
 
     # --- room ---
 

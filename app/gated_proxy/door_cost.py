@@ -61,11 +61,12 @@ FIGURES = (
 
 
 def cost_of(media: Media, limits: DoorLimits) -> Cost:
-    """Return what an item takes; one of unknown size counts as the engine's largest, and always fits."""
+    """Return what an item takes; one of unknown size counts as the engine's largest, within what can ever fit."""
     rule = limits.token_rule
     if not media.pixels:
         side = math.isqrt(limits.unknown_bytes // BYTES_PER_PIXEL)
-        decoded_bytes = min(limits.unknown_bytes, limits.decoded_bytes or limits.unknown_bytes)
+        most = limits.request_bytes
+        decoded_bytes = limits.unknown_bytes if most is None else min(limits.unknown_bytes, most)
         return Cost(decoded_bytes, limits.item_tokens or rule.tokens(side, side), 1)
     tokens = rule.tokens(media.width, media.height) * media.frames
     if limits.item_tokens is not None:
