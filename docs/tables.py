@@ -268,7 +268,8 @@ def exit_code_table() -> str:
 
 def npu_story_table() -> str:
     """The typical case on a simulated NPU, each moment with the components that move."""
-    moving = [c for c in COMPONENTS if len({row["components"][c.name] for row in STORY["stages"][1:]}) > 1]
+    # A component that came after the story was recorded is not in it.
+    moving = [c for c in COMPONENTS if len({row["components"].get(c.name) for row in STORY["stages"][1:]}) > 1]
     rows = [
         [row["moment"], _gib(row["used_bytes"]), _gib(row["free_bytes"])]
         + [_gib(row["components"][component.name]) for component in moving]

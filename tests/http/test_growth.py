@@ -95,5 +95,5 @@ async def test_a_leak_is_on_every_face(leaking):
     assert line in status.output
     assert 'highwater_growth_leak_bytes{driver="request"' in metrics
     assert "leaks 3.0 MiB per request" in shown.output
-    assert (shown.exit_code, as_json.exit_code, status.exit_code) == (1, 1, 1)
+    assert (shown.exit_code, as_json.exit_code, status.exit_code) == (1, 1, 0)  # nobody knows when it is full
     assert json.loads(as_json.output)["series"][0]["verdict"] == "leak"

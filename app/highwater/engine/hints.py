@@ -16,7 +16,7 @@ from highwater.process.errors import EngineError, EngineNotListening, EngineUnre
 
 NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 
-# What a worker does after a phase of its start (`rank.StartPhase`).
+# What a worker does after a phase of its start (`model.rank.StartPhase`).
 _NEXT_PHASE: Final = {
     "before": "setting up the device",
     "init": "loading weights",

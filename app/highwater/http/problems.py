@@ -1,4 +1,4 @@
-"""Errors as HTTP responses of one shape, that of the data plane (``failures.error_body``), and never a traceback."""
+"""Errors as HTTP responses, of the data plane's shape (``gated_proxy.failures.error_body``), and never a traceback."""
 
 from __future__ import annotations
 

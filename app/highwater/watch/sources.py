@@ -86,9 +86,9 @@ async def read_load(engine: Engine) -> EngineLoad:
 def parse_load(text: str) -> EngineLoad:
     """Sums over the engines; the KV usage is the fullest engine's. Raises EngineGarbled: it is no exposition."""
     try:
-        # Beyond that a float counts no single request or token.
         wanted = "\n".join(line for line in text.splitlines() if line.startswith(_WANTED))
         parsed = (sample for family in text_string_to_metric_families(wanted + "\n") for sample in family.samples)
+        # Beyond that a float counts no single request or token.
         samples = [(one.name, one.labels, one.value) for one in parsed if abs(one.value) <= 2.0**53]
     except ValueError as exc:
         raise EngineGarbled(f"GET /metrics is no Prometheus exposition: {exc}") from exc

@@ -72,7 +72,7 @@ def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_pa
         (b"", "no process file"),
         (b"HIGHWATR" + bytes(4088), "no process file"),
         (framed(b"{}")[:-100] + bytes(100), "schema"),
-        (framed(b"[1]"), "dictionary"),
+        (framed(b"[1]"), "JSON object"),
         (framed(b"{" * 2000), "no JSON"),
         (framed(b'{"schema":1,"at":NaN}'), "no JSON"),
         (framed(json.dumps(record(anonymous_bytes=-1)).encode()), "greater than or equal to 0"),

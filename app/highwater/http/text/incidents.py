@@ -81,7 +81,11 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         lines = textwrap.indent(_lines([plain(incident.exception.text)]), "  ")
         raised = f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{lines}"
     status = incident.policy
-    policy = "" if status is None else code(f"{WORDS[status.level]} (mode {status.mode}): {status.summary}")
+    policy = (
+        ""
+        if status is None
+        else code(f"{WORDS.get(status.level, status.level)} (mode {status.mode}): {status.summary}")
+    )
     parts = [
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),

@@ -136,10 +136,10 @@ def measure(
         except CannotWriteReport as exc:
             raise click.ClickException(str(exc)) from exc
         except LoadNotStarted as exc:
-            click.echo(f"Error: {exc}", err=True)
+            click.echo(f"highwater: {exc}", err=True)
             sys.exit(exc.exit_code)
         except KeyboardInterrupt:
-            click.echo("Error: interrupted before the load started; nothing was measured", err=True)
+            click.echo("highwater: interrupted before the load started; nothing was measured", err=True)
             sys.exit(INTERRUPTED)
     status = INTERRUPTED if interrupts.count > 0 else OK if measurement.complete else FAILED
     sys.exit(experiment.load.exit_code or status)

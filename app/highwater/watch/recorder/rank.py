@@ -33,8 +33,8 @@ from highwater.watch.recorder.ring import Ring, WatchdogDump
 _SILENT_SECONDS = 3.0
 
 _WORKER = TypeAdapter(WorkerMemory)
-# What never changes, and begins every response of a worker.
 _SIZES = tuple(field.name for field in fields(WorkerMemory) if field.name.endswith("_bytes"))
+# What never changes, and begins every response of a worker.
 _IDENTITY_FIELDS = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started", "device")
 
 
