@@ -137,7 +137,7 @@ def beside_text(explanation: Explanation, answer: Answer) -> str:
         here, there = (written.format(one) if is_count and one is not None else gib_text(one) for one in sides)
         by = None if row.here is None or row.there is None else row.there - row.here
         known = row.grade or "" if row.low == row.high else f"{gib_text(row.low)} to {gib_text(row.high)}"
-        moved = "" if not by else f"{by:+,.6g}" if is_count else size_text(by, signed=True)
+        moved = "" if not by else written.replace(":", ":+").format(by) if is_count else size_text(by, signed=True)
         rows.append([row.what, here, there, moved, known, row.moved_by[0]])
     version, refusal = (answer.get("versions") or {}).get("vllm", UNKNOWN), answer["kv_cache"].get("refusal")
     asked = (

@@ -45,6 +45,7 @@ class DoorWatch:
         self._peaks = EncoderPeaks()
         self._urgent_since: float | None = None
         self._why = ""
+        self._logged: tuple[str, str] | None = None  # first with the first report: nothing is known before
         self._held_for: str | None = None
         self._change(())
 
@@ -63,10 +64,10 @@ class DoorWatch:
     def _change(self, ranks: Sequence[RankReading]) -> None:
         facts = self._facts(ranks)
         mode, why = mode_of(self._mode, facts)
-        if (mode, why) != (self._door.mode, self._why):
-            if self._why:  # the first is no change
-                log.info("images and videos at the door: %s, because %s (door.mode)", mode, why)
-            self._why = why
+        if ranks and (mode, why) != self._logged:
+            self._logged = (mode, why)
+            log.info("images and videos at the door: %s, because %s (door.mode)", mode, why)
+        self._why = why
         self._door.change(mode=mode, limits=limits_of(self._given, facts))
 
     def _facts(self, ranks: Sequence[RankReading]) -> DoorFacts:

@@ -37,6 +37,7 @@ class Asked(NamedTuple):
     params: Mapping[str, str] | None = None
     body: Any = None
     path: str | None = None
+    needs_token: bool = True  # where the verb does
 
 
 def _as_parameters(**given: str | None) -> Asked:
@@ -70,7 +71,7 @@ def verb(
 
     def run(url: str, *, as_json: bool, **given: Any) -> None:  # noqa: ANN401 - the options' values
         wanted = asked(**given)
-        with (control_of if is_control else sidecar_at)(url, timeout_seconds=seconds) as sidecar:
+        with (control_of if is_control and wanted.needs_token else sidecar_at)(url, timeout_seconds=seconds) as sidecar:
             ask_and_show(
                 sidecar, wanted.path or path, method=method, params=wanted.params, body=wanted.body, as_json=as_json
             )
@@ -91,7 +92,8 @@ def reclaim_of(remedies: Sequence[str], free_bytes: int | None, mode: str, *, dr
         raise click.UsageError(f"--free is the size that {_TRIM} moves out, and {_TRIM} is not among the remedies")
     trim = {"remedy": _TRIM, "free_bytes": free_bytes}
     wanted = names if free_bytes is None else [trim if name == _TRIM else name for name in names or [_TRIM]]
-    return Asked(body={"mode": mode, "dry_run": dry_run, "remedies": wanted or None})
+    body = {"mode": mode, "remedies": wanted or None}
+    return Asked({"dry_run": "true"} if dry_run else None, body, needs_token=not dry_run)
 
 
 def size_given(text: str) -> int:
@@ -215,7 +217,9 @@ reclaim: Final = verb(
             show_default=True,
             help="safe: harms no request, or is refused; now: at once, as vLLM does",
         ),
-        click.option("--dry-run", is_flag=True, help="show what would be done or refused, and do nothing"),
+        click.option(
+            "--dry-run", is_flag=True, help="show what each could give back, or why it is refused; needs no token"
+        ),
     ),
     asked=reclaim_of,
 )

@@ -136,7 +136,7 @@ def test_the_table_has_sizes_between_bounds_and_numbers() -> None:
         line[:22].strip(): " ".join(line[22:].split()) for line in beside_text(explanation_of(), ANSWER).splitlines()
     }
     assert lines["peak activation"].startswith("1.86 GiB 0.941 GiB -943 MiB 0.793 GiB to 1.14 GiB --max-num")
-    assert lines["requests at once"].startswith("16.50 13.95 -2.55371 estimated --max-model-len 8192 -> 32768")
+    assert lines["requests at once"].startswith("16.50 13.95 -2.55 estimated --max-model-len 8192 -> 32768")
 
 
 def test_an_engine_whose_start_is_not_known_is_shown_beside_it_all_the_same() -> None:

@@ -72,9 +72,10 @@ def invoke(*arguments: str) -> Result:
         (
             "reclaim release --mode now --dry-run",
             "POST",
-            "/memory/reclaim",
-            {"mode": "now", "dry_run": True, "remedies": ["release"]},
+            "/memory/reclaim?dry_run=true",
+            {"mode": "now", "remedies": ["release"]},
         ),
+        ("reclaim release", "POST", "/memory/reclaim", {"mode": "safe", "remedies": ["release"]}),
         ("policy get", "GET", "/policy", None),
         ("policy mode act", "PUT", "/policy", {"mode": "act"}),
         ("snapshot list", "GET", "/memory/snapshots", None),

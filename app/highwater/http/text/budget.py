@@ -150,6 +150,8 @@ def _findings(answer: Explained) -> str:
 
 def comparison_text(before: Explained, after: Explained) -> str:
     rows = comparison(before, after)
+    if not before.explanation.ranks and not after.explanation.ranks:
+        return "nothing is known of either start, and so of what moved\n"
     if not rows:
         return "nothing moved: both have the same figures and settings\n"
     cells = [row for row in rows if _is_short(row)]
@@ -161,6 +163,10 @@ def comparison_text(before: Explained, after: Explained) -> str:
 
 def _is_short(row: tuple[str, str, str, str]) -> bool:
     return all(len(cell) <= MAX_CELL for cell in row[1:])
+
+
+def _moved(one: float | None, two: float | None) -> str:
+    return "" if one is None or two is None else f"{two - one:+,.2f}".removesuffix(".00")
 
 
 def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, str, str, str]]:
@@ -193,7 +199,7 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
             ("maximum concurrency", old_pool.max_concurrency, pool.max_concurrency),
         ]
         rows += [
-            (what, _number(one), _number(two), "" if one is None or two is None else f"{two - one:+,.6g}")
+            (what, _number(one), _number(two), _moved(one, two))
             for what, one, two in counts if one != two
         ]  # fmt: skip
         if old_pool.tokens_meaning != pool.tokens_meaning and old_pool.tokens != pool.tokens:
