@@ -238,7 +238,7 @@ class Workers(Source):
                     f"the worker extension speaks schema {response.get('schema')}, the sidecar {SCHEMA}"
                 )
         try:
-            workers = _WIRE.validate_python(responses)
+            workers = _WIRE.validate_python(cleaned(responses))
         except ValidationError as exc:
             raise EngineGarbled(f"worker call memory: {flaw(exc.errors())}") from exc
         if self._budgets is not None:
