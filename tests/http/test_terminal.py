@@ -479,6 +479,22 @@ def test_top_gives_the_terminal_back(lonely, leave, status):
         assert b"Traceback" not in terminal.seen
 
 
+def test_top_obeys_its_keys(lonely):
+    """On a screen of its own, where rich passes no height on: a key changes what is shown, as the last line says."""
+    with Terminal("top", "--url", lonely.url, NO_COLOR="1") as terminal:
+        terminal.wait_for("no reading of any worker yet", "q quit  ? help", "s sort: least free")
+        terminal.type(b"?")
+        terminal.wait_for("the least free first, equal ones in one row")
+        terminal.type(b"4")
+        terminal.wait_for("action", "policy: ")
+        terminal.type(b"2")
+        terminal.wait_for("no reading of any worker yet")
+        terminal.type(b"s")
+        terminal.wait_for("s sort: by number")
+        terminal.type(b"q")
+        assert terminal.end() == 0
+
+
 def test_top_steps_aside_for_the_shell(lonely):
     with Terminal("top", "--url", lonely.url) as terminal:
         terminal.wait_for("\x1b[?1049h", "no reading of any worker yet")
