@@ -608,13 +608,16 @@ async def test_a_trim_with_its_target(running):
     assert (await running.client.get("/memory")).json()["encoder_cache"]["host_bytes"] == 0
 
 
-@pytest.mark.parametrize("path", ["/reset_mm_cache", "/memory/reclaim"])
-async def test_an_engine_that_is_down_is_503_and_an_event(running, path):
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("/reset_mm_cache", "the engine is gone"), ("/memory/reclaim", "The engine has been dead for ")],
+)
+async def test_an_engine_that_is_down_is_503_and_an_event(running, path, words):
     running.fake.down = True
     await running.poll()
     status, message = error(await running.client.post(path))
     assert status == 503
-    assert message.startswith("the engine is gone")
+    assert message.startswith(words)
     events = (await running.client.get("/memory/events")).json()["events"]
     assert {event["result"]["outcome"] for event in events if event["kind"] == "reset"} == {"failed"}
 
@@ -708,9 +711,11 @@ async def test_both_healths_follow_the_verdict(running, state, ready, status):
     )
     assert (await running.client.get("/readyz")).status_code == (200 if ready else 503)
     answer = await running.client.get("/health/deep")
+    judged = (await running.client.get("/memory")).json()["verdict"]
+    reason = f"{judged['sentence']} {judged['step'] or ''}".rstrip()
     assert (answer.status_code, answer.json()) == (
         status,
-        {"healthy": status == 200, "engine": state, "reason": "the hint"},
+        {"healthy": status == 200, "engine": state, "reason": reason},
     )
 
 

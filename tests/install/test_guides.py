@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from highwater.diagnose.verdict import verdict
 from highwater.model.engine import STATES
-from highwater.terminal.status import judged
 from tests.fakes.engine import Core, core_on
 from tests.helm.chart import Object, container, env, mounts, pod_templates
 from tests.install.guides import (
@@ -322,4 +322,4 @@ async def test_without_an_api_server_the_state_is_starting_for_ever_and_the_rest
     assert STATES[report.engine.state].is_absent
     assert report.progress is None
     assert report.growth.since_ready_bytes is None
-    assert judged(report).code == 1
+    assert verdict(report).exit_status == 1

@@ -47,12 +47,10 @@ def stopped_text(at: float) -> str:
     return f"stopped in order at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}; start it again"
 
 
-def dead_text(failure: str, seconds: float, *, sees_starts: bool, was_seen: bool) -> str:
-    """``seconds``: since the engine ended; ``sees_starts``: a start of it would be seen; ``was_seen``: it responded."""
-    unseen = "or loading again, which only recorders that start with the engine would show"
+def dead_text(failure: str, seconds: float, *, was_seen: bool) -> str:
+    """``seconds``: since the engine ended; ``was_seen``: it responded."""
     left = "" if was_seen else " by the files that it left"
-    again = "and no restart of it is seen" if sees_starts else unseen
-    return f"dead for {span_text(seconds)}{left}, {again}: {failure}"
+    return f"dead for {span_text(seconds)}{left}, and no restart of it is seen: {failure}"
 
 
 def kv_blocks_held(connector: str | None, usage: float | None) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from highwater.act.relief import RemedyOutcome, RemedyRequest
 from highwater.act.remedies import REMEDIES
+from highwater.diagnose.verdict import verdict
 from highwater.http.services import NEEDS_TOKEN, NO_STORE, Admin, MaybeAdmin, Parts, StrictModel, ending, wants_text
 from highwater.http.text.control import reclaim_text, restored_text
 from highwater.model.rank import RankReading
@@ -92,7 +93,13 @@ async def reclaim(
     wanted = body or ReclaimRequest()
     is_dry = query.dry_run or wanted.dry_run
     caller = None if is_dry else admitted()
-    results = await parts.relief.reclaim(wanted.requests(), mode=wanted.mode, dry_run=is_dry, caller=caller)
+    try:
+        results = await parts.relief.reclaim(wanted.requests(), mode=wanted.mode, dry_run=is_dry, caller=caller)
+    except NotAvailable as exc:
+        if (report := parts.report()).engine.traits.is_up:
+            raise
+        judged = verdict(report)
+        raise NotAvailable(f"{judged.sentence} {judged.step or ''}".rstrip()) from exc
     outcomes = {each.result.outcome for each in results}
     status = 409 if outcomes == {"refused"} and not is_dry else 200
     headers = ending(FAILED if not results or outcomes & {"refused", "failed"} else OK)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from highwater.diagnose.verdict import verdict
 from highwater.http.metrics import CONTENT_TYPE
 from highwater.http.services import Parts, StrictModel
 
@@ -43,11 +44,13 @@ async def deep(parts: Parts) -> JSONResponse:
     step is healthy, and so are one that does not answer where no recorder shows why, and one whose loop runs and
     schedules nothing. One that ended is not, until something shows that the next one loads.
     """
-    report = parts.poller.current()
+    report = parts.report()
     engine, progress = report.engine, report.progress
     is_starved = engine.state == "stuck" and progress is not None and progress.is_starved
     healthy = is_starved or not engine.traits.is_lost
-    answer = {"healthy": healthy, "engine": engine.state, "reason": engine.hint}
+    judged = verdict(report)
+    reason = None if healthy and engine.hint is None else f"{judged.sentence} {judged.step or ''}".rstrip()
+    answer = {"healthy": healthy, "engine": engine.state, "reason": reason}
     return JSONResponse(answer, 200 if healthy else 503)
 
 

@@ -46,8 +46,8 @@ MEANINGS: Final[Sequence[tuple[Sequence[int], str]]] = (
     ),
     (
         (INVALID,),
-        "`status`: memory is very short, or the engine is dead or hangs; `check`: something is wrong; `plan`: the "
-        "input is refused; `serve`: invalid settings, or a port that is taken; or an invalid command line",
+        "`status`, `check`: memory is very short, or the engine is dead or hangs; `check`: the set-up is wrong; "
+        "`plan`: the input is refused; `serve`: invalid settings, or a port that is taken; or an invalid command line",
     ),
     ((NO_SIDECAR,), "no sidecar answers at the URL; stderr says what does, and what to do"),
     ((CANNOT_BE_ASKED,), "`plan`: this vLLM cannot be asked"),

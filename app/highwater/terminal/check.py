@@ -44,7 +44,7 @@ def check(url: str, engine_url: str | None, *, as_json: bool) -> None:
     """Check that engine and sidecar are set up correctly; say what to change.
 
     Changes nothing. Exits with 0 if all is as it should be, 1 if there is something to look at, 2 if
-    something is wrong, 3 if no sidecar answers.
+    something is wrong, 3 if no sidecar answers; never better than `highwater status`.
     """
     with asked_at(url, engine_url) as asked:
         report, own = report_of(asked.get("/memory")), _checks(_optional(asked, "/memory/findings"))
@@ -53,12 +53,13 @@ def check(url: str, engine_url: str | None, *, as_json: bool) -> None:
         else:
             not_judged = shown("set-up", NotKnown(f"{asked.url} does not judge its set-up"))
             found = (*caller_checks(_caller(asked)), *(own or (not_judged,)))
+    ends_with = exit_code(found, report.verdict.exit_status)
     # https://no-color.org
     colour = False if os.environ.get("NO_COLOR") else None
     width = shutil.get_terminal_size().columns
-    text = json.dumps(check_json(found), indent=1) if as_json else check_text(found, headline(report), width)
+    text = json.dumps(check_json(found, ends_with), indent=1) if as_json else check_text(found, headline(report), width)
     click.echo(text, color=colour)
-    sys.exit(exit_code(found))
+    sys.exit(ends_with)
 
 
 def _checks(judged: Any) -> tuple[SetupCheck, ...]:  # noqa: ANN401 - JSON
@@ -109,5 +110,5 @@ def check_text(checks: Sequence[SetupCheck], first: str, width: int) -> str:
     return "\n".join([wrapped(first, width), ", ".join(summary), *lines])
 
 
-def check_json(checks: Sequence[SetupCheck]) -> dict[str, Any]:
-    return {"schema": SCHEMA, "exit_code": exit_code(checks), "findings": [asdict(one) for one in checks]}
+def check_json(checks: Sequence[SetupCheck], ends_with: int) -> dict[str, Any]:
+    return {"schema": SCHEMA, "exit_code": ends_with, "findings": [asdict(one) for one in checks]}

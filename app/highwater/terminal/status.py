@@ -1,4 +1,4 @@
-"""``highwater status``: the verdict in eight lines for people, or whole for programs, and its exit status."""
+"""``highwater status``: the verdict in at most eight lines for people, or whole for programs, and its exit status."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def status_json(report: JudgedReport, answer: Any, events: Sequence[Event]) -> d
 @click.option("--since", metavar="MARK", help="adds what changed since that mark")
 @json_option
 def status(url: str, engine_url: str | None, since: str | None, *, ranks: bool, why: bool, as_json: bool) -> None:
-    """Show in eight lines whether all is well: what fills the memory, what happens next, and what to do.
+    """Show in at most eight lines whether all is well: what fills the memory, what happens next, and what to do.
 
     Exits with 0 if all is well, 1 if something needs attention, 2 if memory is very short or the engine is dead or
     hangs, 3 if no sidecar answers.
@@ -71,7 +71,9 @@ def status(url: str, engine_url: str | None, since: str | None, *, ranks: bool, 
         answer = asked.get("/memory", {} if since is None else {"since": since})
         report = report_of(answer)
         listed = asked.get("/memory/events", {"limit": str(MAX_EVENTS)})
-        found = asked.get("/memory/findings") if why else {}
+        found = asked.get("/memory/findings") if why else {"findings": []}
+        with understood("/memory/findings"):
+            known = _FOUND.validate_python(cleaned(found["findings"]))
     events = events_of(listed.get("events") if isinstance(listed, dict) else [])
     width = shutil.get_terminal_size().columns
 
@@ -82,8 +84,6 @@ def status(url: str, engine_url: str | None, since: str | None, *, ranks: bool, 
         if ranks:
             yield ranks_text(report)
         if why:
-            with understood("/memory/findings"):
-                known = _FOUND.validate_python(cleaned(found["findings"]))
             yield why_text(report, known, width)
         if since is not None:
             yield since_text(since, cleaned(answer.get("since")))

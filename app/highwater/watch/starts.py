@@ -187,7 +187,7 @@ class Starts:
         text = failure_text(failure, url, is_up=STATES[verdict.state].is_up, was_there=known)
         dead_seconds = self._clocks.monotonic() - (verdict.since or 0.0) if verdict.state == "gone" else ended
         if dead_seconds is not None:
-            return dead_text(text, dead_seconds, sees_starts=self.are_seen, was_seen=was_seen)
+            return dead_text(text, dead_seconds, was_seen=was_seen)
         return text + (self._processes.unseen_starts if is_silent and not known else "")
 
 

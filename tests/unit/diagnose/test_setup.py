@@ -95,7 +95,7 @@ UNREAD = (replace(ranks()[0], notes=(Note(name="weights_bytes", reason="not know
 
 # Topic, what is changed, the answer's level and its finding.
 FOUND: list[tuple[str, dict, str, str]] = [
-    ("engine", GONE, "fail", "engine_not_ready"),
+    ("engine", GONE, "warn", "engine_not_ready"),
     ("engine", {"state": "starting", "hint": "loads"}, "warn", "engine_not_ready"),
     ("engine", {"state": "gone"}, "fail", "engine_not_ready"),
     ("engine", {"state": "gone", "stopped_at": 1.0}, "warn", "engine_not_ready"),
@@ -134,7 +134,7 @@ FOUND: list[tuple[str, dict, str, str]] = [
     ("incidents", {"has_engine_log": False}, "note", "no_engine_log"),
     ("incidents", {"has_engine_log": False, "incidents_folder": None}, "note", "incidents_in_memory"),
     ("incidents", {"incidents_problem": "no room"}, "fail", "incidents_not_kept"),
-    ("incidents", {"incidents": [INCIDENT]}, "warn", "recent_incidents"),
+    ("incidents", {"incidents": [INCIDENT]}, "note", "recent_incidents"),
 ]
 
 # Nothing to change, or not known.
@@ -192,9 +192,9 @@ def test_notes_of_a_cpu_are_as_they_should_be():
     assert result("readings", facts(ranks=(cpu,))).level == "ok"
 
 
-def test_without_an_engine_one_thing_is_wrong():
+def test_without_an_engine_one_thing_is_to_be_looked_at():
     found = checked(facts(**GONE))
-    assert [one.name for one in found if one.level == "fail"] == ["engine"]
+    assert [one.name for one in found if one.level in {"warn", "fail"}] == ["engine"]
     assert {"dev mode", "extension", "ranks", "vLLM"} <= {one.name for one in found if one.level == "skip"}
 
 

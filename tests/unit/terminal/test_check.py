@@ -40,9 +40,20 @@ def test_what_only_the_caller_sees(topic, changed, level, name):
     assert (found.level, found.finding) == (level, name)
 
 
-@pytest.mark.parametrize(("changed", "status"), [({}, 0), ({"state": "paused"}, 1), (GONE, 2)])
+@pytest.mark.parametrize(("changed", "status"), [({}, 0), ({"state": "paused"}, 1), (GONE, 1), ({"state": "gone"}, 2)])
 def test_the_exit_status_is_of_the_worst(changed, status):
-    assert exit_code(checked(facts(**changed))) == status
+    assert exit_code(checked(facts(**changed)), 0) == status
+
+
+@pytest.mark.parametrize("verdict", [0, 1, 2])
+@pytest.mark.parametrize(("changed", "status"), [({}, 0), ({"state": "paused"}, 1), ({"state": "gone"}, 2)])
+def test_it_is_never_better_than_the_verdict_s(changed, status, verdict):
+    assert exit_code(checked(facts(**changed)), verdict) == max(status, verdict)
+
+
+def test_an_engine_that_starts_is_nothing_that_is_wrong():
+    """Neither the first one nor the next, whose readings are of the one before."""
+    assert {one.level for one in checked(facts(state="starting", stale=True))} <= {"ok", "note", "warn", "skip"}
 
 
 def test_the_lines_tell_what_to_change():
@@ -64,7 +75,7 @@ def test_an_engine_without_a_sidecar_has_its_own_checks_and_says_which_need_one(
 
 
 def test_for_programs():
-    body = check_json(checked(facts(rules=policy(mode="observe"))))
+    body = check_json(checked(facts(rules=policy(mode="observe"))), 0)
     assert body["exit_code"] == 0
     assert {one["level"]: one["finding"] for one in body["findings"]} == {"ok": None, "note": "policy_observes"}
 

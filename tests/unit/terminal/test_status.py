@@ -75,7 +75,8 @@ def test_the_screen_of_a_state_is_the_golden_one(state):
     changed = {"policy": short_policy(can_release=2**30)} if "short" in state else {}
     shown = screen(judged(state, **changed))
     facts = [line.split()[0] for line in shown.splitlines() if not line.startswith(" ")]
-    assert facts[-7:] == ["worst", "grew", "next", "do", "step", "last", "look"]
+    do = ["do"] if VERDICTS[state][0] else []
+    assert facts[-6 - len(do) :] == ["worst", "grew", "next", *do, "step", "last", "look"]
     assert max(map(len, shown.splitlines())) <= 80
     assert is_golden(f"status_{state}", shown)
 
@@ -85,6 +86,13 @@ def test_without_a_sidecar_it_says_what_needs_one():
     assert shown.count("needs a sidecar") == 3
     assert "highwater serve --engine-url http://gpu-7:8000" in shown
     assert "reclaim" not in shown
+
+
+def test_why_it_acted_is_said_once():
+    why = LAST.why
+    told = replace(LAST, summary=f"{LAST.summary}; why: {why}")
+    assert " ".join(screen(judged("fine"), (told,)).split()).count(why) == 1
+    assert " ".join(screen(judged("fine"), (LAST,)).split()).count(why) == 1
 
 
 def test_a_screen_without_anything_to_tell():

@@ -195,13 +195,13 @@ async def test_the_same_processes_are_the_same_life_whatever_was_refused(core):
 
 
 async def test_an_engine_that_nobody_restarts_stays_gone(core):
-    """With for how long, and whether a start would be seen; the next one is another life."""
+    """With for how long; the next one is another life."""
     await core.tick()
     core.fake.down = True
     states = [(await core.tick(20.0)).engine.state for _ in range(60)]
     assert states == ["ready", *["gone"] * 59]
     hint = core.poller.current().engine.hint or ""
-    assert hint.startswith("dead for 19 min 20 s, or loading again, which only recorders that start ")
+    assert hint.startswith("dead for 19 min 20 s, and no restart of it is seen: ")
     assert "nothing answers any more" in hint
     core.fake.down = False
     core.fake.start_again()

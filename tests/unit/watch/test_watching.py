@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from highwater.diagnose.verdict import verdict
 from highwater.http.text.report import report_text
 from highwater.model.engine import EndedLife, ProcessLife
 from highwater.model.rank import Process
 from highwater.model.report import Report
 from highwater.process.errors import EngineRefused
-from highwater.terminal.status import judged
 from highwater.watch.round import IDLE_SECONDS, SETTLE_SECONDS
 from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
 from tests.fakes.recorders import phase
@@ -187,9 +187,9 @@ async def test_a_replica_that_schedules_nothing_while_others_work_is_named_and_r
     reports = await at_work(core, 15)
     assert {report.engine.state for report in reports} == {"ready"}
     assert {report.engine.starved for report in reports[:9]} == {()}
-    verdict = judged(reports[-1])
+    told = verdict(reports[-1])
     if not is_starved:
-        assert (reports[-1].engine.starved, verdict.code) == ((), 0)
+        assert (reports[-1].engine.starved, told.exit_status) == ((), 0)
         return
     (sentence,) = reports[-1].engine.starved
     reasons = " (vLLM: capacity 3)" if second[3] else ""
@@ -197,7 +197,8 @@ async def test_a_replica_that_schedules_nothing_while_others_work_is_named_and_r
         "data-parallel engine 1 (of 2) has scheduled nothing for 14 s while others work: "
         f"3 waiting, none running{reasons}; no recorder shows its steps, and after an abort its counts may be old"
     )
-    assert (reports[-1].engine.hint, verdict.code, verdict.reasons) == (sentence, 1, (sentence,))
+    assert (reports[-1].engine.hint, told.exit_status, told.reason) == (sentence, 1, "starved")
+    assert told.sentence.startswith("Data-parallel engine 1 (of 2) has scheduled nothing for 14 s")
     core.fake.second = (0, 3, 60, {})
     assert (await at_work(core, 2))[-1].engine.starved == (), "it has scheduled something"
 
@@ -721,15 +722,15 @@ async def test_of_a_dead_engine_no_rank_is_missing(watch):
     await rounds(core, 2)
     core.fake.kill(core.fake.workers[1])
     report = (await rounds(core, 2))[-1]
-    assert ("1 of 2 ranks are missing" in judged(report).reasons, len(report.ranks_missing)) == (True, 1)
+    assert (verdict(report).exit_status > 0, len(report.ranks_missing)) == (True, 1)
     core.fake.kill(core.fake.workers[0])
     report = (await rounds(core, 2))[-1]
     assert (report.engine.state, len(report.ranks_missing)) == ("stuck", 2), "its API server lives on"
-    assert "2 of 2 ranks are missing" in judged(report).reasons
+    assert (verdict(report).state, verdict(report).exit_status) == ("stuck", 2)
     core.fake.down = True
     report = (await rounds(core, 3))[-1]
     assert (report.engine.state, report.ranks_missing, report.stale) == ("gone", (), True)
-    assert judged(report).reasons == ("the engine is gone", "the readings are stale")
+    assert (verdict(report).state, verdict(report).exit_status) == ("dead", 2)
 
 
 async def test_the_readings_of_an_engine_that_ended_are_not_those_of_the_next_one(watch, tmp_path):

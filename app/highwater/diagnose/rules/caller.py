@@ -79,6 +79,7 @@ def without_sidecar(checks: Sequence[SetupCheck]) -> tuple[SetupCheck, ...]:
     return tuple(sorted(found.values(), key=lambda one: one.text == needs))
 
 
-def exit_code(checks: Sequence[SetupCheck]) -> int:
+def exit_code(checks: Sequence[SetupCheck], verdict: int) -> int:
+    """``verdict``: its exit status; the worse of both counts, so that no command calls well what another does not."""
     levels = {check.level for check in checks}
-    return CRITICAL if "fail" in levels else ATTENTION if "warn" in levels else OK
+    return max(verdict, CRITICAL if "fail" in levels else ATTENTION if "warn" in levels else OK)

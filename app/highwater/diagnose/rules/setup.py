@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from highwater.diagnose.case import Case, given
 from highwater.diagnose.finding import Finding, Weight, finding, weightiest_first
 from highwater.diagnose.rules import growth, host
+from highwater.diagnose.verdict import verdict
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
 from highwater.host.reading import NO_FILES
 from highwater.model.policy import WORDS
@@ -71,19 +72,13 @@ def checked(case: Case) -> tuple[SetupCheck, ...]:
 
 
 def engine(case: Case) -> Answer:
-    setup, status = given(case.setup), case.engine
+    status, judged = case.engine, verdict(given(case.setup).report)
     if status.state == "ready":
         return f"{status.state_text} at {status.url}"
-    weight: Weight = "clue"
-    if status.traits.is_held:
-        change = f"POST {'/resume' if status.state == 'paused' else '/wake_up'} of the engine, unless that is intended"
-    elif status.traits.is_late:
-        change = status.hint or ""
-    elif status.stopped_at is not None:
-        change = "start it again, unless that is intended"
-    else:
-        change = status.hint or "start vLLM there, or set HIGHWATER_ENGINE_URL of the sidecar"
-        weight = "clue" if status.state == "starting" and setup.knows_engine else "likely"
+    # What starts is not wrong yet, as for the verdict.
+    is_no_fault = status.traits.is_held or status.traits.is_late or status.state == "starting"
+    weight: Weight = "clue" if is_no_fault or status.stopped_at is not None else "likely"
+    change = f"{judged.sentence} {judged.step or ''}".rstrip()
     return finding("engine_not_ready", weight=weight, url=status.url, state=status.state_text, change=change)
 
 
@@ -149,7 +144,7 @@ def ranks(case: Case) -> Answer:
 
 def readings(case: Case) -> Answer:
     setup, report = given(case.setup), given(case.setup).report
-    if not setup.reads_workers:
+    if not setup.reads_workers or report.engine.traits.is_absent:
         return None
     if report.age_seconds is None or report.stale:
         age = "never" if report.age_seconds is None else f"{span_text(report.age_seconds)} ago"

@@ -1,4 +1,4 @@
-"""The verdict as `highwater status` prints it: eight lines, and what stands behind them. Pure."""
+"""The verdict as `highwater status` prints it: at most eight lines, and what stands behind them. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from highwater.model.rank import RankReading, rank_title
 from highwater.model.report import Event, Report
 from highwater.model.titles import names_text, narrow_table
 from highwater.model.units import GIB, UNKNOWN, size_text, span_text
+from highwater.process.exit_codes import OK
 
 _MOST_FINDINGS: Final = 6
 
@@ -43,7 +44,7 @@ def headline(report: JudgedReport) -> str:
 def status_text(
     report: JudgedReport, events: Sequence[Event], *, url: str, now: float, width: int, is_alone: bool = False
 ) -> str:
-    """Return the verdict's eight lines; ``is_alone``: the engine was asked at ``url`` itself, with no sidecar."""
+    """Return at most eight lines; ``is_alone``: the engine was asked at ``url`` itself, with no sidecar."""
     verdict = report.verdict
     page = "dashboard" if verdict.do is not None and verdict.do.path == verdict.runbook else verdict.runbook
     ways = [] if is_alone else [f"{url}/{page or 'dashboard'}"]
@@ -58,6 +59,9 @@ def status_text(
         "last": NEEDS_SIDECAR if is_alone else _last_act(events, now),
         "look": ", ".join(ways),
     }
+    # Where all is well nobody needs the memory back: what could be given back is said in `next`.
+    if verdict.exit_status == OK and not is_alone:
+        del facts["do"]
     first = wrapped(headline(report), width)
     return "\n".join([first, *(wrapped(f"{name:<6} {fact}", width, indent=7) for name, fact in facts.items())])
 
@@ -103,7 +107,7 @@ def _last_act(events: Sequence[Event], now: float) -> str:
     by = f"rule {act.rule}" if act.rule else act.trigger or "?"
     if act.caller is not None:
         by += f" from {act.caller.address or 'an unknown address'}"
-    why = "" if act.why is None else f". Why: {act.why}"
+    why = "" if act.why is None or act.why in act.summary else f". Why: {act.why}"
     return f"{span_text(max(now - act.at, 0.0))} ago by {by}: {act.summary}{why}"
 
 

@@ -86,14 +86,18 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One view on one terminal, at a time in monotonic seconds; without a height it is drawn whole."""
+    """One view on one terminal, at a time in monotonic seconds; without a height it is drawn whole.
+
+    The height is not taken from the options: rich passes none on to what stands within its alternate screen.
+    """
 
     view: View
     now: float
     look: Look = Look()
+    height: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height, options = options.height, options.reset_height()
+        height, options = self.height, options.reset_height()
         sections = _Sections(self.view, self.now, console, options, self.look)
 
         def lines(section: RenderableType) -> _Lines:

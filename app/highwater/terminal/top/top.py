@@ -92,7 +92,7 @@ def _show(url: str, *, once: bool) -> None:
 def _live(view: View, url: str, console: Console) -> None:
     feed = Feed(view, partial(SidecarClient, url, timeout_seconds=ASK_SECONDS))
     feed.start()
-    with Screen(console, lambda look: Drawing(feed.view, time.monotonic(), look)) as screen:
+    with Screen(console, lambda look, height: Drawing(feed.view, time.monotonic(), look, height)) as screen:
         drawn, drawn_at = None, 0.0
         while not screen.asked_to_quit(LOOK_SECONDS):
             now = feed.view, screen.look, console.size
@@ -109,10 +109,10 @@ class Screen:
     shell continues this process.
     """
 
-    def __init__(self, console: Console, drawn: Callable[[Look], RenderableType]) -> None:
+    def __init__(self, console: Console, drawn: Callable[[Look, int], RenderableType]) -> None:
         self.look = Look()
-        self._drawn = drawn
-        self._live = Live(drawn(self.look), console=console, screen=True, auto_refresh=False)
+        self._console, self._drawn = console, drawn
+        self._live = Live(drawn(self.look, console.height), console=console, screen=True, auto_refresh=False)
         self._keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
         self._modes: list[Any] = [] if self._keyboard is None else termios.tcgetattr(self._keyboard)
 
@@ -131,7 +131,7 @@ class Screen:
         self._give_back()
 
     def draw(self) -> None:
-        self._live.update(self._drawn(self.look), refresh=True)
+        self._live.update(self._drawn(self.look, self._console.height), refresh=True)
 
     def asked_to_quit(self, seconds: float) -> bool:
         if self._keyboard is None:

@@ -45,7 +45,7 @@ def view(*, minutes: int = 2, **changed) -> View:
 
 def drawn(made: View, width: int = 100, height: int | None = None, *, now: float = 100.0, look: Look = ALL) -> str:
     """The screen in letters, without what only aligns columns."""
-    return "\n".join(" ".join(line.split()) for line in screens.drawn(Drawing(made, now, look), width, height))
+    return "\n".join(" ".join(line.split()) for line in screens.drawn(Drawing(made, now, look, height), width, height))
 
 
 FULL = view()
@@ -133,7 +133,8 @@ def test_the_whole_screen_is_the_golden_one(width, height):
         do=Deed(text="Reclaim 14.8 GiB"),
     )
     made = view(minutes=14)
-    shown = screens.drawn(Drawing(replace(made, report=replace(made.report, verdict=verdict)), 100.0), width, height)
+    told = replace(made, report=replace(made.report, verdict=verdict))
+    shown = screens.drawn(Drawing(told, 100.0, ALL, height), width, height)
     assert len(shown) == height
     assert is_golden(f"top_{width}x{height}", "\n".join(line.rstrip() for line in shown))
     assert shown[-1].startswith("q quit  ? help  1 all")
