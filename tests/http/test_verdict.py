@@ -60,7 +60,7 @@ async def test_a_relief_twice_is_kept_up_and_each_says_why(running):
     judged = await verdict_of(running)
     events = [one for one in (await running.client.get("/memory/events")).json()["events"] if one["kind"] == "reset"]
     assert (judged["state"], judged["exit_status"]) == ("keeps_up", 0)
-    assert "12.00 GiB each time" in judged["sentence"]
+    assert "6.00 GiB a rank each time" in judged["sentence"]
     assert [event["why"].startswith("short by ") for event in events] == [True, True]
 
 

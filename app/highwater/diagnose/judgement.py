@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -30,6 +30,7 @@ VerdictState: TypeAlias = Literal[
 Reason: TypeAlias = Literal[
     "none",
     "relief",
+    "grown_outside",
     "growing",
     "releasable",
     "neighbour",
@@ -46,6 +47,7 @@ Reason: TypeAlias = Literal[
     "unreachable",
     "hung",
     "starved",
+    "replica_starved",
     "no_answer",
     "stopped",
     "kernel_oom",
@@ -57,6 +59,9 @@ Reason: TypeAlias = Literal[
     "rule_held",
 ]
 _WORDS: Final = 24  # of what others say, within a sentence
+# Up to the first semicolon that stands in no parentheses; and what stands in them.
+_CLAUSE: Final = re.compile(r"(?:\([^()]*\)|(?!; ).)*", re.DOTALL)
+_ASIDE: Final = re.compile(r" \([^()]*\)")
 _MIXED_BYTES: Final = 1024 * MIB  # ranks that differ by more are not alike
 
 
@@ -86,8 +91,7 @@ class Judged(NamedTuple):
 def lasting(report: Report, since: float | None) -> str:
     if since is None or report.now is None:
         return ""
-    at = time.strftime("%H:%M:%S", time.localtime(since))
-    return f" for {whole_span_text(max(report.now - since, 0.0))} (since {at})"
+    return f" for {whole_span_text(max(report.now - since, 0.0))}"
 
 
 def capital(text: str) -> str:
@@ -95,9 +99,19 @@ def capital(text: str) -> str:
 
 
 def brief(text: str) -> str:
-    """Return the first clause of what another part says, without its full stop, cut to two dozen words."""
-    words = text.partition("; ")[0].split()
-    return " ".join(words[:_WORDS]).rstrip(".,:") + (" …" if len(words) > _WORDS else "")
+    """Return the first clause of what another part says, without its full stop, of about two dozen words.
+
+    Of a longer one what stands in parentheses goes first, and then what comes after a comma or a colon.
+    """
+    found = _CLAUSE.match(text)
+    clause = found.group() if found is not None else text
+    if len(clause.split()) > _WORDS:
+        clause = _ASIDE.sub("", clause)
+    words = clause.split()
+    if len(words) <= _WORDS:
+        return " ".join(words).rstrip(".,:")
+    end = max((place for place, word in enumerate(words[:_WORDS], 1) if word[-1] in ",:"), default=_WORDS)
+    return f"{' '.join(words[:end]).rstrip('.,:')} …"
 
 
 # --- free memory ---

@@ -17,7 +17,7 @@ from highwater.diagnose.judgement import (
 )
 from highwater.growth.words import leak_line, leaks
 from highwater.model.components import BY_NAME, COMPONENT_NAMES
-from highwater.model.growth import RankGrowth, SeriesGrowth
+from highwater.model.growth import RankGrowth, RecentGrowth, SeriesGrowth
 from highwater.model.policy import PolicyAct, PolicyStatus, RankPressure, RulePhase, RuleStatus
 from highwater.model.rank import RankReading
 from highwater.model.remedies import possible_bytes
@@ -28,6 +28,7 @@ from highwater.model.units import HOUR_SECONDS, MIB, gib_text, span_text, whole_
 SOON_SECONDS, LEAK_SECONDS = HOUR_SECONDS, 24 * HOUR_SECONDS
 # Less is not worth a click, and no growth worth a word.
 NOTABLE_BYTES: Final = 256 * MIB
+_OUTSIDE_BYTES: Final = 1024 * MIB  # of growth outside vLLM is said although memory is not short
 _RHYTHM: Final = 2
 _OVER: Final = frozenset[RulePhase]({"short", "urgent", "acting", "resting"})
 _PRESSING: Final[tuple[RulePhase, ...]] = ("calm", "held", "short", "urgent", "resting", "acting")
@@ -44,7 +45,7 @@ def short(report: Report) -> Judged | None:
     growth, worst, host = report.growth, worst_rank(report), report.host
     seconds = growth.seconds_to_full
     if seconds is not None and seconds <= SOON_SECONDS and worst is not None:
-        filling = min(growth.ranks, key=lambda one: one.seconds_to_full or seconds + 1, default=None)
+        filling = _first_full(report)
         rank = next((one for one in report.ranks if filling is not None and one.key == filling.key), worst)
         what = f": {_title(growth.component)} grows{_pace(filling)}" if growth.component is not None else ""
         return Judged("short", "growing", f"{has_free_text(report, rank)} and is full in {span_text(seconds)}{what}.")
@@ -64,15 +65,15 @@ def short(report: Report) -> Judged | None:
 
 
 def _short_of_memory(report: Report, state: VerdictState) -> Judged:
-    pressure = _pressed(report)
-    rank = next((one for one in report.ranks if pressure is not None and one.key == pressure.key), worst_rank(report))
+    pressure, rank = _pressed(report), _decisive(report)
     rules = () if report.policy is None else report.policy.rules
     lacks = next((f" ({brief(rule.reason)})" for rule in rules if rule.phase in _OVER and rule.reason), "")
     if pressure is not None and pressure.short_bytes:
         lacks = f", {gib_text(pressure.short_bytes)} too little"
     free = has_free_text(report, rank) if rank is not None else "Memory is short"
     outside, other = _outside(report, rank)
-    policy, gain = report.policy, _possible(report)
+    policy, gain = report.policy, _possible(rank)
+    there = " there" if len(report.ranks) > 1 else ""
     if outside >= max(NOTABLE_BYTES, 0 if pressure is None else pressure.short_bytes or 0):
         who = other or "another process, or a library"
         text = f"{free}{lacks}. Outside vLLM {gib_text(outside)} more is in use than at its start: {who}."
@@ -80,10 +81,12 @@ def _short_of_memory(report: Report, state: VerdictState) -> Judged:
     if policy is not None and policy.mode == "observe":
         return Judged(state, "observe", f"{free}{lacks}, and Highwater only watches.")
     if gain >= NOTABLE_BYTES or (pressure is not None and gain >= (pressure.short_bytes or 1)):
-        return Judged(state, "releasable", f"{free}{lacks}; {gib_text(gain)} in all can be given back.")
+        only = "only " if pressure is not None and gain < (pressure.short_bytes or 0) else ""
+        return Judged(state, "releasable", f"{free}{lacks}; {only}{gib_text(gain)} can be given back{there}.")
     recent = report.growth.recent
     used = f": {_title(recent.component)} {_in_time(recent.bytes, recent.seconds)}" if recent is not None else ""
-    return Judged(state, "in_use", f"{free}{lacks}. It is in use{used}; nothing can be given back.")
+    least = f"only {gib_text(gain)}" if gain >= MIB else "nothing"
+    return Judged(state, "in_use", f"{free}{lacks}. It is in use{used}; {least} can be given back{there}.")
 
 
 def kept_up(report: Report) -> Judged | None:
@@ -93,25 +96,43 @@ def kept_up(report: Report) -> Judged | None:
     spans = [later.at - earlier.at for later, earlier in pairwise(acts)]
     every = report.growth.refill_seconds or sum(spans) / len(spans)
     sizes = [act.freed_bytes for act in acts if act.freed_bytes]
-    each = f", {gib_text(sum(sizes) / len(sizes))} each time" if sizes else ""
+    each = f", {_a_rank(sum(sizes) / len(sizes), report)} each time" if sizes else ""
     text = f"{free_text(report)}; it fills about every {span_text(every)} and is given back{each}."
     return Judged("keeps_up", "relief", text)
 
 
 def fine(report: Report) -> Judged:
-    paces = [one.bytes_per_second for one in report.growth.ranks]
-    free, seconds = free_text(report), report.growth.seconds_to_full
-    grows = "; nothing grows" if paces and all(pace == 0 for pace in paces) else ""
-    grows = grows if seconds is None else f"; full in {span_text(seconds)} at this pace"
+    free, course = free_text(report), _course(report)
     last = next(iter(() if report.policy is None else report.policy.acts), None)
     acted = ""
     if last is not None and report.now is not None:
-        gave = f" and gave back {gib_text(last.freed_bytes)}" if last.freed_bytes else ""
+        gave = f" and gave back {_a_rank(last.freed_bytes, report)}" if last.freed_bytes else ""
         acted = f" Highwater last acted {span_text(max(report.now - last.at, 0.0))} ago{gave}."
     engine = report.engine
     busy = f"The engine is busy: {brief(engine.hint)}. " if engine.state == "busy" and engine.hint else ""
-    memory = f"{free}{grows}." if free else "The engine is ready; what is free is not known."
-    return Judged("fine", "none", f"{busy}{memory}{acted}")
+    memory = f"{free}{course}." if free else "The engine is ready; what is free is not known."
+    fullest = max(report.ranks, key=lambda rank: _outside(report, rank)[0], default=None)
+    outside, other = _outside(report, fullest)
+    if fullest is None or outside < _OUTSIDE_BYTES:
+        return Judged("fine", "none", f"{busy}{memory}{acted}")
+    of_rank, who = _of_rank(fullest, report), f": {other}" if other else ""
+    text = f"Outside vLLM +{gib_text(outside)}{of_rank} since it was ready{_ready_ago(report)}{who}."
+    return Judged("fine", "grown_outside", f"{busy}{memory} {text}")
+
+
+def _course(report: Report) -> str:
+    """Return where memory goes from here, as the end of a sentence on the rank with the least free."""
+    growth, worst, filling = report.growth, worst_rank(report), _first_full(report)
+    if growth.seconds_to_full is not None:
+        is_other = filling is not None and worst is not None and filling.key != worst.key
+        first = f"{filling.name} is full first," if filling is not None and is_other else "full"
+        return f"; {first} in {span_text(growth.seconds_to_full)} at this pace"
+    of_worst = _growth_of(report, worst)
+    if of_worst is not None and of_worst.cache_room_bytes:
+        return f"; the encoder cache grows up to its budget, {gib_text(of_worst.cache_room_bytes)} more"
+    is_still = bool(growth.ranks) and all(one.bytes_per_second == 0 for one in growth.ranks)
+    has_grown = grew(report) is not None or any(_outside(report, rank)[0] >= NOTABLE_BYTES for rank in report.ranks)
+    return "; nothing grows" if is_still and not has_grown else ""
 
 
 # --- figures ---
@@ -137,18 +158,54 @@ def _is_given_back(report: Report) -> bool:
     if report.policy.level not in ("short", "urgent"):
         return True
     over = [rule for rule in report.policy.rules if rule.phase in _OVER]
-    return bool(over) and all(rule.phase == "acting" or (rule.phase == "short" and _possible(report)) for rule in over)
+    return bool(over) and all(
+        rule.phase == "acting" or (rule.phase == "short" and not _hindered(rule)) for rule in over
+    )
 
 
-def _possible(report: Report) -> int:
-    return sum(rank.releasable_bytes or 0 for rank in report.ranks)
+def _hindered(rule: RuleStatus) -> str:
+    """Return why a rule that is short gives nothing back now, in its own words; empty where it does."""
+    return (rule.reason or "").partition("; ")[2]
+
+
+def _decisive(report: Report) -> RankReading | None:
+    """Return the rank that decides: the one that is short of most, else the one with the least free."""
+    pressure = _pressed(report)
+    return next((one for one in report.ranks if pressure is not None and one.key == pressure.key), worst_rank(report))
+
+
+def _possible(rank: RankReading | None) -> int:
+    """Return what can be given back on a rank without failing a request."""
+    if rank is None or rank.device.traits.is_host_memory:
+        return 0
+    return (rank.releasable_bytes or 0) + (rank.trimmable_bytes or 0)
+
+
+def _a_rank(size: float, report: Report) -> str:
+    """Return a sum over all ranks as what it is on each, about: beside one device's free memory a sum misleads."""
+    count = max(len(report.ranks), 1)
+    return gib_text(size) if count == 1 else f"{gib_text(size / count)} a rank"
+
+
+def _of_rank(rank: RankReading | RecentGrowth, report: Report) -> str:
+    return f" on {rank.name}" if len(report.ranks) > 1 else ""
+
+
+def _growth_of(report: Report, rank: RankReading | None) -> RankGrowth | None:
+    return next((one for one in report.growth.ranks if rank is not None and one.key == rank.key), None)
+
+
+def _first_full(report: Report) -> RankGrowth | None:
+    """Return the rank that is full first; ``None`` where none is foretold to be."""
+    ending = [one for one in report.growth.ranks if one.seconds_to_full is not None]
+    return min(ending, key=lambda one: one.seconds_to_full or 0.0, default=None)
 
 
 def _outside(report: Report, rank: RankReading | None) -> tuple[int, str | None]:
     """Return by how much what is outside PyTorch has grown on a rank since the engine was ready, and who holds it."""
     if rank is None or rank.device.type == "cpu":
         return 0, None
-    growth = next((one for one in report.growth.ranks if one.key == rank.key), None)
+    growth = _growth_of(report, rank)
     grown = None if growth is None or growth.grown is None else growth.grown.non_torch_bytes
     return grown or 0, rank.shared_with
 
@@ -175,12 +232,10 @@ def _in_time(size: int, seconds: float) -> str:
 
 
 def grew(report: Report) -> str | None:
-    growth, worst = report.growth, worst_rank(report)
-    parts = []
-    if growth.recent is not None:
-        recent = growth.recent
-        of_rank = f" on {recent.name}" if len(report.ranks) > 1 else ""
-        other = worst.shared_with if worst is not None else None
+    worst, parts = worst_rank(report), []
+    if (recent := report.growth.recent) is not None:
+        of_rank = _of_rank(recent, report)
+        other = next((one.shared_with for one in report.ranks if one.key == recent.key), None)
         is_outside = recent.component == "non_torch_bytes" and other is not None
         title = f"outside vLLM ({other})" if is_outside else _title(recent.component)
         parts.append(f"{title} {_in_time(recent.bytes, recent.seconds)}{of_rank}")
@@ -192,16 +247,19 @@ def grew(report: Report) -> str | None:
 
 
 def _grown_since_ready(report: Report, worst: RankReading | None) -> str | None:
-    growth = next((one for one in report.growth.ranks if worst is not None and one.key == worst.key), None)
+    growth = _growth_of(report, worst)
     if growth is None or growth.grown is None or worst is None:
         return None
     sizes = {name: getattr(growth.grown, name) or 0 for name in COMPONENT_NAMES}
-    most, ready_at = max(sizes, key=lambda name: sizes[name]), report.growth.baseline_taken_at
+    most = max(sizes, key=lambda name: sizes[name])
     if sizes[most] < NOTABLE_BYTES:
         return None
-    of_rank = f" on {worst.name}" if len(report.ranks) > 1 else ""
-    ago = f" {span_text(report.now - ready_at)} ago" if report.now is not None and ready_at is not None else ""
-    return f"{_title(most)} +{gib_text(sizes[most])}{of_rank} since it was ready{ago}"
+    return f"{_title(most)} +{gib_text(sizes[most])}{_of_rank(worst, report)} since it was ready{_ready_ago(report)}"
+
+
+def _ready_ago(report: Report) -> str:
+    ready_at = report.growth.baseline_taken_at
+    return f" {span_text(report.now - ready_at)} ago" if report.now is not None and ready_at is not None else ""
 
 
 def next_text(report: Report) -> str | None:
@@ -229,12 +287,12 @@ def _next_when_short(report: Report, policy: PolicyStatus) -> str | None:
     pressure = None if worst is None else report.pressure_of(worst)
     if pressure is None or pressure.high_free_bytes is None:
         return None
-    gain, at = _possible(report), gib_text(pressure.high_free_bytes)
-    given = f"{gib_text(gain)}; no request waits" if gain >= NOTABLE_BYTES else "what it can"
+    # How much that will be depends on what nobody uses then: what could be given back now says little of it.
+    at = gib_text(pressure.high_free_bytes)
     host = ""
     if report.host is not None and report.host.warnings and report.host.short is None:
         host = f" Host: {brief(report.host.warnings[0])}."
-    return f"At {at} free Highwater gives back {given}.{host}"
+    return f"At {at} free Highwater gives back what nobody uses.{host}"
 
 
 def _rule_next(rule: RuleStatus, report: Report) -> str:
@@ -245,22 +303,24 @@ def _rule_next(rule: RuleStatus, report: Report) -> str:
     if rule.phase == "resting" and rule.rest_until is not None and report.now is not None:
         why = (rule.reason or "").rpartition("; ")[2]
         return f"Highwater tries again in {span_text(max(rule.rest_until - report.now, 0.0))}: {brief(why)}"
-    if _possible(report) >= NOTABLE_BYTES:
+    if not (why := _hindered(rule)):
         return "Highwater gives it back now"
-    why = (rule.reason or "").partition("; ")[2]
-    is_new = bool(why) and not why.startswith("nothing here to give back")
-    return f"Highwater acts as soon as there is something to give back{f': {brief(why)}' if is_new else ''}"
+    is_new = not why.startswith("nothing here to give back")
+    return f"Highwater acts as soon as there is enough to give back{f': {brief(why)}' if is_new else ''}"
 
 
 def reclaim(report: Report) -> Deed | None:
     """Return the call that gives most back without failing a request; ``None`` where none gives much."""
-    engine = report.engine
-    if not engine.traits.takes_remedies or not engine.capabilities.get("collective_rpc", True):
+    engine, rank = report.engine, _decisive(report)
+    if rank is None or not engine.traits.takes_remedies or not engine.capabilities.get("collective_rpc", True):
         return None
+    devices = [one for one in report.ranks if one.device.type != "cpu"]
     for remedy in ("release", "trim_encoder_cache"):
-        size = possible_bytes(remedy, [rank for rank in report.ranks if rank.device.type != "cpu"]) or 0
-        is_certain = all(rank.trimmable_bytes is not None for rank in report.ranks) or remedy == "release"
-        if size >= NOTABLE_BYTES and is_certain:
+        size, total = possible_bytes(remedy, [rank]) or 0, possible_bytes(remedy, devices) or 0
+        is_certain = all(one.trimmable_bytes is not None for one in report.ranks) or remedy == "release"
+        if min(size, total) >= NOTABLE_BYTES and is_certain:
             body = {"remedies": [remedy], "mode": "safe"}
-            return Deed(text=f"Reclaim {gib_text(size)} now", path="memory/reclaim", body=body, bytes=size)
+            is_alike = abs(total - size * len(devices)) < NOTABLE_BYTES
+            where = f" on each of {len(devices)} ranks" if is_alike and len(devices) > 1 else _of_rank(rank, report)
+            return Deed(text=f"Reclaim {gib_text(size)}{where} now", path="memory/reclaim", body=body, bytes=total)
     return None

@@ -3,17 +3,20 @@
 It is made of what the report already says, and of nothing else: no reading, no clock. Every face shows it and judges
 nothing itself. Only what is so now decides: an incident counts while the engine is down, and never after.
 
-====================== =========================== =========== ============
-engine                 memory is fine              short       very short
-====================== =========================== =========== ============
-ready, busy            ``fine``, ``keeps_up``: 0   ``short`` 1 2
-slow, paused, sleeping ``slow`` ...: 1             the same 1  2
-starting               ``starting``: 1             the same    the same
-stuck, ..., gone       ``stuck``, ``silent``,      the same    the same
-                       ``dead``: 2
-nothing read           ``unknown``: 1              1           2
-the policy cannot act  ``cannot_act``: 1           1           2
-====================== =========================== =========== ============
+====================== =========================== ============ =================
+engine                 memory is fine              short        very short
+====================== =========================== ============ =================
+ready, busy            ``fine``, ``keeps_up``: 0   ``short``: 1 ``very_short``: 2
+slow, paused, sleeping ``slow`` ...: 1             the same     ``very_short``: 2
+starting               ``starting``: 1             the same     the same
+nothing ever answered  ``unknown``: 1              the same     the same
+stuck, ..., gone       ``stuck``, ``silent``,      the same     the same
+                       ``dead``: 2; ``dead`` for
+                       ``stopped``: 1
+nothing read           ``unknown``: 1              the same     the same
+ranks are missing      ``unknown``: 1              ``short``: 1 ``very_short``: 2
+the policy cannot act  ``cannot_act``: 1           ``short``: 1 ``very_short``: 2
+====================== =========================== ============ =================
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Final
 
 from highwater.diagnose.judgement import Deed, Judged, Reason, VerdictState, brief, capital, free_text, lasting
 from highwater.diagnose.shortage import fine, grew, kept_up, next_text, reclaim, short, very_short
-from highwater.engine.hints import stopped_text
+from highwater.engine.hints import SEEMS_LOADING, stopped_text
 from highwater.model.report import Report
 from highwater.model.titles import missing_text
 from highwater.model.units import counted, span_text, whole_span_text
@@ -112,15 +115,20 @@ def _ended(report: Report) -> Judged | None:
         ),
         "unknown": ("unknown", "Whether memory was short is not known."),
     }
-    incident = report.incident if report.incident is not None and report.incident.kind in ("died", "hung") else None
-    reason, memory = reasons[incident.memory if incident is not None else "unknown"]
+    deed = _incident_deed(report, "See why it ended", "died", "hung")
+    reason, memory = reasons["unknown" if deed is None or report.incident is None else report.incident.memory]
     # Without recorders a start that begins is not seen.
     again = "nobody has restarted it" if engine.is_loading is False else "no restart of it is seen"
     text = f"The engine has been dead{lasting(report, engine.since)}, and {again}. {memory}"
-    deed = None
-    if incident is not None:
-        deed = Deed(text="See why it ended", path=f"memory/incidents/{incident.id}")
     return Judged("dead", reason, text, by_itself, deed)
+
+
+def _incident_deed(report: Report, text: str, *kinds: str) -> Deed | None:
+    """Return the page of the open incident, where it is of one of these kinds: another one tells of another moment."""
+    incident = report.incident
+    if incident is None or incident.kind not in kinds:
+        return None
+    return Deed(text=text, path=f"memory/incidents/{incident.id}")
 
 
 def _hung(report: Report) -> Judged | None:
@@ -129,9 +137,7 @@ def _hung(report: Report) -> Judged | None:
         return None
     said = progress.summary if progress is not None and engine.state == "stuck" else engine.hint
     why = f": {brief(said)}" if said else ""
-    deed = (
-        None if report.incident is None else Deed(text="See the stacks", path=f"memory/incidents/{report.incident.id}")
-    )
+    deed = _incident_deed(report, "See the stacks", "hung")
     if engine.state == "not_answering":
         return Judged(
             "silent", "no_answer", f"The engine has answered nothing{lasting(report, engine.since)}{why}.", None, deed
@@ -156,14 +162,15 @@ def _starting(report: Report) -> Judged | None:
     since = engine.loading_since or engine.since
     so_far = f", {whole_span_text(max(report.now - since, 0.0))} so far" if report.now is not None and since else ""
     loads = f"The engine is {engine.loading_phase or 'starting'}{so_far}{last}."
-    deed = None if report.incident is None else Deed(text="See why", path=f"memory/incidents/{report.incident.id}")
+    deed = _incident_deed(report, "See why", "start_failed")
     if failure is not None:
         again = f" {loads}" if engine.is_loading else " Nothing loads now."
         return Judged("starting", "start_failed", f"{capital(brief(failure.summary))}.{again}", None, deed)
-    if engine.is_loading:
-        return Judged("starting", "loading", loads, "Memory is judged once it is ready.", deed)
-    hint = f" {capital(brief(engine.hint))}." if engine.hint else ""
-    return Judged("starting", "unreachable", f"The engine is starting{so_far}{last}.{hint}", None, deed)
+    # After one that ended it counts as starting only where that is seen; of a first one its process may be.
+    if engine.is_loading or engine.restarts or (engine.hint or "").startswith(SEEMS_LOADING):
+        return Judged("starting", "loading", loads, "Memory is judged once it is ready.")
+    nothing = capital(brief(engine.hint)) if engine.hint else f"Nothing answers at {engine.url}"
+    return Judged("unknown", "unreachable", f"{nothing}; whether an engine starts is not known.")
 
 
 def _late_or_held(report: Report) -> Judged | None:
@@ -178,7 +185,7 @@ def _late_or_held(report: Report) -> Judged | None:
     if engine.state == "sleeping":
         return Judged("sleeping", "sleeping", f"The engine has been asleep{lasting(report, engine.since)}.{memory}")
     if engine.starved:
-        return Judged("slow", "starved", f"{capital(brief(engine.starved[0]))}.{memory}")
+        return Judged("slow", "replica_starved", f"{capital(brief(engine.starved[0]))}.{memory}")
     return None
 
 

@@ -14,6 +14,7 @@ from highwater.model.titles import missing_text
 from highwater.model.units import span_text
 from highwater.process.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 
+SEEMS_LOADING: Final = "the engine seems to be loading"
 NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 
 # What a worker does after a phase of its start (`model.rank.StartPhase`).
@@ -64,7 +65,7 @@ def kv_blocks_held(connector: str | None, usage: float | None) -> str:
 
 def starting_text(process: str, failure: EngineError, url: str, earlier: str = "") -> str:
     """``process``: name and pid of one that runs; ``earlier``: how the engine's earlier starts ended."""
-    text = f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url} ({failure})"
+    text = f"{SEEMS_LOADING}: a process of it runs ({process}). Nothing answers yet at {url} ({failure})"
     return f"{text}; before, {earlier}" if earlier else f"{text}; if that lasts, is engine_url right?"
 
 

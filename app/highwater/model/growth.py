@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -46,7 +46,10 @@ class RankGrowth(Ranked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentGrowth(Ranked):
-    """What has grown most within the last minutes on the rank with the least free, since it held the least."""
+    """What has grown most within the last minutes, since it held the least.
+
+    Of the rank that is full first; where none is foretold to be, of the one with the least free.
+    """
 
     rank: int | None
     dp_rank: int | None
@@ -155,7 +158,7 @@ def growth_since_ready(
         seconds_to_full=None if first is None else first.seconds_to_full,
         component=None if first is None else first.component,
         refill_seconds=min((one.refill_seconds for one in filling if one.refill_seconds is not None), default=None),
-        recent=_recent(ranks, tracks),
+        recent=_recent(ranks, tracks, None if first is None else first.key),
         ranks=filling,
         since_ready_bytes=grown,
         bytes_per_second=sum(known) if known and len(known) == len(paces) else None,
@@ -249,14 +252,24 @@ def _is_fine(track: Track, pace: Pace, room: float) -> bool:
     errors = [size - ends - pace.bytes_per_second * one for one, size in zip(at[first:], used[first:], strict=True)]
     spread = math.sqrt(fmean(error * error for error in errors))
     grown = pace.bytes_per_second * pace.seconds
-    start = bisect_left(at, track.cut_at)
+    start = track.start
     falls = [*map(sub, accumulate(used[start : first + 1], max), used[start : first + 1])]
-    fallen, new = max(falls), used[-1] - max(used[:first], default=-math.inf)
+    fallen, new = max(falls), _new_bytes(track, pace)
     since = at[start + falls.index(fallen)]
     # Noise falls from its highest to its lowest.
     has_outgrown = new >= fallen and at[-1] - since >= 2 * (since - at[start])
     is_new = new >= grown / 2 and (fallen <= _NOISE * spread or has_outgrown)
     return is_new and room >= max(_STEPS * step, _SPREADS * spread)
+
+
+def _new_bytes(track: Track, pace: Pace) -> float:
+    """Return by how much memory has passed all that it was before the window.
+
+    What a relief gave back comes again only where the part that grows is the one that it took from.
+    """
+    component = _grower(track, pace) if track.reliefs else None
+    values = track.used if component is None else track.part(component)
+    return values[-1] - max(values[: pace.first], default=-math.inf)
 
 
 def _is_first(track: Track, pace: Pace, left: float) -> bool:
@@ -313,8 +326,10 @@ def refill_seconds(track: Track) -> float | None:
     return last - before if min(since) <= crest - half and since[-1] <= crest + half and half > 0 else None
 
 
-def _recent(ranks: Sequence[RankReading], tracks: Mapping[RankKey, Track]) -> RecentGrowth | None:
-    known = [rank for rank in ranks if rank.free_bytes is not None]
+def _recent(
+    ranks: Sequence[RankReading], tracks: Mapping[RankKey, Track], first_full: RankKey | None
+) -> RecentGrowth | None:
+    known = [rank for rank in ranks if rank.free_bytes is not None and first_full in (None, rank.key)]
     rank = min(known, key=lambda one: one.free_bytes or 0, default=None)
     track = NO_TRACK if rank is None else tracks.get(rank.key, NO_TRACK)
     # The parts are looked up where all of them together have grown: many times a second memory is still.

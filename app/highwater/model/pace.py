@@ -58,6 +58,11 @@ class Track:
     part: Callable[[str], Sequence[float]] = lambda _: ()
 
     @cached_property
+    def start(self) -> int:
+        """The first reading since the cut: one of that very moment is of before it, as what a relief gave back is."""
+        return bisect_right(self.at, self.cut_at)
+
+    @cached_property
     def _sums(self) -> list[list[float]]:
         return [[0.0, *accumulate(value - values[0] for value in values)] for values in (self.at, self.used)]
 
@@ -104,7 +109,7 @@ class Pace(NamedTuple):
 def pace_of(track: Track, patience: Patience = STEADY) -> Pace | None:
     at = track.at
     start = began(track) if patience.is_strict else 0
-    if patience.is_strict and _is_flat(track, bisect_left(at, track.cut_at), SLOWEST_BYTES_PER_SECOND):
+    if patience.is_strict and _is_flat(track, track.start, SLOWEST_BYTES_PER_SECOND):
         return Pace(0.0)
     tried, is_kinked = -1, False
     for window in patience.windows:
@@ -126,7 +131,7 @@ def pace_of(track: Track, patience: Patience = STEADY) -> Pace | None:
 
 def began(track: Track) -> int:
     """Return the reading since the last cut at which the growth began, after any rest or fall."""
-    at, start = track.at, bisect_left(track.at, track.cut_at)
+    at, start = track.at, track.start
     used = track.used[start:]
     low = min(used, default=0.0)
     most = low + (used[-1] - low) * _REST_SHARE if used else 0.0

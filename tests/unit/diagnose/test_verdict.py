@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+from highwater.diagnose.judgement import brief
 from highwater.diagnose.verdict import Reason, VerdictState, verdict
 from highwater.model.engine import MissingRank, Progress, StartFailure
 from highwater.model.growth import Growth, GrowthRate, RankGrowth, RecentGrowth, SeriesGrowth
@@ -235,6 +236,36 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
         1,
         "releasable",
     ),
+    (
+        "short on one rank of eight, and only others have much to give",
+        told(
+            **{
+                **(of_eight := eight(1.42)),
+                "ranks": tuple(
+                    replace(rank, releasable_bytes=205 * MIB) if rank.rank == 3 else rank for rank in of_eight["ranks"]
+                ),
+                "policy": policy(
+                    replace(
+                        DEVICE,
+                        phase="short",
+                        ranks=tuple(pressure(rank, short_bytes=1640 * MIB * (rank == 3)) for rank in range(8)),
+                        reason="short by 1.60 GiB on rank 3; release could give back 0.2 GiB, too little",
+                    ),
+                    level="short",
+                ),
+            }
+        ),
+        "short",
+        1,
+        "in_use",
+    ),
+    (
+        "short on a rank that can give a part",
+        told(policy=short_policy(), ranks=tuple(replace(rank, releasable_bytes=512 * MIB) for rank in ranks())),
+        "short",
+        1,
+        "releasable",
+    ),
     ("short, and only observed", told(policy=short_policy(can_release=GIB, mode="observe")), "short", 1, "observe"),
     (
         "a neighbour takes 44 GiB",
@@ -249,6 +280,35 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
         "short",
         1,
         "neighbour",
+    ),
+    (
+        "a neighbour takes 44 GiB, and memory is not short",
+        told(
+            ranks=tuple(replace(rank, shared_with="another process (pid 812, other.py)") for rank in ranks()),
+            growth=Growth(
+                baseline_taken_at=NOW - 7200,
+                ranks=(growing(0, pace=0.0), growing(1, pace=0.0, non_torch_bytes=44 * GIB)),
+            ),
+        ),
+        "fine",
+        0,
+        "grown_outside",
+    ),
+    (
+        "a cache that grows up to its budget",
+        told(growth=Growth(ranks=(replace(growing(), cache_room_bytes=int(2.3 * GIB)),))),
+        "fine",
+        0,
+        "none",
+    ),
+    (
+        "another rank than the fullest is full first",
+        told(
+            **eight(4.34, seconds_to_full=7200.0, ranks=(replace(growing(5), seconds_to_full=7200.0),)),
+        ),
+        "fine",
+        0,
+        "none",
     ),
     (
         "somebody outside, nobody knows who",
@@ -298,7 +358,7 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
         told({"starved": ("engine 1 has scheduled nothing of its 4 waiting requests for 20 s while others work",)}),
         "slow",
         1,
-        "starved",
+        "replica_starved",
     ),
     ("paused", told({"state": "paused"}), "paused", 1, "paused"),
     ("asleep", told({"state": "sleeping"}, policy=policy(level="held")), "sleeping", 1, "sleeping"),
@@ -327,9 +387,35 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
             },
             **NOT_READ,
         ),
-        "starting",
+        "unknown",
         1,
         "unreachable",
+    ),
+    ("nothing has been asked yet", told({"state": "starting"}, **NOT_READ), "unknown", 1, "unreachable"),
+    (
+        "a process of a first one runs",
+        told(
+            {"state": "starting", "hint": "the engine seems to be loading: a process of it runs (API server, pid 10)"},
+            **NOT_READ,
+        ),
+        "starting",
+        1,
+        "loading",
+    ),
+    ("one that ended listens anew", told({"state": "starting", "restarts": 1}, **NOT_READ), "starting", 1, "loading"),
+    (
+        "the next one loads after a death",
+        told(LOADING, **(died("device_full") | NOT_READ)),
+        "starting",
+        1,
+        "loading",
+    ),
+    (
+        "it hangs, with an older incident open",
+        told({"state": "stuck"}, progress=STUCK, incident=died("device_full")["incident"]),
+        "stuck",
+        2,
+        "hung",
     ),
     ("it hangs", told({"state": "stuck"}, progress=STUCK), "stuck", 2, "hung"),
     ("it schedules nothing", told({"state": "stuck"}, progress=STARVED), "stuck", 2, "starved"),
@@ -469,3 +555,18 @@ def test_a_runbook_and_a_page_are_served(found):
         if page is not None and page.startswith("docs/runbooks/"):
             assert (RUNBOOKS / page.removeprefix("docs/runbooks/").replace(".html", ".md")).is_file()
     assert judged.state in ("fine", "keeps_up") or (judged.step and judged.runbook)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("short by 1 GiB; nothing to give", "short by 1 GiB"),
+        ("nothing to give back (trim: off; reset: off); more", "nothing to give back (trim: off; reset: off)"),
+        (f"it failed ({'x ' * 30}y) at once.", "it failed at once"),
+        (f"rank 0 waits, {'x ' * 30}", "rank 0 waits …"),
+        ("x " * 30, f"{'x ' * 24}…"),
+        ("left open (a; b", "left open (a"),
+    ],
+)
+def test_what_others_say_is_cut_where_a_clause_ends(said, shown):
+    assert brief(said) == shown

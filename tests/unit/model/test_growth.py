@@ -86,6 +86,41 @@ def test_relief_that_keeps_up_has_its_rhythm_said():
     assert refill_seconds(track([*wave * 2, *[0.0] * 40], reliefs=(15.5, 31.5))) is None
 
 
+def relieved(grower: str, *, since: int) -> tuple[float | None, list[float]]:
+    """What is foretold so long after a release whose last reading is of its very moment, and the used bytes."""
+    before, kept = ramp(60), 40 * PACE
+    other = [*before, *(PACE * (60 + at) for at in range(1, since + 1))]
+    cached = [*[kept] * 61, *[0.0] * since]
+    if grower == "torch_cached_bytes":  # the reserve itself grows again
+        other, cached = [0.0] * len(cached), [*before, *(PACE * at for at in range(since))]
+    used = [sum(both) for both in zip(other, cached, strict=True)]
+    parts = {"other_tensors_bytes": other, "torch_cached_bytes": cached}
+    shown = track(used, cut_at=60.0, reliefs=(60.0,), part=lambda name: parts.get(name, ()))
+    return time_to_full(replace(RANK, free_bytes=int(PACE * 30)), shown).seconds_to_full, used
+
+
+@pytest.mark.parametrize("since", [8, 20, 59])
+def test_what_a_relief_gave_back_is_no_fall_of_its_own_where_another_part_grows(since):
+    left, used = relieved("other_tensors_bytes", since=since)
+    assert used[61] < used[60] - PACE * 30
+    assert left == pytest.approx(30.0)
+
+
+def test_what_a_relief_took_from_may_be_taken_from_again():
+    assert relieved("torch_cached_bytes", since=30)[0] is None
+
+
+def test_the_growth_of_late_is_that_of_the_rank_that_is_full_first():
+    ranks = [replace(rank, free_bytes=int(PACE * 200)) for rank in story(images=True)]
+    ranks[0] = replace(ranks[0], free_bytes=int(PACE * 100))
+    parts = {"other_tensors_bytes": ramp(60, pace=PACE * 4)}
+    fast = track(ramp(60, pace=PACE * 4), part=lambda name: parts.get(name, ()))
+    grown = growth_since_ready((), ranks, {(0, 0): track(ramp(0, flat=60)), (0, 1): fast})
+    assert grown.seconds_to_full == pytest.approx(50.0)
+    assert grown.recent is not None
+    assert (grown.recent.rank, grown.recent.component) == (1, "other_tensors_bytes")
+
+
 def test_the_component_that_grows_is_named():
     used = ramp(90)
     parts = {"other_tensors_bytes": used, "torch_cached_bytes": [0.0] * 91}
