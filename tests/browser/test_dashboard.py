@@ -140,7 +140,7 @@ async def test_it_is_live(visit):
         await here.sidecar.poll()
         free = (await here.memory())["ranks"][0]["free_bytes"]
         await panel(page, "What fills it").get_by_title(f"{4 * IMAGE_BYTES:,} bytes").wait_for()
-        await shown(page.get_by_label("Figures, in GiB"), re.compile(r"requests\s*7 2 waiting"))
+        await shown(page.get_by_label("Figures"), re.compile(r"requests\s*7 2 waiting"))
         await page.get_by_role("link", name=f"rank 0: {free / GIB:.2f} GiB free").wait_for()
 
 
@@ -174,6 +174,9 @@ async def test_what_moves_is_sorted_by_its_change(visit):
         assert "trim" in await rows.nth(1).inner_text()
         assert await rows.count() == 5
         await shown(panel(page, "What fills it").locator("p"), "weights 29.30")
+        spark, number = [await rows.nth(1).locator(one).bounding_box() for one in (".spark", ".change")]
+        assert spark["width"] > 50
+        assert spark["x"] + spark["width"] <= number["x"]
 
 
 async def test_what_others_took_is_a_part_with_its_process(visit):
@@ -221,7 +224,12 @@ async def test_an_act_says_why(visit):
         event = {"id": 900, "at": 2e9, "kind": "reset", "summary": "release done", "result": result, "why": why}
         await page.evaluate(f"async (event) => {{ (await ({STATE})()).events.unshift(event); }}", event)
         await page.evaluate(TAKE, {"stale": False})
-        await shown(panel(page, "What happened"), f"gave back 2.00 GiB: release, 0.3 s. Why: {why}")
+        await shown(panel(page, "What happened"), f"gave back 2.00 GiB: release. Why: {why}")
+        older = event | {"id": 899, "at": 2e9 - 60, "rule": "device"}
+        await page.evaluate(f"async (event) => {{ (await ({STATE})()).events.splice(1, 0, event); }}", older)
+        await page.evaluate(TAKE, {"stale": False})
+        line = panel(page, "What happened").get_by_role("listitem").nth(1)
+        await shown(line, f"gave back 2.00 GiB: release. Why: {why}")
 
 
 async def test_a_chart_is_also_a_table(visit):
@@ -277,7 +285,7 @@ async def test_requests_that_no_reading_saw_are_in_the_chart(visit):
         await here.sidecar.poll()
         page = await visit(here.port)
         await page.get_by_label("Shown", exact=True).select_option("requests ended a second")
-        await page.get_by_role("img", name="requests ended a second in the last 60 min").wait_for()
+        await page.get_by_role("img", name=re.compile("^requests ended a second in the last 6[0-3] s$")).wait_for()
         assert "chart=ended" in page.url
         by_engine, by_proxy = await page.evaluate(rates)
         assert 3 in by_engine
@@ -304,6 +312,36 @@ async def test_the_charts_begin_with_the_whole_hour(visit):
         await page.wait_for_selector("body[data-ready]")
         rows = await page.evaluate(f"async () => (await ({STATE})()).hour.rows.map(({{ at }}) => at)")
         assert rows[-1] - rows[0] > 3500
+
+
+async def test_a_chart_shows_what_is_known(visit):
+    """No empty hour before the sidecar's start; and nothing is said of the engine's state before its first reading."""
+    async with beside(**HOUR) as here:
+        an_hour(here.history, here.fake, here.clock, lambda _: None, seconds=300)
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        await page.get_by_role("img", name="free memory in the last 5 min").wait_for()
+        switch = page.get_by_role("group", name="Time shown")
+        assert await switch.locator("[aria-current]").all_inner_texts() == ["15m"]
+        begins = "all => Math.min(...all.map((one) => Number(one.getAttribute('x'))))"
+        assert await page.locator(".band rect").evaluate_all(begins) < 50
+        await switch.get_by_role("link", name="1h").click()
+        await page.get_by_role("img", name="free memory in the last 60 min").wait_for()
+        assert await page.locator(".band rect").evaluate_all(begins) > 850
+
+
+@pytest.mark.parametrize("view", ["now&t", "now&rank=%", "now&t=toString&chart=constructor"])
+async def test_whatever_stands_in_the_address_the_page_starts(visit, view):
+    async with beside() as here:
+        page = await visit(here.port, view=view)
+        await page.get_by_role("img", name="free memory in the last").wait_for()
+
+
+async def test_host_memory_has_its_unit_and_its_limit(visit):
+    async with beside() as here:
+        page = await visit(here.port)
+        await page.evaluate(TAKE, {"host": {"kept_bytes": 128 * GIB, "limit_bytes": 256 * GIB}})
+        await shown(page.get_by_label("Figures"), re.compile(r"host memory\s*128.0 of 256.0 GiB"))
 
 
 async def test_a_time_can_be_dragged_for_and_sent_to_a_colleague(visit):
@@ -460,6 +498,11 @@ async def test_a_phone_shows_what_matters_at_three_in_the_morning(visit):
         page = await visit(here.port, viewport=PHONE)
         await verdict_is(page, "fine")
         assert await button(page, re.compile("^Reclaim")).is_visible()
+        nav = page.get_by_role("navigation", name="Views")
+        for link in await nav.get_by_role("link").all():  # none is out of sight
+            box = await link.bounding_box()
+            assert 0 <= box["x"] <= PHONE["width"] - box["width"]
+            assert box["y"] <= PHONE["height"] - box["height"]
         assert await panel(page, "Free by rank, GiB").get_by_role("link").count() == 1
         assert await panel(page, "What happened").get_by_role("listitem").count() == 2
         assert not await panel(page, "What moved").is_visible()
@@ -477,7 +520,11 @@ async def test_the_verdicts_button_says_what_it_gives(visit):
         await here.sidecar.poll()
         page = await visit(here.port)
         size, reclaim = f"{2 * CACHED / GIB:.2f} GiB", f"Reclaim {gib_text(CACHED)} on each of 2 ranks now"
-        await button(page, reclaim).click()
+        wanted = button(page, reclaim)
+        assert await wanted.get_attribute("class") is None  # nothing is the matter: it is not loud
+        await page.evaluate(TAKE, {"verdict": {"state": "short", "exit_status": 1}})
+        await page.locator("#verdict .primary").wait_for()
+        await wanted.click()
         asked = page.get_by_role("dialog", name=f"Reclaim {size} now?")
         await shown(asked, f"release could give back {size}; no request has to wait for it")
         await page.keyboard.press("Escape")
@@ -535,7 +582,7 @@ async def test_now_asks_before_it_harms(visit):
         page = await visit(here.port, view="policy")
         await page.get_by_label("Mode").select_option("now")
         await button(page, "reset prefix cache").click()
-        await shown(page.get_by_role("dialog", name="Do it now?"), "does not wait")
+        await shown(page.get_by_role("dialog", name="Do it now?"), "may be cut short")
         await page.keyboard.press("Escape")
         assert done(here.fake) == []
         await button(page, "reset prefix cache").click()
@@ -724,14 +771,17 @@ async def test_without_any_engine_it_says_so(visit):
 
 
 async def test_while_it_starts_its_stages_are_shown(visit):
-    """As the workers' recorders have them."""
+    """As the workers' recorders have them; ranks that took as long are one row."""
     start = [{"name": "init", "seconds": 4.0, "error": None}, {"name": "weights", "seconds": 72.0, "error": None}]
-    async with beside() as here:
-        ranks = [one | {"start": start} for one in (await here.memory())["ranks"]]
+    async with beside(engine={"tensor_parallel": 4}) as here:
+        slower = [start[0], start[1] | {"seconds": 80.0}]
+        ranks = [one | {"start": slower if one["rank"] == 1 else start} for one in (await here.memory())["ranks"]]
         page = await visit(here.port)
         await page.evaluate(TAKE, {"ranks": ranks, "verdict": {"state": "starting", "exit_status": 1}})
-        row = panel(page, "The start").get_by_role("row", name="rank 0")
-        assert await row.get_by_role("cell").all_inner_texts() == ["4 s", "72 s"]
+        rows = panel(page, "The start").get_by_role("row")
+        await rows.first.wait_for()
+        told = [(await row.inner_text()).split("\t") for row in await rows.all()]
+        assert told == [["rank", "init", "weights"], ["ranks 0 2\N{EN DASH}3", "4 s", "72 s"], ["rank 1", "4 s", "80 s"]]
 
 
 async def test_without_the_extension_it_says_how_to_load_it(visit):
@@ -815,7 +865,7 @@ async def test_an_incident_leads_back_to_the_page_and_can_be_put_away(visit, tmp
     async with beside(incidents={"folder": tmp_path}) as here:
         await here.sidecar.app.services.incidents.open_incident(evidence("died", rank(reading(0))))
         page = await visit(here.port)
-        link = panel(page, "What happened").get_by_role("link", name=re.compile("^died"))
+        link = panel(page, "What happened").get_by_role("link", name=re.compile("^The engine died"))
         await link.click()
         await page.get_by_role("link", name="Back to the dashboard").click()
         await page.wait_for_selector("body[data-ready]")
@@ -834,7 +884,7 @@ async def test_links_to_incidents_end_with_the_sidecar_that_had_them(visit):
         one = {"id": "x", "kind": "died", "at": 1.0, "last_at": 2.0, "summary": "it died"}
         await page.evaluate(f"async (one) => {{ (await ({STATE})()).incidents = {{ incidents: [one] }}; }}", one)
         await page.evaluate(TAKE, {"stale": False})
-        link = panel(page, "What happened").get_by_role("link", name="died: it died")
+        link = panel(page, "What happened").get_by_role("link", name="it died")
         await link.wait_for()
         await page.evaluate(TAKE, {"sidecar_started_at": (await here.memory())["sidecar_started_at"] + 60})
         await link.wait_for(state="detached")
@@ -895,6 +945,7 @@ async def test_a_shortage_is_the_verdict_with_what_is_missing(visit):
         assert f"{missing} GiB" in await announced.inner_text()
         await open_view(page, "Policy")
         row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="rank 1"))
+        await row.first.wait_for()
         assert f"{rule['ranks'][1]['short_bytes'] / GIB:.2f}" in await row.get_by_role("cell").all_inner_texts()
 
 

@@ -7,7 +7,7 @@ import { STATES } from "./facts.js";
 import { clock, gib, joined, known, words } from "./format.js";
 import { Component, html, swatch } from "./html.js";
 import { hrefOf, SPANS, windowText } from "./place.js";
-import { state } from "./store.js";
+import { shownTime, state } from "./store.js";
 
 const uPlot = globalThis.uPlot;
 const LEFT = 42; // of the axis, and so of the flags and the band
@@ -176,7 +176,7 @@ export class Chart extends Component {
             html`<li key=${moment} class="flag" data-kind=${kind} data-level=${level} style=${at(Math.min(moment, time[1]))} title=${title}><span class="visually-hidden">${title}</span></li>`,
         )}
       </ul>
-      ${band(time)}
+      ${band(time, series.rows[0]?.at ?? time[0])}
       ${
         known(shown) && series.rows.length && this.plot
           ? html`<div class="readout" aria-hidden="true" style=${left > this.plot.over.clientWidth / 2 ? { left: `${LEFT + 8}px` } : { right: `${RIGHT + 8}px` }}>
@@ -210,16 +210,16 @@ function flags([from, to]) {
   return shown;
 }
 
-/** The engine's states in that time, as a band under the chart. */
-function band([from, to]) {
+/** The engine's states in that time, as a band under the chart; of what was before the first reading nothing is said. */
+function band([from, to], first) {
   const changes = state.events
     .map(({ at, kind, summary }) => ({ at, moved: kind === "state" ? summary.match(/^engine (\w+) -> (\w+)/) : null }))
     .filter(({ moved }) => moved)
     .reverse();
   const last = changes.length ? changes[changes.length - 1].moved[2] : state.report?.engine.state;
   const spans = [
-    ...changes.map(({ at, moved }, index) => ({ name: moved[1], begin: changes[index - 1]?.at ?? -Infinity, end: at })),
-    { name: last, begin: changes[changes.length - 1]?.at ?? -Infinity, end: Infinity },
+    ...changes.map(({ at, moved }, index) => ({ name: moved[1], begin: changes[index - 1]?.at ?? first, end: at })),
+    { name: last, begin: changes[changes.length - 1]?.at ?? first, end: Infinity },
   ]
     .map((span) => ({ ...span, begin: Math.max(span.begin, from), end: Math.min(span.end, to) }))
     .filter(({ name, begin, end }) => name && end > begin);
@@ -235,8 +235,10 @@ function band([from, to]) {
 /** The time shown: buttons, and the way back from a window. */
 export function timeSwitch() {
   const { place } = state;
+  const [begin, end] = shownTime();
+  const shown = place.t || (end - begin > SPANS["15m"] ? "1h" : "15m");
   return html`<div class="switch" role="group" aria-label="Time shown">
-    ${Object.keys(SPANS).map((t) => html`<a key=${t} href=${hrefOf(place, { t })} aria-current=${place.t === t ? "true" : undefined}>${t}</a>`)}
-    ${place.from !== null ? html`<a key="window" href=${hrefOf(place, { t: "1h" })} aria-current="true" title="Back to the last hour">${clock(place.from).slice(0, -3)} to ${clock(place.to).slice(0, -3)} ✕</a>` : null}
+    ${Object.keys(SPANS).map((t) => html`<a key=${t} href=${hrefOf(place, { t })} aria-current=${shown === t ? "true" : undefined}>${t}</a>`)}
+    ${place.from !== null ? html`<a key="window" href=${hrefOf(place, { t: "" })} aria-current="true" title="Back to the last hour">${clock(place.from).slice(0, -3)} to ${clock(place.to).slice(0, -3)} ✕</a>` : null}
   </div>`;
 }

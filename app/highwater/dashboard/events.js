@@ -6,10 +6,11 @@ import { partsText, ranksText } from "./actions.js";
 import { flagOf } from "./chart.js";
 import { clock, count, duration, gib, joined, outcomeLevel, words } from "./format.js";
 import { html, panel } from "./html.js";
+import { total } from "./model.js";
 import { changed, state } from "./store.js";
 
-// Events on the first screen, and beside a verdict of more words; and words of the newest act there, and of others.
-const [SHOWN, FEW, LONG_VERDICT, ACT_WORDS, MAX_WORDS] = [3, 2, 24, 20, 10];
+// Events on the first screen, and beside a verdict of more words; the words of them all and the verdict; of them at least.
+const [SHOWN, FEW, LONG_VERDICT, WORDS, MIN_WORDS] = [3, 2, 24, 58, 28];
 const QUIET_SECONDS = 2; // states that follow one another closer than this are not told on the first screen
 const OUTCOMES = { observed: "would have run" };
 const KEPT_AWAY = "highwater-put-away";
@@ -31,18 +32,18 @@ away = awayWith();
 
 /** Who asked for it by a control call; empty where nobody did. */
 function by({ caller, rule, trigger }) {
-  if (rule) return `by the policy, rule ${rule}`;
+  if (rule) return `by rule ${rule}`;
   if (!caller) return trigger ? `by ${words(trigger)}` : "";
   return `${caller.address || "unknown address"}, ${caller.by === "token" ? "with the token" : "from this machine"}`;
 }
 
-/** An act in a line: what it gave back, by what, at which cost, and why. */
-function actText(event) {
+/** An act in a line: what it gave back, by what, at which cost, and why; in short without the rule, which the why tells, and without what took no second. */
+function actText(event, isShort) {
   const { result } = event;
   if (!result) return joined(" ", event.summary, by(event) && `(${by(event)})`);
   const gave = result.outcome === "done" ? (result.credited_bytes > 0 ? `gave back ${gib(result.credited_bytes)}` : "gave nothing back") : (OUTCOMES[result.outcome] ?? result.outcome);
   const waited = result.held_seconds && `requests waited ${duration(result.held_seconds)}`;
-  const did = joined(", ", `${gave}: ${words(result.remedy)}`, result.seconds && duration(result.seconds), waited, by(event), result.reason);
+  const did = joined(", ", `${gave}: ${words(result.remedy)}`, result.seconds > (isShort ? 1 : 0) && duration(result.seconds), waited, !(isShort && event.why) && by(event), result.reason);
   return joined(". Why: ", did, event.why);
 }
 
@@ -60,10 +61,17 @@ function all() {
     kind: "incident",
     level: incident.ended_at ? "quiet" : "bad",
     href: `memory/incidents/${encodeURIComponent(incident.id)}`,
-    summary: `${joined(", ", words(incident.kind ?? "incident"), incident.count > 1 && `${count(incident.count)} times`, incident.ended_at && `over at ${clock(incident.ended_at)}`)}: ${incident.summary || incident.problem || ""}`,
+    summary: incidentText(incident),
   }));
   const events = state.events.filter(({ kind }) => kind !== "incident" || !incidents.length);
   return [...events, ...incidents].sort((one, other) => other.at - one.at);
+}
+
+/** Its kind stands before it where its own words do not say it. */
+function incidentText({ kind, summary, problem, count: times, ended_at: ended }) {
+  const [name, text] = [words(kind ?? "incident"), summary || problem || ""];
+  const head = [!text.includes(name) && name, times > 1 && `${count(times)} times`, ended && `over at ${clock(ended)}`];
+  return joined(": ", joined(", ", ...head), text);
 }
 
 const cut = (all, most) => (all.length > most ? `${all.slice(0, most).join(" ")} …` : all.join(" "));
@@ -71,7 +79,7 @@ const cut = (all, most) => (all.length > most ? `${all.slice(0, most).join(" ")}
 /** An event as a line; on the first screen in so many words at most. */
 function line(event, most) {
   const name = `${event.kind} ${event.id} ${event.at}`;
-  const text = actText(event);
+  const text = actText(event, most);
   const shown = most ? cut(text.split(" "), most) : text;
   const level = event.result ? outcomeLevel(event.result) : (event.level ?? LEVELS[event.kind] ?? "quiet");
   return html`<li key=${name} data-kind=${event.kind}>
@@ -83,19 +91,22 @@ function line(event, most) {
 }
 
 export function eventsPanel() {
-  const events = all();
   const { sentence, grew, next, step } = state.report?.verdict ?? {};
-  const shown = joined(" ", sentence, grew, next, step).split(" ").length > LONG_VERDICT ? FEW : SHOWN;
-  const told = events.filter((event, index) => {
+  const said = joined(" ", sentence, grew, next, step).split(" ").length;
+  const told = all().filter((event, index, events) => {
     const newer = events[index - 1];
     const isPassing = event.kind === "state" && ["state", "incident"].includes(newer?.kind) && newer.at - event.at < QUIET_SECONDS;
     return !isPassing && event.kind !== "policy" && !away.has(`${event.kind} ${event.id} ${event.at}`);
   });
+  const first = told.slice(0, said > LONG_VERDICT ? FEW : SHOWN);
+  const lengths = first.map((event) => actText(event, true).split(" ").length);
+  let most = WORDS; // of each, so that all together are not too many
+  while (total(lengths.map((length) => Math.min(length, most))) > Math.max(WORDS - said, MIN_WORDS)) most--;
   return panel(
     "events",
     "What happened",
     html`<a class="aside" href="dashboard#events">all</a>`,
-    html`<ol class="timeline">${told.slice(0, shown).map((event, index) => line(event, event.result && !index ? ACT_WORDS : MAX_WORDS))}</ol>`,
+    html`<ol class="timeline">${first.map((event) => line(event, most))}</ol>`,
   );
 }
 

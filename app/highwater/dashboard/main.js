@@ -84,7 +84,7 @@ addEventListener("keydown", (event) => {
   const moved = (left, right) => ({ t: windowText(left, right) });
   const half = (to - from) / 2;
   const changes = {
-    Escape: { view: "now", t: place.view === "now" ? "1h" : place.t },
+    Escape: { view: "now", t: place.view === "now" ? "" : place.t },
     "+": moved(from + half, to),
     "-": moved(from - half * 2, to),
   }[event.key] ?? (VIEWS[Number(event.key) - 1] && { view: VIEWS[Number(event.key) - 1][0] });

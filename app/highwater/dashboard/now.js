@@ -9,7 +9,7 @@ import { html, panel, table } from "./html.js";
 import { byFree, pressureOf, rankKey, rankName } from "./model.js";
 import { partsPanel, stampOf } from "./parts.js";
 import { hrefOf } from "./place.js";
-import { ranksPanel } from "./ranks.js";
+import { numbersOf, ranksPanel } from "./ranks.js";
 import { rankIn } from "./series.js";
 import { shownSeries, shownTime, state } from "./store.js";
 
@@ -46,7 +46,8 @@ function linesOf(chart, ranks) {
 
 function movedPanel(theme) {
   const { report, place } = state;
-  const chart = CHARTS[place.chart] ?? CHARTS.free;
+  const shown = Object.hasOwn(CHARTS, place.chart) ? place.chart : "free";
+  const chart = CHARTS[shown];
   const ranks = byFree(report?.ranks ?? []);
   const [worst] = ranks;
   const pressure = chart.hasWaters && worst ? pressureOf(report, worst) : null;
@@ -63,7 +64,7 @@ function movedPanel(theme) {
   return panel(
     "moved",
     "What moved",
-    html`<select aria-label="Shown" value=${place.chart in CHARTS ? place.chart : "free"} onChange=${choose}>
+    html`<select aria-label="Shown" value=${shown} onChange=${choose}>
         ${Object.entries(CHARTS).map(([key, { name }]) => html`<option key=${key} value=${key}>${name}</option>`)}
       </select>
       ${first - from > (to - from) / 4 ? html`<span class="aside">known since ${clock(first).slice(0, -3)}</span>` : null}
@@ -89,7 +90,9 @@ function stagesPanel() {
   if (!ranks.length) return panel("stages", "The start", null, soFar(state.report.engine), html`<p class="empty">${state.report.start_failure?.summary ?? "No worker reports the stages of its start: that takes recorders."}</p>`);
   const names = [...new Set(ranks.flatMap(({ phases }) => phases.map(({ name }) => name)))];
   const cell = (phase) => (phase ? (phase.error ?? duration(phase.seconds)) : "");
-  const rows = ranks.map((rank) => [rankName(rank, ranks), ...names.map((name) => cell(rank.phases.find((phase) => phase.name === name)))]);
+  const took = (rank) => names.map((name) => cell(rank.phases.find((phase) => phase.name === name)));
+  const alike = Object.values(Object.groupBy(ranks, (rank) => took(rank).join("|")));
+  const rows = alike.map((group) => [group.length > 1 ? `ranks ${numbersOf(group, ranks)}` : rankName(group[0], ranks), ...took(group[0])]);
   return panel("stages", "The start", null, soFar(state.report.engine), table({ caption: "How long each stage took", head: ["rank", ...names.map(words)], rows }));
 }
 

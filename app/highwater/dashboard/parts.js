@@ -20,7 +20,7 @@ const TABLE_ROWS = 60;
 const GIVES = {
   encoder_cache_bytes: ["trim", "can_trim_bytes"],
   torch_cached_bytes: ["release", "can_release_bytes"],
-  other_tensors_bytes: ["its requests"],
+  other_tensors_bytes: ["requests"],
 };
 
 /** The rank that is looked at: the chosen one, else the fullest. */

@@ -15,18 +15,20 @@ export const VIEWS = [
   ["events", "Events"],
   ["plan", "Plan"],
 ];
-const FIRST = { view: "now", t: "1h", rank: "", chart: "free" };
+/** Without a time it is the hour, or as much of it as is known. */
+const FIRST = { view: "now", t: "", rank: "", chart: "free" };
 const MIN_SECONDS = 10;
 
 /** The place that an address names; what it does not know is as on the first screen. */
 export function placeOf(hash) {
   const [view, ...pairs] = hash.replace(/^#/, "").split("&");
-  const given = Object.fromEntries(pairs.map((pair) => pair.split("=").map(decodeURIComponent)));
+  // Whatever somebody typed can be read so: an address never keeps the page from starting.
+  const given = Object.fromEntries(new URLSearchParams(pairs.join("&")));
   const place = { ...FIRST, ...given, view: VIEWS.some(([name]) => name === view) ? view : "now" };
   const [, from, to] = place.t.match(/^(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)$/)?.map(Number) ?? [];
   const isWindow = to - from >= MIN_SECONDS;
-  const t = isWindow || place.t in SPANS ? place.t : FIRST.t;
-  return { ...place, t, span: SPANS[t] ?? to - from, from: isWindow ? from : null, to: isWindow ? to : null };
+  const t = isWindow || Object.hasOwn(SPANS, place.t) ? place.t : FIRST.t;
+  return { ...place, t, span: isWindow ? to - from : SPANS[t || "1h"], from: isWindow ? from : null, to: isWindow ? to : null };
 }
 
 /** The address of a place that differs from another in what is given: relative, as of all that the page refers to. */

@@ -3,7 +3,7 @@
  */
 
 import { COMPONENTS } from "./facts.js";
-import { clock, gib, gibNumber, known, percent, words } from "./format.js";
+import { clock, gib, gibNumber, known, percent, UNKNOWN, words } from "./format.js";
 import { html, panel, sized, swatch, table } from "./html.js";
 import { byFree, deviceName, pressureOf, rankKey, rankName, skew } from "./model.js";
 import { chosenRank } from "./parts.js";
@@ -33,10 +33,11 @@ function alike(ranks) {
   return groups;
 }
 
-/** The numbers of a group, those that follow one another as a span. */
-function spans(numbers) {
+/** The numbers of a group of ranks, those that follow one another as a span; of several engines each with its engine's. */
+export function numbersOf(group, ranks) {
+  if (new Set(ranks.map((rank) => rank.dp_rank ?? 0)).size > 1) return group.map((rank) => `${rank.dp_rank ?? 0}.${rank.rank ?? UNKNOWN}`).join(" ");
   const runs = [];
-  for (const number of [...numbers].sort((one, other) => one - other)) {
+  for (const number of group.map(({ rank }) => rank ?? 0).sort((one, other) => one - other)) {
     if (number === runs.at(-1)?.[1] + 1) runs.at(-1)[1] = number;
     else runs.push([number, number]);
   }
@@ -47,8 +48,6 @@ export function ranksPanel() {
   const { report, place } = state;
   const ranks = report?.ranks ?? [];
   const chosen = chosenRank();
-  const several = new Set(ranks.map((rank) => rank.dp_rank ?? 0)).size > 1;
-  const short = (group) => (several ? group.map((rank) => `${rank.dp_rank ?? 0}.${rank.rank ?? "–"}`).join(" ") : spans(group.map(({ rank }) => rank ?? 0)));
   const rows = alike(ranks).map((group) => {
     const [rank] = group;
     const pressure = pressureOf(report, rank);
@@ -58,7 +57,7 @@ export function ranksPanel() {
     const current = group.includes(chosen) ? "true" : undefined;
     return html`<li key=${rankKey(rank)}>
       <a href=${hrefOf(place, { rank: rankKey(rank), view: "parts" })} aria-current=${current} aria-label="${names}: ${gib(rank.free_bytes)} free, ${percent(rank.used_ratio)} used" title="${names}: ${deviceName(rank)}">
-        <b>${short(group)}</b>
+        <b>${numbersOf(group, ranks)}</b>
         <span class="meter" data-level=${pressure?.short_bytes ? "bad" : undefined} aria-hidden="true"><i style=${{ width: used }}></i>${known(water) ? html`<u style=${{ left: `${(1 - water / rank.total_bytes) * 100}%` }}></u>` : null}</span>
         <span class="number">${gibNumber(rank.free_bytes)}</span>
         <small>${group.length > 1 ? `×${group.length}` : ""}</small>

@@ -12,6 +12,7 @@ import { breakAt, readingOf, Series } from "./series.js";
 const EVENTS_KEPT = 300;
 const MAX_RANK_READINGS = 3000; // asked for at once: writing more would hold up the sidecar's streams
 const MAX_POINTS = 600;
+const MIN_SECONDS = 60; // shown, where less is known
 const FINE_SECONDS = 300;
 const ANEW_MS = 60_000;
 const NO_INCIDENTS = { incidents: [], problem: null };
@@ -59,7 +60,8 @@ export function shownTime() {
   const { place, report } = state;
   if (place.from !== null) return [place.from, place.to];
   const now = state.hour.last?.at ?? report?.taken_at ?? Date.now() / 1000;
-  return [now - place.span, now];
+  const first = place.t ? -Infinity : Math.min(state.hour.rows[0]?.at ?? now, now - MIN_SECONDS);
+  return [Math.max(now - place.span, first), now];
 }
 
 /** The readings of that time. */

@@ -36,7 +36,7 @@ export function verdict() {
       ${step && level !== "good" ? html`<p class="step">${coded(step)} ${deed?.path === runbook ? null : html`<a href=${runbook}>Runbook</a>`}</p>` : null}
     </div>
     <p class="deeds">
-      ${deed ? button(deed) : null}
+      ${deed ? button(deed, level) : null}
       <button type="button" disabled=${isBusy()} onClick=${() => changed({ dialog: { kind: "mark" } })}>Mark</button>
     </p>
   </section>`;
@@ -45,9 +45,10 @@ export function verdict() {
 /** Text whose commands stand between backticks. */
 const coded = (text) => text.split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part));
 
-function button({ text, path, body }) {
+/** It is loud only where something is the matter. */
+function button({ text, path, body }, level) {
   if (path && body)
-    return html`<button type="button" class="primary" disabled=${isBusy()} onClick=${() => reclaim(path, body)}>${text}</button>`;
+    return html`<button type="button" class=${level === "good" ? undefined : "primary"} disabled=${isBusy()} onClick=${() => reclaim(path, body)}>${text}</button>`;
   if (path) return html`<a class="button" href=${path}>${text}</a>`;
   return html`<b class="deed">${text}</b>`;
 }
@@ -61,12 +62,12 @@ export function facts() {
   const { cgroup_used_bytes, cgroup_limit_bytes } = worst.host_memory;
   const [used, limit] = host ? [host.kept_bytes, host.limit_bytes] : [cgroup_used_bytes, cgroup_limit_bytes];
   const rows = [
-    known(engine.requests_running) && ["requests", count(engine.requests_running), known(engine.requests_waiting) && `${count(engine.requests_waiting)} waiting`],
-    known(engine.kv_cache_usage_ratio) && ["KV in use", percent(engine.kv_cache_usage_ratio), ""],
-    known(used) && ["host", gibNumber(used), "", known(limit) ? `of ${gib(limit)}` : ""],
+    known(engine.requests_running) && ["requests", count(engine.requests_running), engine.requests_waiting > 0 && `${count(engine.requests_waiting)} waiting`],
+    known(engine.kv_cache_usage_ratio) && ["KV used", percent(engine.kv_cache_usage_ratio), ""],
+    known(used) && ["host memory", gibNumber(used), known(limit) ? `of ${gib(limit)}` : "GiB kept", `What the engine's container ${host ? "keeps; the kernel can drop the rest" : "uses"}`],
   ].filter(Boolean);
-  return html`<dl class="facts" aria-label="Figures, in GiB">
-    ${rows.map(([name, value, of, title]) => html`<div key=${name} title=${title}><dt>${name}</dt><dd><b>${value}</b> ${of}</dd></div>`)}
+  return html`<dl class="facts" aria-label="Figures">
+    ${rows.map(([name, value, of, title]) => html`<div key=${name} title=${title}><dt>${name}</dt><dd><b>${value}</b> ${of || null}</dd></div>`)}
   </dl>`;
 }
 
