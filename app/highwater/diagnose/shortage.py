@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
+from highwater.act.rules import MIN_GAIN_BYTES
+from highwater.act.views import NOTHING_HERE
 from highwater.diagnose.judgement import (
     Deed,
     Judged,
@@ -22,12 +24,12 @@ from highwater.model.policy import PolicyAct, PolicyStatus, RankPressure, RulePh
 from highwater.model.rank import RankReading
 from highwater.model.remedies import possible_bytes
 from highwater.model.report import Report
-from highwater.model.units import HOUR_SECONDS, MIB, gib_text, span_text, whole_span_text
+from highwater.model.units import HOUR_SECONDS, gib_text, span_text, whole_span_text
 
 # Full within that time, or used up by a leak within a day: somebody should look now.
 SOON_SECONDS, LEAK_SECONDS = HOUR_SECONDS, 24 * HOUR_SECONDS
 # Less is not worth a click, and no growth worth a word.
-NOTABLE_BYTES: Final = 256 * MIB
+NOTABLE_BYTES: Final = MIN_GAIN_BYTES
 _RHYTHM: Final = 2
 _OVER: Final = frozenset[RulePhase]({"short", "urgent", "acting", "resting"})
 _PRESSING: Final[tuple[RulePhase, ...]] = ("calm", "held", "short", "urgent", "resting", "acting")
@@ -140,13 +142,14 @@ def _is_given_back(report: Report) -> bool:
     return all(rule.phase == "acting" or (rule.phase == "short" and _possible(report)) for rule in over)
 
 
-def _possible(report: Report) -> int:
-    return sum(rank.releasable_bytes or 0 for rank in report.ranks)
+def _possible(report: Report, remedy: str = "release") -> int:
+    """Return what a remedy can give back to devices at most; what it could on CPU is not known."""
+    return possible_bytes(remedy, [rank for rank in report.ranks if not rank.device.traits.is_host_memory]) or 0
 
 
 def _outside(report: Report, rank: RankReading | None) -> tuple[int, str | None]:
     """Return by how much what is outside PyTorch has grown on a rank since the engine was ready, and who holds it."""
-    if rank is None or rank.device.type == "cpu":
+    if rank is None or rank.device.traits.is_host_memory:
         return 0, None
     growth = next((one for one in report.growth.ranks if one.key == rank.key), None)
     grown = None if growth is None or growth.grown is None else growth.grown.non_torch_bytes
@@ -248,17 +251,17 @@ def _rule_next(rule: RuleStatus, report: Report) -> str:
     if _possible(report) >= NOTABLE_BYTES:
         return "Highwater gives it back now"
     why = (rule.reason or "").partition("; ")[2]
-    is_new = bool(why) and not why.startswith("nothing here to give back")
+    is_new = bool(why) and not why.startswith(NOTHING_HERE)
     return f"Highwater acts as soon as there is something to give back{f': {brief(why)}' if is_new else ''}"
 
 
 def reclaim(report: Report) -> Deed | None:
-    """Return the call that gives most back without failing a request; ``None`` where none gives much."""
+    """Return the gentlest call that gives much back, and fails no request; ``None`` where none gives much."""
     engine = report.engine
     if not engine.traits.takes_remedies or not engine.capabilities.get("collective_rpc", True):
         return None
     for remedy in ("release", "trim_encoder_cache"):
-        size = possible_bytes(remedy, [rank for rank in report.ranks if rank.device.type != "cpu"]) or 0
+        size = _possible(report, remedy)
         is_certain = all(rank.trimmable_bytes is not None for rank in report.ranks) or remedy == "release"
         if size >= NOTABLE_BYTES and is_certain:
             body = {"remedies": [remedy], "mode": "safe"}
