@@ -24,8 +24,9 @@ from highwater.act.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES, SIGNALS
 from highwater.act.rules import Rule as PolicyRule
 from highwater.model.components import COMPONENTS, STACKED, account
 from highwater.model.engine import STATES
+from highwater.model.policy import WORDS
 from highwater.model.rank import Budget, Device, WorkerMemory
-from highwater.model.remedies import GAIN_FIELDS
+from highwater.model.remedies import GAIN_FIELDS, TRAITS
 from highwater.model.units import GIB
 from highwater.process.exit_codes import MEANINGS
 from highwater.server.settings.settings import keys
@@ -325,7 +326,7 @@ def rendered(name: str) -> str:
 
 
 def facts_module() -> str:
-    """What the dashboard knows of the engine's states and of the components, as a module of its own."""
+    """What the dashboard knows of the engine's states, the components, the policy and the remedies, as a module."""
     states = [
         f"  {name}: {_js({key: value for key, value in asdict(traits).items() if value})},"
         for name, traits in STATES.items()
@@ -333,11 +334,16 @@ def facts_module() -> str:
     components = [
         f"  {_js({'field': c.name, 'name': c.title, 'variable': c.variable, 'meaning': c.meaning})}," for c in STACKED
     ]
+    resets = [
+        f"  {_js({'name': name, 'frees': traits.frees, 'keeps': traits.does_not_free})},"
+        for name, traits in TRAITS.items()
+        if name.startswith("reset_")
+    ]
     return "\n".join(
         [
             "/**",
             " * What the page and the sidecar both know: written by `make docs` from",
-            " * app/highwater/model/engine.py, and components.py and remedies.py in app/highwater/model.",
+            " * app/highwater/model: engine.py, components.py, policy.py and remedies.py.",
             " */",
             "",
             "/** What follows from each state of the engine. @type {Record<string, any>} */",
@@ -355,6 +361,14 @@ def facts_module() -> str:
             "",
             "/** Where a rank's pressure shows what each remedy could give there. @type {Record<string, string>} */",
             f"export const GAIN_FIELDS = {_js(GAIN_FIELDS)};",
+            "",
+            "/** The policy's levels and phases as people read them. @type {Record<string, string>} */",
+            f"export const WORDS = {_js(WORDS)};",
+            "",
+            "/** vLLM's own resets: what each frees, and what it does not. */",
+            "export const RESETS = [",
+            *resets,
+            "];",
             "",
         ]
     )

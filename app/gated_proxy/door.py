@@ -36,7 +36,7 @@ from gated_proxy.door_items import Cost, Media, RequestItems, State
 from gated_proxy.door_scanner import Scanner, may_have_media
 from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure
 from gated_proxy.gate import Timer
-from gated_proxy.heads import RequestHead
+from gated_proxy.heads import KEY_LINE, RequestHead
 
 Mode = Literal["off", "observe", "on"]
 REASONS = TOO_LARGE, TIMEOUT, FULL = "door_too_large", "door_timeout", "door_full"
@@ -46,7 +46,7 @@ ITEMS_KEPT = 8
 # A client that has sent no image for so long takes no part in the sharing.
 _SHARES_SECONDS = 60.0
 _MAX_SHARES = 1024
-_KEY_LINE = re.compile(rb"\r\n(?:authorization|x-api-key|api-key):[ \t]*(?:bearer )?([^\r]*)", re.IGNORECASE)
+_KEY = re.compile(KEY_LINE + rb"[ \t]*(?:bearer )?([^\r]*)", re.IGNORECASE)
 _HASH_DIGITS = 12
 _OK = 200
 
@@ -315,7 +315,7 @@ class Door:
         self.counts.requests += 1
         self._running[visit] = None
         visit.started_at = self._wall()
-        key = _KEY_LINE.search(visit.head.raw)
+        key = _KEY.search(visit.head.raw)
         if key is not None:
             client = hashlib.sha256(key[1].strip()).hexdigest()[:_HASH_DIGITS]
             visit.share = self._shares.setdefault(client, Share(client))

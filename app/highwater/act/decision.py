@@ -321,7 +321,7 @@ class _Turn:
         able: dict[RankKey, tuple[int, int]] = {}
         for pressure in ranks:
             reading = pressure.reading
-            if reading.device.type == "cpu" or not reading.total_bytes:
+            if reading.device.traits.is_host_memory or not reading.total_bytes:
                 continue
             gain, wait = possible_gain("release", rule.signal, reading), self.memory.wait("release", pressure.key)
             enough = max(MIN_TIDY_BYTES, int(TIDY_SHARE * reading.total_bytes), (wait and wait.figure_bytes) or 0)

@@ -207,6 +207,8 @@ class Governor:
             reached=has_reached and not action.is_tidying,
         )
         self._acts.append((now, self._last_act))
+        while now - self._acts[0][0] >= HOUR_SECONDS:
+            self._acts.popleft()
 
     # --- reporting ---
 
@@ -240,8 +242,6 @@ class Governor:
 
     def status(self) -> PolicyStatus:
         now = self._clock()
-        while self._acts and now - self._acts[0][0] >= HOUR_SECONDS:
-            self._acts.popleft()
         report = self._poller.current()
         facts = self._facts(report)
         memory, decision = self._decide(report, facts)
@@ -263,7 +263,7 @@ class Governor:
                 rule_status(view, memory.rules[view.rule.name], report, facts.unavailable, to_unix=to_unix)
                 for view in views
             ),
-            actions_last_hour=len(self._acts),
+            actions_last_hour=sum(now - at < HOUR_SECONDS for at, _ in self._acts),
             acts=tuple(recent) or (() if self._last_act is None else (self._last_act,)),
         )
 

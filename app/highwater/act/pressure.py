@@ -192,7 +192,7 @@ def derive(slack: int) -> Waters | None:
 
 def _derived(rule: Rule, reading: RankReading, baseline: RankReading | None) -> Pressure:
     free = reading.free_bytes
-    if reading.device.type == "cpu":
+    if reading.device.traits.is_host_memory:
         return Pressure(reading=reading, value=free, note="on CPU there is no device to fill")
     slack = slack_bytes(reading, baseline)
     if free is None or slack is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from highwater.act.pressure import Facts, Pressure, is_reached, possible_gain
 from highwater.act.rules import MIN_GAIN_BYTES, Rule
@@ -14,6 +15,8 @@ from highwater.model.rank import RankKey, rank_title
 from highwater.model.remedies import TRAITS
 from highwater.model.report import Report
 from highwater.model.units import gib_text, share_text
+
+NOTHING_HERE: Final = "nothing here to give back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,7 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
             texts.append(text if refusal is None else f"{text}, and cannot: {refusal}")
         elif refusal is not None:
             blocked.append(f"{name}: {refusal}")
-    texts = texts or ["nothing here to give back" + (f" ({'; '.join(blocked)})" if blocked else "")]
+    texts = texts or [NOTHING_HERE + (f" ({'; '.join(blocked)})" if blocked else "")]
     if rule.is_derived and any(pressure.reading.card in facts.shared_cards for pressure in needy):
         texts.append(
             "the device is shared with another engine: trim and reset, which would feed that one, are left to you"
@@ -175,7 +178,7 @@ def rule_status(
         remedies=tuple(remedies),
         is_dormant=view.phase == "held"
         and is_at_work
-        and any(not (lacks_waters and reading.device.type == "cpu") for reading in awake),
+        and any(not (lacks_waters and reading.device.traits.is_host_memory) for reading in awake),
     )
 
 

@@ -7,7 +7,7 @@ import { STATES } from "./facts.js";
 import { clock, gib, joined, known, words } from "./format.js";
 import { Component, html, swatch } from "./html.js";
 import { hrefOf, SPANS, windowText } from "./place.js";
-import { shownTime, state } from "./store.js";
+import { engineMoves, shownTime, state } from "./store.js";
 
 const uPlot = globalThis.uPlot;
 const LEFT = 42; // of the axis, and so of the flags and the band
@@ -212,13 +212,10 @@ function flags([from, to]) {
 
 /** The engine's states in that time, as a band under the chart; of what was before the first reading nothing is said. */
 function band([from, to], first) {
-  const changes = state.events
-    .map(({ at, kind, summary }) => ({ at, moved: kind === "state" ? summary.match(/^engine (\w+) -> (\w+)/) : null }))
-    .filter(({ moved }) => moved)
-    .reverse();
-  const last = changes.length ? changes[changes.length - 1].moved[2] : state.report?.engine.state;
+  const changes = engineMoves(state.events).reverse();
+  const last = changes.length ? changes[changes.length - 1].into : state.report?.engine.state;
   const spans = [
-    ...changes.map(({ at, moved }, index) => ({ name: moved[1], begin: changes[index - 1]?.at ?? first, end: at })),
+    ...changes.map(({ at, from: name }, index) => ({ name, begin: changes[index - 1]?.at ?? first, end: at })),
     { name: last, begin: changes[changes.length - 1]?.at ?? first, end: Infinity },
   ]
     .map((span) => ({ ...span, begin: Math.max(span.begin, from), end: Math.min(span.end, to) }))

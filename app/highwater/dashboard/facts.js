@@ -1,6 +1,6 @@
 /**
  * What the page and the sidecar both know: written by `make docs` from
- * app/highwater/model/engine.py, and components.py and remedies.py in app/highwater/model.
+ * app/highwater/model: engine.py, components.py, policy.py and remedies.py.
  */
 
 /** What follows from each state of the engine. @type {Record<string, any>} */
@@ -31,3 +31,13 @@ export const COMPONENTS = [
 
 /** Where a rank's pressure shows what each remedy could give there. @type {Record<string, string>} */
 export const GAIN_FIELDS = { release: "can_release_bytes", trim_encoder_cache: "can_trim_bytes" };
+
+/** The policy's levels and phases as people read them. @type {Record<string, string>} */
+export const WORDS = { calm: "fine", short: "short", urgent: "very short", acting: "giving back", resting: "waiting", held: "cannot act", unknown: "not known" };
+
+/** vLLM's own resets: what each frees, and what it does not. */
+export const RESETS = [
+  { name: "reset_encoder_cache", frees: "encoder outputs on the device; they go back to PyTorch's allocator, and with release to the device", keeps: "weights, KV pool, processor caches on the host" },
+  { name: "reset_mm_cache", frees: "processed images in the API server's and EngineCore's host memory", keeps: "device memory: encoder outputs, weights and KV pool stay, and so does the allocator's reserve" },
+  { name: "reset_prefix_cache", frees: "KV blocks that hold cached prefixes, for new requests", keeps: "device memory: the KV pool is preallocated and keeps its size" },
+];

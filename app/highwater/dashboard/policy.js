@@ -4,7 +4,7 @@
 
 import { act, confirmed, isBusy, reclaim, reset, say } from "./actions.js";
 import { put } from "./api.js";
-import { GAIN_FIELDS } from "./facts.js";
+import { GAIN_FIELDS, RESETS, WORDS } from "./facts.js";
 import { actionsText, clock, gib, gibNumber, joined, known, signalValue, words } from "./format.js";
 import { html, panel, table } from "./html.js";
 import { rankName, total } from "./model.js";
@@ -12,12 +12,6 @@ import { Asked, changed, state } from "./store.js";
 
 const asked = new Asked("policy", 60_000);
 const LEVELS = { calm: "good", short: "warn", urgent: "bad" };
-const WORDS = { calm: "fine", urgent: "very short", held: "cannot act", resting: "waiting" };
-const RESETS = [
-  ["reset_encoder_cache", "encoder outputs on the device; with release after it, the device sees the bytes too"],
-  ["reset_mm_cache", "processed images in host memory; no device memory at all"],
-  ["reset_prefix_cache", "KV blocks of cached prefixes, for new requests; no device memory at all"],
-];
 const SIZES = ["free", "acts at", "stops at", "missing", ...Object.keys(GAIN_FIELDS).map((name) => `${words(name)} can give`)];
 
 let mode = "safe";
@@ -33,7 +27,7 @@ export function policyView() {
       ? panel(
           "policy",
           "Policy",
-          html`<span class="tag" data-level=${LEVELS[policy.level] ?? "quiet"}>${WORDS[policy.level] ?? words(policy.level)}</span>`,
+          html`<span class="tag" data-level=${LEVELS[policy.level] ?? "quiet"}>${WORDS[policy.level]}</span>`,
           html`<p>${joined(" ", `${policy.summary}.`, policy.mode === "observe" ? "It only watches." : "It may act by itself.", `${actionsText(policy, report.sidecar_started_at)}.`, source && `From ${words(source.source)}${source.kept_in ? `, kept in ${source.kept_in}` : ""}.`)}</p>`,
           policy.rules.length ? rulesTable(policy.rules) : html`<p class="empty">No rules: nothing is done by itself.</p>`,
           ranksTable(policy.rules),
@@ -58,7 +52,7 @@ function byHand() {
       </select>
     </p>`,
     html`<ul class="resets">${RESETS.map(
-      ([path, frees]) => html`<li key=${path}><button type="button" disabled=${isBusy()} aria-describedby="${path}-frees" onClick=${run(path)}>${words(path)}</button> <span id="${path}-frees">frees ${frees}</span></li>`,
+      ({ name, frees, keeps }) => html`<li key=${name}><button type="button" disabled=${isBusy()} aria-describedby="${name}-frees" onClick=${run(name)}>${words(name)}</button> <span id="${name}-frees">frees ${frees}; not ${keeps}</span></li>`,
     )}</ul>`,
   );
 }
@@ -71,7 +65,7 @@ function rulesTable(rules) {
       rule.name,
       words(rule.signal),
       ...[rule.value, rule.high_water, rule.low_water].map((value) => signalValue(rule.signal, value)),
-      html`${WORDS[rule.phase] ?? words(rule.phase)}${since}${rests}${rule.reason ? html`<br />${rule.reason}` : null}`,
+      html`${WORDS[rule.phase]}${since}${rests}${rule.reason ? html`<br />${rule.reason}` : null}`,
       html`<ul>${rule.remedies.map((remedy) => html`<li key=${remedy.name}>${remedyText(remedy, rule.ranks)}</li>`)}</ul>`,
     ];
   });

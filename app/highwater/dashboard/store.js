@@ -114,10 +114,17 @@ async function history(since, step) {
   }
 }
 
+/** The engine's moves from one state to the next, by the words of the events: `{at, from, into}`. */
+export function engineMoves(events) {
+  return events.flatMap(({ at, kind, summary }) => {
+    const [, from, into] = (kind === "state" && summary.match(/^engine (\w+) -> (\w+)/)) || [];
+    return into ? [{ at, from, into }] : [];
+  });
+}
+
 /** When the engine ended or hung, by the sidecar's events. */
 function outages(events) {
-  const into = ({ kind, summary }) => kind === "state" && STATES[summary.match(/^engine \w+ -> (\w+)/)?.[1]];
-  return events.filter((event) => into(event)?.is_absent || into(event)?.is_hung).map(({ at }) => at);
+  return engineMoves(events).filter(({ into }) => STATES[into]?.is_absent || STATES[into]?.is_hung).map(({ at }) => at);
 }
 
 const points = () => Math.min(MAX_POINTS, MAX_RANK_READINGS / Math.max(state.report?.ranks.length ?? 1, 1));
@@ -200,7 +207,10 @@ export function begin() {
   askIncidents();
   follow({
     report: takeReport,
-    event: (event) => keepEvents([event], event.kind === "incident" && askIncidents()),
+    event: (event) => {
+      keepEvents([event]);
+      if (event.kind === "incident") askIncidents();
+    },
     open: () => {
       if (state.connection.state === "lost") state.said = "connected again";
       changed({ connection: { state: "live", reason: "", since: 0 } });

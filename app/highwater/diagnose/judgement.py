@@ -118,12 +118,11 @@ def brief(text: str) -> str:
 
 
 def worst_rank(report: Report) -> RankReading | None:
-    known = [rank for rank in report.ranks if rank.free_bytes is not None]
-    return min(known, key=lambda rank: rank.free_bytes or 0, default=None)
+    return next((rank for rank in report.worst_first if rank.free_bytes is not None), None)
 
 
 def free_text(report: Report) -> str | None:
-    """Return what is free on the rank that has the least; ``None`` where nothing is known."""
+    """Return what is free on the worst rank; ``None`` where nothing is known."""
     worst = worst_rank(report)
     if worst is None:
         return None
@@ -133,12 +132,13 @@ def free_text(report: Report) -> str | None:
         return f"Each of {len(sizes)} ranks {had} at least {gib_text(min(sizes))} free of {gib_text(worst.total_bytes)}"
     if len(report.ranks) > 1:
         size = f"{gib_text(worst.free_bytes)} of {gib_text(worst.total_bytes)}"
-        return f"{worst.name.capitalize()} of {len(report.ranks)} {had} the least free, {size}"
+        least = "the least free" if worst.free_bytes == min(sizes) else "too little free"
+        return f"{worst.name.capitalize()} of {len(report.ranks)} {had} {least}, {size}"
     return has_free_text(report, worst)
 
 
 def has_free_text(report: Report, rank: RankReading) -> str:
     had = "had" if report.stale else "has"
-    owner = "The host" if rank.device.type == "cpu" else "The device"
+    owner = "The host" if rank.device.traits.is_host_memory else "The device"
     name = rank.name.capitalize() if len(report.ranks) > 1 else owner
     return f"{name} {had} {gib_text(rank.free_bytes)} free of {gib_text(rank.total_bytes)}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Final
 
+from highwater.act.rules import MIN_GAIN_BYTES
+from highwater.act.views import NOTHING_HERE
 from highwater.diagnose.judgement import (
     Deed,
     Judged,
@@ -27,7 +29,7 @@ from highwater.model.units import HOUR_SECONDS, MIB, gib_text, span_text, whole_
 # Full within that time, or used up by a leak within a day: somebody should look now.
 SOON_SECONDS, LEAK_SECONDS = HOUR_SECONDS, 24 * HOUR_SECONDS
 # Less is not worth a click, and no growth worth a word.
-NOTABLE_BYTES: Final = 256 * MIB
+NOTABLE_BYTES: Final = MIN_GAIN_BYTES
 _OUTSIDE_BYTES: Final = 1024 * MIB  # of growth outside vLLM is said although memory is not short
 _RHYTHM: Final = 2
 _OVER: Final = frozenset[RulePhase]({"short", "urgent", "acting", "resting"})
@@ -203,7 +205,7 @@ def _first_full(report: Report) -> RankGrowth | None:
 
 def _outside(report: Report, rank: RankReading | None) -> tuple[int, str | None]:
     """Return by how much what is outside PyTorch has grown on a rank since the engine was ready, and who holds it."""
-    if rank is None or rank.device.type == "cpu":
+    if rank is None or rank.device.traits.is_host_memory:
         return 0, None
     growth = _growth_of(report, rank)
     grown = None if growth is None or growth.grown is None else growth.grown.non_torch_bytes
@@ -305,16 +307,16 @@ def _rule_next(rule: RuleStatus, report: Report) -> str:
         return f"Highwater tries again in {span_text(max(rule.rest_until - report.now, 0.0))}: {brief(why)}"
     if not (why := _hindered(rule)):
         return "Highwater gives it back now"
-    is_new = not why.startswith("nothing here to give back")
+    is_new = not why.startswith(NOTHING_HERE)
     return f"Highwater acts as soon as there is enough to give back{f': {brief(why)}' if is_new else ''}"
 
 
 def reclaim(report: Report) -> Deed | None:
-    """Return the call that gives most back without failing a request; ``None`` where none gives much."""
+    """Return the gentlest call that gives much back, and fails no request; ``None`` where none gives much."""
     engine, rank = report.engine, _decisive(report)
     if rank is None or not engine.traits.takes_remedies or not engine.capabilities.get("collective_rpc", True):
         return None
-    devices = [one for one in report.ranks if one.device.type != "cpu"]
+    devices = [one for one in report.ranks if not one.device.traits.is_host_memory]
     for remedy in ("release", "trim_encoder_cache"):
         size, total = possible_bytes(remedy, [rank]) or 0, possible_bytes(remedy, devices) or 0
         is_certain = all(one.trimmable_bytes is not None for one in report.ranks) or remedy == "release"

@@ -26,12 +26,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gated_proxy.allowlist import SAFE_METHODS
 from gated_proxy.failures import error_body
+from gated_proxy.heads import KEY_LINE
 from gated_proxy.logs import LimitedLog, printable
+from highwater.http.problems import CODES
 from highwater.model.report import Caller, Credential
 from highwater.process.admin_token import AdminToken
 
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
-_CODES: Final = {401: "unauthorized", 403: "forbidden"}
 # It calls no worker and changes nothing: as open as a read. So is a dry run, where the query says that it is one.
 _COMPUTES_ONLY: Final = frozenset({("POST", "/memory/plan")})
 _HAS_DRY_RUN: Final = frozenset({("POST", "/memory/reclaim")})
@@ -42,7 +43,7 @@ _CLOSED: Final = "control calls are refused: the sidecar has no usable admin tok
 _FORWARDED = re.compile(r"forwarded|via|x-real-ip|(?:x-forwarded|x-envoy|l5d)-.*", re.IGNORECASE)
 # Istio's sidecar connects from here for every peer in the mesh, and to a plain TCP port without any such header.
 _MESH = ipaddress.ip_address("127.0.0.6")
-_CREDENTIALS = re.compile(rb"\r\n(?:authorization|x-api-key|api-key):[^\r]*", re.IGNORECASE)
+_CREDENTIALS = re.compile(KEY_LINE + rb"[^\r]*", re.IGNORECASE)
 _BASIC = re.compile(rb"\r\nauthorization: *basic +([A-Za-z0-9+/=]+)", re.IGNORECASE)
 
 log = logging.getLogger("highwater.access")
@@ -256,7 +257,7 @@ class ControlGuard:
                     await self._app(scope, receive, send)
                     return
                 self._access.report(request, denial)
-                error = error_body(denial.status, _CODES[denial.status], denial.message)
+                error = error_body(denial.status, CODES[denial.status], denial.message)
                 await JSONResponse(error, denial.status, denial.headers)(scope, receive, send)
                 return
         await self._limited(scope, receive, send)

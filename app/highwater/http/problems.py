@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections.abc import Callable
 from http import HTTPMethod, HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +20,7 @@ from gated_proxy.logs import LimitedLog
 from highwater.process.errors import NotAvailable, RequestError, TooManyWaiting
 from highwater.process.flaws import sentences
 
-_CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
+CODES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
 SIDECAR_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz, /docs/runbooks/"
 MAX_PROBLEMS = 20
@@ -87,7 +87,7 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
             message = f"{path} does not take {request.method}; it takes {headers['Allow']}"
         elif message == HTTPStatus.NOT_FOUND.phrase:
             message = f"the sidecar has no {path}{SIDECAR_PATHS_HINT}; GET /memory/openapi.json lists them all"
-        answer = _problem(exc.status_code, _CODES.get(exc.status_code, "error"), message)
+        answer = _problem(exc.status_code, CODES.get(exc.status_code, "error"), message)
         answer.headers.update(headers)
         return answer
 

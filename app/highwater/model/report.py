@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -133,6 +134,17 @@ class Report:
             if pressure.key == rank.key and pressure.high_free_bytes is not None
         ]
         return max(pressures, key=lambda pressure: pressure.high_free_bytes or 0, default=None)
+
+    @property
+    def worst_first(self) -> list[RankReading]:
+        """The ranks, the one that is short of most first, then by what is free; where that is not known, last."""
+
+        def key(rank: RankReading) -> tuple[int, float]:
+            pressure = self.pressure_of(rank)
+            short = 0 if pressure is None else pressure.short_bytes or 0
+            return -short, math.inf if rank.free_bytes is None else rank.free_bytes
+
+        return sorted(self.ranks, key=key)
 
     def high_water_of(self, rank: RankReading) -> float | None:
         """Return the share of its device that a rank uses at high water."""

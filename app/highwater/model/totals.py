@@ -14,10 +14,6 @@ def host_used(ranks: Sequence[RankReading]) -> int | None:
     return max((used for used, _ in (rank.host_memory.share for rank in ranks) if used is not None), default=None)
 
 
-def fullest(ranks: Iterable[RankReading]) -> list[RankReading]:
-    return sorted(ranks, key=lambda rank: -(rank.used_ratio if rank.used_ratio is not None else -1.0))
-
-
 def used_total(ranks: Iterable[RankReading]) -> int | None:
     """Return the used bytes of all devices, each counted once, other programs included."""
     return once_per_card((rank.card, rank.used_bytes) for rank in ranks)

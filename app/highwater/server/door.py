@@ -47,10 +47,13 @@ class DoorWatch:
         self._why = ""
         self._logged: tuple[str, str] | None = None  # first with the first report: nothing is known before
         self._held_for: str | None = None
-        self._change(())
+        self._change((), None)
 
     def notice(self, report: Report) -> None:
-        self._change(report.ranks)
+        budgets = map(self._budget_of, report.ranks)
+        budget = next((each for each in budgets if each is not None and each.encoder is not None), None)
+        self._learn(report.ranks, budget)
+        self._change(report.ranks, budget)
         now = self._clock()
         is_urgent = self._door.mode == "on" and self._level() == "urgent"
         self._urgent_since = (self._urgent_since or now) if is_urgent else None
@@ -61,8 +64,14 @@ class DoorWatch:
             self._held_for = None
             self._door.open()
 
-    def _change(self, ranks: Sequence[RankReading]) -> None:
-        facts = self._facts(ranks)
+    def _learn(self, ranks: Sequence[RankReading], budget: EngineBudget | None) -> None:
+        """Take the tokens since the last report, and learn from them what an encoded one costs."""
+        encoded, most = self._door.take_tokens()
+        step = None if budget is None or budget.encoder is None else budget.encoder.compute_budget
+        self._peaks.notice(ranks, encoded_tokens=encoded, tokens_in_flight=min(most, step or most))
+
+    def _change(self, ranks: Sequence[RankReading], budget: EngineBudget | None) -> None:
+        facts = self._facts(ranks, budget)
         mode, why = mode_of(self._mode, facts)
         if ranks and (mode, why) != self._logged:
             self._logged = (mode, why)
@@ -70,17 +79,13 @@ class DoorWatch:
         self._why = why
         self._door.change(mode=mode, limits=limits_of(self._given, facts))
 
-    def _facts(self, ranks: Sequence[RankReading]) -> DoorFacts:
-        host, budgets = self._host(), map(self._budget_of, ranks)
-        budget = next((each for each in budgets if each is not None and each.encoder is not None), None)
+    def _facts(self, ranks: Sequence[RankReading], budget: EngineBudget | None) -> DoorFacts:
+        host = self._host()
         container = None if host is None else host.container
         free, limit = (None, None) if container is None else (container.room_bytes, container.limit_bytes)
         has_limit = free is not None
         if free is None and host is not None and host.processes:
             free, limit = host.machine.available_bytes, host.machine.total_bytes
-        encoded, most = self._door.take_tokens()
-        step = None if budget is None or budget.encoder is None else budget.encoder.compute_budget
-        self._peaks.notice(ranks, encoded_tokens=encoded, tokens_in_flight=min(most, step or most))
         room = [_room_bytes(rank) for rank in ranks]
         return DoorFacts(
             free_bytes=None if free is None else free + self._door.inside.decoded_bytes,

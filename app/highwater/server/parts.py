@@ -332,7 +332,7 @@ class Parts:
             requests=self.requests_with_images,
             read_host=self.host.facts,
             is_start_under_way=lambda: self.poller.starts.is_under_way,
-            log_says_start_failed=self.poller.starts.log_says_failed,
+            note_failed_by_log=self.poller.starts.note_failed_by_log,
             ended_in_order=self.poller.note_stop,
             internal_error=self.internal_errors.counter("incidents"),
         )

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from highwater.diagnose.verdict import JudgedReport
 from highwater.http.findings import FoundFinding
-from highwater.http.text.status import ranks_text, since_text, status_text, why_text
+from highwater.http.text.status import last_act, ranks_text, since_text, status_text, why_text
 from highwater.model.report import Event
 from highwater.model.schema import SCHEMA
 from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
@@ -31,7 +31,7 @@ _FOUND: Final = TypeAdapter(tuple[FoundFinding, ...])
 
 def status_json(report: JudgedReport, answer: Any, events: Sequence[Event]) -> dict[str, Any]:  # noqa: ANN401 - JSON
     verdict = report.verdict
-    last_reset = next((one for one in events if one.kind == "reset" and one.result is not None), None)
+    last_reset = last_act(events)
     return {
         "schema": SCHEMA,
         "status": WORDS[verdict.exit_status],

@@ -153,7 +153,7 @@ class Starts:
             self._history.record("state", failure.summary)
             log.warning("%s", failure.summary)
 
-    def log_says_failed(self, is_silent: bool) -> bool:
+    def note_failed_by_log(self, is_silent: bool) -> bool:
         """Note a start that failed by the engine's log, and return whether nothing else has shown it or will."""
         is_another = self._lives.start_failed(self._clocks.wall(), is_silent=is_silent)
         self.failure = None if is_another else self.failure  # of one before it

@@ -11,7 +11,8 @@ from typing import Any, get_args
 import pytest
 
 from highwater.diagnose.judgement import brief
-from highwater.diagnose.verdict import Reason, VerdictState, verdict
+from highwater.diagnose.verdict import JudgedReport, Reason, VerdictState, verdict
+from highwater.http.text.status import status_text
 from highwater.model.engine import MissingRank, Progress, StartFailure
 from highwater.model.growth import Growth, GrowthRate, RankGrowth, RecentGrowth, SeriesGrowth
 from highwater.model.policy import PolicyAct
@@ -570,3 +571,14 @@ def test_a_runbook_and_a_page_are_served(found):
 )
 def test_what_others_say_is_cut_where_a_clause_ends(said, shown):
     assert brief(said) == shown
+
+
+def test_a_rank_that_is_short_is_the_worst_though_another_has_less_free():
+    """By rules of their own, on devices of different sizes: the sentence, `status` and `top` name the same rank."""
+    parts = eight(1.0)
+    (rule,) = parts["policy"].rules
+    short = (*rule.ranks[:5], replace(rule.ranks[5], short_bytes=1024 * MIB), *rule.ranks[6:])
+    found = told(**{**parts, "policy": policy(replace(rule, ranks=short))})
+    assert verdict(found).sentence.startswith("Rank 5 of 8 has too little free, ")
+    assert found.worst_first[0].rank == 5
+    assert "\nworst  rank 5: " in status_text(JudgedReport.of(found), (), url="http://h", now=NOW, width=200)

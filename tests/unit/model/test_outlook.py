@@ -8,15 +8,17 @@ import pytest
 
 from highwater.model.policy import RuleStatus
 from highwater.model.remedies import can_give
-from highwater.model.totals import fullest
 from tests.fakes.engine import MIB
 from tests.unit.terminal.reports import DEVICE, HIGH, policy, pressure, ranks, report
 
 
-def test_the_fullest_rank_comes_first():
-    first, second = ranks()
-    unknown, fuller = replace(first, used_ratio=None), replace(second, used_ratio=0.99)
-    assert fullest([unknown, first, fuller]) == [fuller, first, unknown]
+def test_the_rank_that_is_short_of_most_comes_first_then_the_one_with_the_least_free():
+    sizes = zip(ranks(4), (None, 9, 3, 7), strict=True)
+    unknown, roomy, fuller, short = (replace(rank, free_bytes=free) for rank, free in sizes)
+    shown = report(ranks=(unknown, roomy, fuller, short), policy=None)
+    assert shown.worst_first == [fuller, short, roomy, unknown]
+    rule = replace(DEVICE, ranks=(pressure(2), pressure(3, short_bytes=5)))
+    assert replace(shown, policy=policy(rule)).worst_first == [short, fuller, roomy, unknown]
 
 
 def test_the_rule_that_acts_first_on_a_rank_sets_its_mark():

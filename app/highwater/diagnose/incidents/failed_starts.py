@@ -38,7 +38,7 @@ class FailedStarts:
     """Waits for the log to explain a start that the files show as failed.
 
     ``evidence`` returns what is known of a start, given the report, the reason and the model. ``is_start_under_way``
-    and ``log_says_failed`` are those of ``IncidentWatcher``.
+    and ``note_failed_by_log`` are those of ``IncidentWatcher``.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class FailedStarts:
         *,
         evidence: Callable[[Report, str, str | None], Evidence],
         is_start_under_way: Callable[[], bool],
-        log_says_failed: Callable[[bool], bool],
+        note_failed_by_log: Callable[[bool], bool],
     ) -> None:
         self._incidents = incidents
         self._history = history
         self._evidence = evidence
         self._is_start_under_way = is_start_under_way
-        self._log_says_failed = log_says_failed
+        self._note_failed_by_log = note_failed_by_log
         self._unsaid: deque[Unwritten] = deque(maxlen=MAX_UNSAID)
         # What the log had before the first look, this sidecar has not seen.
         self._has_looked = False
@@ -94,7 +94,7 @@ class FailedStarts:
             at_once = at_once or self._waited_seconds >= SETTLE_SECONDS
         for start in await self._incidents.failed_starts(at_once=at_once) if is_absent else ():
             is_silent = not start.story.messages and start.story.exception is None
-            is_new = self._has_looked and self._log_says_failed(is_silent)
+            is_new = self._has_looked and self._note_failed_by_log(is_silent)
             if self._unsaid:
                 evidence, instance = self._unsaid.popleft()
             elif is_silent and not is_new:

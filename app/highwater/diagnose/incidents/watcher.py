@@ -84,7 +84,7 @@ class IncidentWatcher:
 
     ``internal_error`` counts an internal error, ``ended_in_order`` notes an end that is no incident, and ``read_host``
     reads host memory once more. ``is_start_under_way`` returns whether the processes of a start write that began after
-    all that has ended. ``log_says_start_failed`` takes whether the log gives no reason for a failed start, and returns
+    all that has ended. ``note_failed_by_log`` takes whether the log gives no reason for a failed start, and returns
     whether the log is the only sign of it. The other callables return the present state of their parts.
     """
 
@@ -102,7 +102,7 @@ class IncidentWatcher:
         requests: Callable[[], Iterable[RequestItems]] = tuple,
         read_host: Callable[[], Awaitable[HostFacts]] | None = None,
         is_start_under_way: Callable[[], bool] = lambda: False,
-        log_says_start_failed: Callable[[bool], bool] = lambda _: True,
+        note_failed_by_log: Callable[[bool], bool] = lambda _: True,
         ended_in_order: Callable[[], None] = lambda: None,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
@@ -123,7 +123,7 @@ class IncidentWatcher:
             history,
             evidence=self._of_start,
             is_start_under_way=is_start_under_way,
-            log_says_failed=log_says_start_failed,
+            note_failed_by_log=note_failed_by_log,
         )
         self._last: Report | None = None
         self._life: _LifeKnown | None = None

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from highwater.diagnose.judgement import worst_rank
 from highwater.diagnose.rules.caller import NEEDS_SIDECAR
 from highwater.diagnose.verdict import Deed, JudgedReport
 from highwater.growth.words import growth_line
@@ -56,7 +57,7 @@ def status_text(
         "next": NEEDS_SIDECAR if is_alone else verdict.next or "nothing by itself",
         "do": _start_one(url) if is_alone else _deed(verdict.do, url),
         "step": verdict.step or "none is needed",
-        "last": NEEDS_SIDECAR if is_alone else _last_act(events, now),
+        "last": NEEDS_SIDECAR if is_alone else _last_act_text(events, now),
         "look": ", ".join(ways),
     }
     # Where all is well nobody needs the memory back: what could be given back is said in `next`.
@@ -71,11 +72,7 @@ def _start_one(engine_url: str) -> str:
 
 
 def _worst(report: Report) -> str:
-    def key(rank: RankReading) -> tuple[int, float]:
-        waters = report.pressure_of(rank)
-        return -(0 if waters is None else waters.short_bytes or 0), _free(rank)
-
-    rank = min((one for one in report.ranks if one.free_bytes is not None), key=key, default=None)
+    rank = worst_rank(report)
     if rank is None:
         return "no rank was read yet"
     waters = report.pressure_of(rank)
@@ -99,9 +96,13 @@ def _deed(deed: Deed | None, url: str) -> str:
     return f"{deed.text}: {url}/{deed.path}"
 
 
-def _last_act(events: Sequence[Event], now: float) -> str:
+def last_act(events: Sequence[Event]) -> Event | None:
+    return next((one for one in events if one.kind == "reset" and one.result is not None), None)
+
+
+def _last_act_text(events: Sequence[Event], now: float) -> str:
     """Return what was done last, by whom, why, and what came of it."""
-    act = next((one for one in events if one.kind == "reset" and one.result is not None), None)
+    act = last_act(events)
     if act is None:
         return "none that the sidecar remembers"
     by = f"rule {act.rule}" if act.rule else act.trigger or "?"

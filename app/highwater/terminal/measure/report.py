@@ -156,7 +156,7 @@ def _in_use(experiment: Experiment, keys: Sequence[RankKey], names: Sequence[str
         ranks = [seen.rank(keys[0]) for seen in experiment.moments]
         more = [[title, *(mib(read(rank) if rank else None) for rank in ranks)] for title, read in _MORE.items()]
         # On CPU a worker's resident set is what is used.
-        hidden = {"host rss"} if experiment.device.type == "cpu" else set()
+        hidden = {"host rss"} if experiment.device.traits.is_host_memory else set()
         rows += [row for row in more if row[0] not in hidden and set(row[1:]) != {UNKNOWN}]
     return _grid([seen.title for seen in experiment.moments], rows)
 

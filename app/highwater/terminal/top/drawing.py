@@ -1,7 +1,7 @@
 """A view as a screen of any size, in rich's tables: the verdict first, the keys last. Pure.
 
 Sections are drawn whole where there is room, and the chart takes what is left. Where there is none, the least urgent
-are shortened or left out first: events, the chart, the rules, the components, the ranks with the most free.
+are shortened or left out first: events, the chart, the rules, the components, the ranks that are best off.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from highwater.diagnose.shortage import SOON_SECONDS
 from highwater.http.text.report import engine_facts
 from highwater.http.text.status import headline
 from highwater.model.components import COMPONENTS, Component
@@ -26,7 +27,6 @@ from highwater.model.policy import WORDS, RuleStatus
 from highwater.model.rank import RankReading
 from highwater.model.report import Event
 from highwater.model.titles import device_title, names_text, signal_text, waters_text
-from highwater.model.totals import fullest
 from highwater.model.units import GIB, MIB, UNKNOWN, share_text, size_text, span_text
 from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.terminal.top.feed import HISTORY_SECONDS, View
@@ -50,13 +50,12 @@ _KINDS = {"reset": "green", "refusal": "yellow", "incident": "red", "mark": "cya
 _OLD_SECONDS = 15.0
 # A chart's full height is at least this share of the device, so that noise looks like noise.
 _MIN_RANGE = 0.01
-_SOON_SECONDS = 3600.0
 _FEW_EVENTS, _MANY_EVENTS = 3, 20
 _PROBLEM_LINES, _VERDICT_LINES = 3, 4
 _HELP = (
     "bars     each letter or colour is a part of the memory, dots are free; the line is where a rule acts",
-    "ranks    the least free first, equal ones in one row; s sorts them by number",
-    "parts    of the fullest rank; all sparklines have one scale, so that what moves most stands out",
+    "ranks    the worst off first, equal ones in one row; s sorts them by number",
+    "parts    of the rank that is worst off; all sparklines have one scale, so that what moves most stands out",
     "chart    what is used over 15 minutes; a mark below it is a time when memory was given back",
     "keys     1 all, 2 ranks, 3 parts, 4 policy, 5 events, s sort, ? this page, q or Ctrl-C leaves",
 )
@@ -188,7 +187,7 @@ class _Sections:
     def keys(self) -> Text:
         names = {"1": "all", "2": "ranks", "3": "parts", "4": "policy", "5": "events"}
         parts = [(f"{key} {name}  ", "bold reverse" if key == self.look.shown else _DIM) for key, name in names.items()]
-        order = "by number" if self.look.by_number else "least free"
+        order = "by number" if self.look.by_number else "worst off"
         return _row(("q quit  ? help  ", _DIM), *parts, (f"s sort: {order}", _DIM))
 
     def problems(self) -> Iterator[Text]:
@@ -203,10 +202,10 @@ class _Sections:
     # --- ranks ---
 
     def ranks(self, most: int | None) -> Group:
-        """Return a bar for each rank, equal ones in one; of too many for ``most`` lines those with the least free."""
+        """Return a bar for each rank, equal ones in one; of too many for ``most`` lines the worst off."""
         report, missing = self.report, self.report.ranks_missing
         alike: dict[object, list[RankReading]] = {}
-        for rank in report.ranks if self.look.by_number else fullest(report.ranks):
+        for rank in report.ranks if self.look.by_number else report.worst_first:
             alike.setdefault(self._looks(rank), []).append(rank)
         rows = list(alike.values())
         count = len(rows) + len(missing)
@@ -231,7 +230,7 @@ class _Sections:
             *map(_missing_line, missing),
         ]
         if left_out := len(report.ranks) + len(report.ranks_missing) - shown - len(missing):
-            which = "" if self.look.by_number else ", with less in use"
+            which = "" if self.look.by_number else ", better off"
             parts.append(_text(f"  and {left_out} more{which}", _DIM))
         if not report.ranks:
             parts.append(_text("  no reading of any worker yet", _DIM))
@@ -270,7 +269,7 @@ class _Sections:
     # --- components ---
 
     def components(self) -> Group:
-        ranks = fullest(self.report.ranks)
+        ranks = self.report.worst_first
         if not ranks:
             return Group()
         rank, span = ranks[0], self._span(ranks[0])
@@ -283,7 +282,7 @@ class _Sections:
             graph, change = self._change(rank, component, span, scale)
             legend = component_cell(self.console, self.options, index)
             grid.add_row(legend, *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
-        which = f"rank {self._rank_name(rank)}{', the fullest' if len(ranks) > 1 else ''}"
+        which = f"rank {self._rank_name(rank)}{', the worst off' if len(ranks) > 1 else ''}"
         return Group(self._title(which, "" if span is None else f"change in {span_text(span[1] - span[0])}"), grid)
 
     def _known(self, rank: RankReading, name: str, span: _Span | None) -> list[float]:
@@ -329,13 +328,13 @@ class _Sections:
             facts.pop("progress", None)
         for name, fact in facts.items():
             line = _text(fact, "bold red" if name == "progress" else "")
-            soon = growth.seconds_to_full is not None and growth.seconds_to_full < _SOON_SECONDS
+            soon = growth.seconds_to_full is not None and growth.seconds_to_full < SOON_SECONDS
             line.highlight_regex(r"(high water|full) in [^,]*", "bold red" if soon else "yellow")
             grid.add_row(name, line)
         return grid
 
     def chart(self, height: int) -> Group:
-        ranks = fullest(self.report.ranks)
+        ranks = self.report.worst_first
         span = self._span(ranks[0]) if ranks else None
         if height < 2 or span is None or not self.is_wide:  # noqa: PLR2004 - a chart of one line is a sparkline
             return Group()

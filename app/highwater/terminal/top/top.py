@@ -48,7 +48,7 @@ _ESCAPE = b"\x1b"
 def top(url: str, *, once: bool, as_json: bool) -> None:
     """Show where the memory is, live: the verdict, ranks, components, growth, requests, policy, events.
 
-    One bar for each rank, with a line at high water; below them the components of the fullest rank, and their change.
+    One bar for each rank, with a line at high water; below them the components of the worst off, and their change.
     While the sidecar does not respond, the age of the figures is shown; they continue once it responds again.
     """
     try:

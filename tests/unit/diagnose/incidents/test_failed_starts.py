@@ -60,7 +60,7 @@ class Pod:
             recorders=None,
             life=lambda: self.core.poller.life,
             policy=lambda: PolicyStatus(level="held", mode="act", summary="held"),
-            log_says_start_failed=self.core.poller.starts.log_says_failed,
+            note_failed_by_log=self.core.poller.starts.note_failed_by_log,
         )
         self.core.poller.reports.subscribe(self.box.notice)
 

@@ -947,7 +947,7 @@ async def test_a_start_whose_log_began_again_is_told_at_once(boxed, tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text("")
     one = boxed(log=log, recorders=False)
-    one.box._starts._log_says_failed = lambda _: False
+    one.box._starts._note_failed_by_log = lambda _: False
     begun = iter([(), (FailedStart(id="a"),)])
 
     async def failed_starts(*, at_once: bool) -> tuple[FailedStart, ...]:

@@ -91,13 +91,13 @@ def test_where_there_is_room_each_rank_tells_what_is_free():
     assert "57.06 GiB of 60.96 GiB 3.89 GiB free" in drawn(FULL, 120)
 
 
-def test_sixteen_ranks_on_a_small_terminal_are_the_fullest():
+def test_sixteen_ranks_on_a_small_terminal_are_the_worst_off():
     crowd = [ranks(16, images=number)[number] for number in range(16)]
     crowd[11] = ranks(16, images=31)[11]
     shown = drawn(replace(FULL, report=replace(FULL.report, ranks=tuple(crowd), ranks_expected=16)), 80, 24)
     assert "11 npu:11 " in shown
-    assert "more, with less in use" in shown
-    assert "rank 11 npu:11, the fullest" in shown
+    assert "more, better off" in shown
+    assert "rank 11 npu:11, the worst off" in shown
 
 
 def test_all_ranks_are_there_where_there_is_room():
@@ -145,10 +145,10 @@ def test_the_whole_screen_is_the_golden_one(width, height):
     ("key", "there", "not_there"),
     [
         ("2", "ranks 2 of 2", "policy: fine"),
-        ("3", "the fullest", "ranks 2 of 2"),
+        ("3", "the worst off", "ranks 2 of 2"),
         ("4", "policy: fine", "ranks 2 of 2"),
         ("5", "reset_encoder_cache done", "ranks 2 of 2"),
-        ("?", "the least free first, equal ones in one row", "ranks 2 of 2"),
+        ("?", "the worst off first, equal ones in one row", "ranks 2 of 2"),
     ],
 )
 def test_a_key_shows_one_view_and_the_first_shows_all(key, there, not_there):
@@ -270,10 +270,10 @@ def _named(model: str) -> dict:
 
 @pytest.mark.parametrize(("dp_rank", "number", "name"), [(0, 1, "1"), (1, 0, "1.0"), (1, None, "1.?")])
 def test_ranks_of_two_engines_are_told_apart(dp_rank, number, name):
-    """In the bars and in the title of the fullest: each engine numbers its ranks from 0."""
+    """In the bars and in the title of the worst off: each engine numbers its ranks from 0."""
     first, second = ranks(images=31)
-    second = replace(second, dp_rank=dp_rank, rank=number, used_ratio=0.99, used_bytes=second.total_bytes)
+    second = replace(second, dp_rank=dp_rank, rank=number, used_ratio=1.0, free_bytes=0, used_bytes=second.total_bytes)
     made = replace(FULL.report, ranks=(first, second))
     lines = drawn(replace(FULL, report=made)).splitlines()
     assert [line for line in lines if line.startswith(f"{name} npu:1 ")]
-    assert [line for line in lines if f"rank {name} npu:1, the fullest" in line]
+    assert [line for line in lines if f"rank {name} npu:1, the worst off" in line]
