@@ -53,7 +53,7 @@ def of_hint(hint: typing.Any) -> st.SearchStrategy:
         return st.lists(of_hint(arguments[0]), max_size=2).map(tuple)
     if arguments and type(None) in arguments:
         return st.one_of(st.none(), *(of_hint(argument) for argument in arguments if argument is not type(None)))
-    if isinstance(hint, type) and hint.__module__.startswith(("highwater.model.", "highwater.diagnose.verdict")):
+    if isinstance(hint, type) and hint.__module__.startswith(("highwater.model.", "highwater.diagnose.")):
         return anything_of(hint)
     return st.from_type(hint)
 
