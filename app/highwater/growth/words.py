@@ -56,7 +56,10 @@ def leaks(series: Sequence[SeriesGrowth]) -> list[SeriesGrowth]:
 
 def growth_line(series: Sequence[SeriesGrowth]) -> str:
     named = [leak_line(one) for one in leaks(series)]
-    counts: Counter[GrowthKind] = Counter(one.verdict for one in series if one.verdict != "leak" and not one.is_over)
+    # Of what is not known there is nothing to say in a line: the table says why.
+    counts: Counter[GrowthKind] = Counter(
+        one.verdict for one in series if one.verdict not in ("leak", "not_known") and not one.is_over
+    )
     rest = ", ".join(f"{counts[kind]} {title}" for kind, title in VERDICT_TITLES.items() if counts[kind])
     return "; ".join([*named, rest] if rest else named)
 

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from highwater.model.components import BY_NAME
 from highwater.model.engine import MissingRank
 from highwater.model.rank import Device
-from highwater.model.units import share_text, size_text
+from highwater.model.units import gib_text, share_text
 
 
 def component_title(name: str) -> str:
@@ -50,8 +50,22 @@ def missing_text(ranks: Sequence[MissingRank]) -> str:
     return ", ".join(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} ({rank.status})" for rank in ranks)
 
 
+_SIGNALS = {
+    "device_free_bytes": "free",
+    "device_used_ratio": "used",
+    "device_growth_bytes": "grown since ready",
+    "encoder_cache_bytes": "encoder cache",
+    "host_used_ratio": "host memory used",
+    "host_growth_bytes": "host memory grown",
+}
+
+
+def signal_title(signal: str) -> str:
+    return _SIGNALS.get(signal, signal)
+
+
 def signal_text(signal: str, value: float | None) -> str:
-    return share_text(value) if signal.endswith("_ratio") else size_text(value)
+    return share_text(value) if signal.endswith("_ratio") else gib_text(value)
 
 
 class _HasWaters(Protocol):

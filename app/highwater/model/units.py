@@ -40,6 +40,13 @@ def mib(size: float | None, *, signed: bool = False) -> str:
     return f"{size / MIB:{'+' if signed else '-'}z,.1f}"
 
 
+def gib(size: float | None, *, signed: bool = False) -> str:
+    """Return bytes as GiB with two decimals, for a column; what rounds to 0 has no sign."""
+    if size is None:
+        return UNKNOWN
+    return f"{size / GIB:{'+' if signed else '-'}z,.2f}"
+
+
 def size_text(size: float | None, *, signed: bool = False) -> str:
     """Return bytes in the unit that fits: ``56.41 GiB``, ``268 MiB``, ``12 KiB``, ``0 B``."""
     if size is None:
@@ -55,13 +62,14 @@ def size_text(size: float | None, *, signed: bool = False) -> str:
     return f"{size:{sign}.0f} B" if size else "0 B"
 
 
-def gib_text(size: float | None) -> str:
+def gib_text(size: float | None, *, signed: bool = False) -> str:
     """Return bytes in GiB, so that sums can be checked by eye: ``57.91 GiB``, ``0.255 GiB``; under 1 MiB in KiB."""
     if size is None:
         return UNKNOWN
     if abs(size) < MIB:
-        return size_text(size)
-    whole = f"{size / GIB:.3f}" if abs(size) < GIB else f"{size / GIB:.2f}"
+        return size_text(size, signed=signed) if size else "0 GiB"
+    sign = "+" if signed else ""
+    whole = f"{size / GIB:{sign}.3f}" if abs(size) < GIB else f"{size / GIB:{sign}.2f}"
     return f"{whole[:-1] if abs(size) < GIB and whole.endswith('0') else whole} GiB"
 
 

@@ -191,7 +191,7 @@ async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
     monkeypatch.setattr(core.relief, "remedies", {"release": Busy()})
     (measured,) = await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
     assert measured.result.freed_bytes == -2 * IMAGE_BYTES
-    assert "gave back 0 B, 2 ranks together, in 0.00 s; 0.238 GiB more in use now" in core.summaries("reset")[0]
+    assert "gave back 0 GiB, 2 ranks together, in 0.00 s; 0.238 GiB more in use now" in core.summaries("reset")[0]
 
 
 def test_every_remedy_that_a_rule_may_name_can_be_carried_out():

@@ -36,5 +36,5 @@ def test_a_process_that_has_ended_is_not_counted():
     shown = growth_table([over, flat])
     assert "not known, over" in shown
     assert "at the last floor" in shown
-    assert growth_line([ONE, over, flat]) == "1 not known"
-    assert growth_line([over, flat]) == ""
+    assert growth_line([ONE, over, replace(ONE, verdict="flat")]) == "1 flat"
+    assert growth_line([ONE, over, flat]) == "", "and of what is not known a line says nothing"

@@ -143,7 +143,7 @@ def test_why_is_short():
     told = replace(told, growth=replace(told.growth, series=tuple(flat)))
     shown = why_text(told, [found, asked], 80)
     assert shown.splitlines() == [
-        "grows  2 not known, 1 flat",
+        "grows  1 flat",
         "why    it was planned too tightly; --max-num-seqs: Lower it, say to 32",
         "look   highwater growth, highwater explain",
     ]

@@ -19,7 +19,7 @@ from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
 from highwater.http.text.report import memory_rows, requests_text
 from highwater.model.policy import WORDS
 from highwater.model.report import Event
-from highwater.model.units import MIB, mib, size_text, span_text
+from highwater.model.units import MIB, gib, mib, size_text, span_text
 from highwater.process.untrusted import plain
 
 WIDTH = 100
@@ -81,11 +81,8 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         lines = textwrap.indent(_lines([plain(incident.exception.text)]), "  ")
         raised = f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{lines}"
     status = incident.policy
-    policy = (
-        ""
-        if status is None
-        else code(f"{WORDS.get(status.level, status.level)} (mode {status.mode}): {status.summary}")
-    )
+    level = "" if status is None else WORDS.get(status.level, status.level)  # another version's may be none of ours
+    policy = "" if status is None else code(f"{level} (mode {status.mode}): {status.summary}")
     parts = [
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
@@ -175,11 +172,11 @@ def _table(ranks: Sequence[RankEvidence]) -> str:
         ["status", *(code(rank.status, 20) for rank in ranks)],
         ["read", *(moment(rank.taken_at or None).rpartition(" ")[2] for rank in stood)],
         *memory_rows(stood),
-        ["free", *(mib(rank.free_bytes) for rank in stood)],
-        ["torch reserved", *(mib(rank.torch.reserved_bytes) for rank in stood)],
-        ["torch allocated", *(mib(rank.torch.allocated_bytes) for rank in stood)],
+        ["free", *(gib(rank.free_bytes) for rank in stood)],
+        ["torch reserved", *(gib(rank.torch.reserved_bytes) for rank in stood)],
+        ["torch allocated", *(gib(rank.torch.allocated_bytes) for rank in stood)],
     ]
-    return table(["MiB", *(text(rank.name) for rank in ranks)], rows)
+    return table(["GiB", *(text(rank.name) for rank in ranks)], rows)
 
 
 def _line(rank: RankEvidence, *, drawn: bool) -> str:

@@ -17,7 +17,7 @@ from highwater.model.components import COMPONENT_NAMES, COMPONENTS
 from highwater.model.rank import RankReading, rank_title
 from highwater.model.report import Event, Report
 from highwater.model.titles import names_text, narrow_table
-from highwater.model.units import GIB, UNKNOWN, size_text, span_text
+from highwater.model.units import GIB, UNKNOWN, gib, gib_text, span_text
 from highwater.process.exit_codes import OK
 
 _MOST_FINDINGS: Final = 6
@@ -78,8 +78,8 @@ def _worst(report: Report) -> str:
     waters = report.pressure_of(rank)
     acts = "as last read" if report.stale else "no rule watches it"
     if waters is not None and not report.stale:
-        acts = f"acts at {size_text(waters.high_free_bytes)}, stops at {size_text(waters.low_free_bytes)}"
-    return f"{rank.name}: {size_text(rank.free_bytes)} free of {size_text(rank.total_bytes)}; {acts}"
+        acts = f"acts at {gib_text(waters.high_free_bytes)}, stops at {gib_text(waters.low_free_bytes)}"
+    return f"{rank.name}: {gib_text(rank.free_bytes)} free of {gib_text(rank.total_bytes)}; {acts}"
 
 
 def _free(rank: RankReading) -> float:
@@ -123,7 +123,7 @@ def ranks_text(report: Report) -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     for rank in sorted(report.ranks, key=_free):
         sizes = (rank.total_bytes, rank.free_bytes, *(getattr(rank.components, name) for name in COMPONENT_NAMES))
-        rows.setdefault(tuple(map(_gib, sizes)), []).append(rank.label)
+        rows.setdefault(tuple(map(gib, sizes)), []).append(rank.label)
     return _folded(["of", "free"], rows)
 
 
@@ -135,10 +135,6 @@ def _folded(first: Sequence[str], rows: Mapping[tuple[str, ...], Sequence[str]])
     known = [column for column in range(len(titles)) if any(row[column] != UNKNOWN for row in named)]
     lines = [[row[column] for column in known] for row in (*map(list, zip(*titles, strict=True)), *named)]
     return narrow_table(lines)
-
-
-def _gib(size: int | None) -> str:
-    return UNKNOWN if size is None else f"{size / GIB:.2f}"
 
 
 def why_text(report: Report, findings: Sequence[FoundFinding], width: int) -> str:

@@ -26,8 +26,8 @@ from highwater.model.engine import MissingRank
 from highwater.model.policy import WORDS, RuleStatus
 from highwater.model.rank import RankReading
 from highwater.model.report import Event
-from highwater.model.titles import device_title, names_text, signal_text, waters_text
-from highwater.model.units import GIB, MIB, UNKNOWN, share_text, size_text, span_text
+from highwater.model.titles import device_title, names_text, signal_text, signal_title, waters_text
+from highwater.model.units import GIB, UNKNOWN, gib, gib_text, share_text, span_text
 from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.terminal.top.feed import HISTORY_SECONDS, View
 from highwater.terminal.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
@@ -51,7 +51,9 @@ _OLD_SECONDS = 15.0
 # A chart's full height is at least this share of the device, so that noise looks like noise.
 _MIN_RANGE = 0.01
 _FEW_EVENTS, _MANY_EVENTS = 3, 20
-_PROBLEM_LINES, _VERDICT_LINES = 3, 4
+_PROBLEM_LINES, _VERDICT_LINES = 3, 10
+# Less is shown as no change: in GiB it would read 0.00.
+_VISIBLE_BYTES = GIB / 200
 _HELP = (
     "bars     each letter or colour is a part of the memory, dots are free; the line is where a rule acts",
     "ranks    the worst off first, equal ones in one row; s sorts them by number",
@@ -179,8 +181,10 @@ class _Sections:
         verdict = self.report.verdict
         style = _EXITS.get(verdict.exit_status, "") if self.view.problem is None else _DIM
         text = Text.assemble((f"{self.glyphs.bar}{headline(self.report)}", style))
-        facts = (("grew", verdict.grew), ("next", verdict.next), ("do", verdict.do.text if verdict.do else None))
-        for name, fact in facts:
+        facts = {"grew": verdict.grew, "next": verdict.next}
+        if verdict.exit_status != OK:
+            facts |= {"do": verdict.do.text if verdict.do else None, "step": verdict.step}
+        for name, fact in facts.items():
             text.append("" if fact is None else f"\n{self.glyphs.bar}{name}: {fact}", "" if style != _DIM else _DIM)
         return text
 
@@ -194,10 +198,6 @@ class _Sections:
         if self.view.problem is not None:
             silent = span_text(self.now - (self.view.lost_at or self.now))
             yield Text(f"! no news for {silent}, trying again: {self.view.problem}", "bold red")
-        said = f"{self.report.verdict.sentence} {self.report.verdict.next}"
-        if self.report.engine.hint and self.report.engine.hint not in said:
-            colour = "bold red" if self.report.engine.traits.level == "bad" else "yellow"
-            yield Text(f"! {self.report.engine.hint}", colour)
 
     # --- ranks ---
 
@@ -219,7 +219,7 @@ class _Sections:
             grid.add_row(*self._rank(row))
         pressures = (report.pressure_of(rank) for rank in report.ranks)
         waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
-        sizes = " to ".join(dict.fromkeys(map(size_text, (waters[0], waters[-1])))) if waters else ""
+        sizes = " to ".join(dict.fromkeys(map(gib_text, (waters[0], waters[-1])))) if waters else ""
         expected = UNKNOWN if report.ranks_expected is None else report.ranks_expected
         parts: list[RenderableType] = [
             self._title(
@@ -251,11 +251,11 @@ class _Sections:
         yield self._rank_name(rank) if len(alike) == 1 else names_text([one.label for one in alike])
         yield StackedBar(sizes, _whole(rank), self.report.high_water_of(rank))
         yield Text(share_text(rank.used_ratio), style)
-        yield Text(size_text(rank.used_bytes), style)
+        yield Text(gib_text(rank.used_bytes), style)
         if self.is_wide:
-            yield Text(f"of {size_text(rank.total_bytes)}", style)
+            yield Text(f"of {gib_text(rank.total_bytes)}", style)
         if self.is_wider:
-            yield Text(f"{size_text(rank.free_bytes)} free", style)
+            yield Text(f"{gib_text(rank.free_bytes)} free", style)
 
     def _rank_name(self, rank: RankReading) -> str:
         others = self.report.ranks
@@ -278,7 +278,7 @@ class _Sections:
         for index, component in enumerate(COMPONENTS):
             size: int | None = getattr(rank.components, component.name)
             share = size / rank.used_bytes if size is not None and rank.used_bytes else None
-            cells = (component.title, size_text(size), share_text(share))
+            cells = (component.title, _gib(size), share_text(share))
             graph, change = self._change(rank, component, span, scale)
             legend = component_cell(self.console, self.options, index)
             grid.add_row(legend, *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
@@ -301,9 +301,9 @@ class _Sections:
         if span is None or not known:
             return "", Text("")
         change = known[-1] - known[0]
-        is_change = abs(change) >= MIB
+        is_change = abs(change) >= _VISIBLE_BYTES
         graph = self._area(rank, component.name, span, style=component.terminal if is_change else _DIM, scale=scale)
-        return graph, Text(size_text(change, signed=True) if is_change else "=", "" if is_change else _DIM)
+        return graph, Text(f"{gib(change, signed=True)} GiB" if is_change else "=", "" if is_change else _DIM)
 
     def _span(self, rank: RankReading) -> _Span | None:
         points = self.view.points(rank, "used_bytes")
@@ -339,7 +339,7 @@ class _Sections:
         if height < 2 or span is None or not self.is_wide:  # noqa: PLR2004 - a chart of one line is a sparkline
             return Group()
         area = self._area(ranks[0], "used_bytes", span, style="cyan", height=height)
-        low, high = map(size_text, map(round, area.bounds))
+        low, high = map(gib_text, map(round, area.bounds))
         grid = _grid(_right(style=_DIM), _left(ratio=1))
         grid.add_row(high + "\n" * (height - 1) + low, area)
         resets = [event.at for event in self.view.events if event.kind == "reset"]
@@ -355,10 +355,11 @@ class _Sections:
         if policy is None:
             return Group()
         actions = f"{policy.actions_last_hour} action{'' if policy.actions_last_hour == 1 else 's'} in the last hour"
-        mode = "acts" if policy.mode == "act" else "only observes"
+        acts = "" if policy.level in ("held", "unknown") else ", acts"
+        mode = acts if policy.mode == "act" else ", only watches"
         several = len(policy.rules) > 1
         return Group(
-            self._title(f"policy: {WORDS[policy.level]}, {mode}", actions),
+            self._title(f"policy: {WORDS[policy.level]}{mode}", actions),
             # Without room for all lines, the rules come first.
             *map(self._rule, policy.rules),
             *(
@@ -370,13 +371,12 @@ class _Sections:
         )
 
     def _rule(self, rule: RuleStatus) -> Text:
-        # On a narrow terminal the numbers matter more than the signal's whole name.
-        signal = rule.signal if self.is_wide else rule.signal.replace("device_", "").replace("_bytes", "")
+        # On a narrow terminal what a rule has matters more than where it stops.
         waters = waters_text(rule) if self.is_wide else waters_text(rule).split(",")[0]
         return _row(
             (f"{WORDS[rule.phase]:<12}", _PHASES[rule.phase]),
             f"{rule.name}: " if rule.name != rule.signal else "",
-            f"{signal} ",
+            f"{signal_title(rule.signal)} ",
             (signal_text(rule.signal, rule.value), "bold"),
             (f"  {waters}" if waters else "", _DIM),
             (f"  cooldown until {_clock(rule.rest_until)}" if rule.rest_until is not None else "", "cyan"),
@@ -397,6 +397,10 @@ class _Sections:
         return grid
 
 
+def _gib(size: int | None) -> str:
+    return UNKNOWN if size is None else f"{gib(size)} GiB"
+
+
 def _whole(rank: RankReading) -> float:
     return float(rank.total_bytes or rank.used_bytes or 1)
 
@@ -406,7 +410,7 @@ def _grid(*columns: Column) -> Table:
 
 
 def _missing_line(rank: MissingRank) -> Text:
-    had = "" if rank.used_bytes is None else f", had {size_text(rank.used_bytes)} in use"
+    had = "" if rank.used_bytes is None else f", had {gib_text(rank.used_bytes)} in use"
     return _text(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} is missing: {rank.status}{had}", "bold red")
 
 

@@ -125,7 +125,7 @@ TOLD = [
     "rank 0 had 872 MiB free of 60.96 GiB",
     "--gpu-memory-utilization",
     "Costs:",
-    "61,548.0",
+    "60.11",
     "in a step for 61 s",
     "npu.py:12 forward",
     "abababab",

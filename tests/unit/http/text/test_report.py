@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from highwater.http.text.report import report_text
+from highwater.diagnose.verdict import JudgedReport
+from highwater.http.text.report import report_text as text_of
 from highwater.model.door import DoorFigure, DoorState
 from highwater.model.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
 from highwater.model.growth import Growth
@@ -14,9 +16,9 @@ from highwater.model.policy import PolicyStatus
 from highwater.model.rank import Components, Device, EncoderCacheTotals, Note, StartPhase
 from highwater.model.report import Report
 from highwater.model.titles import device_title, table
-from highwater.model.units import mib
+from highwater.model.units import gib, gib_text, mib
 from tests.fakes.engine import FakeEngine
-from tests.unit.terminal.reports import DEVICE, HELD, policy, report, short_policy
+from tests.unit.terminal.reports import DEVICE, HELD, policy, ranks, report, short_policy
 
 STATUS = EngineStatus(
     url="http://engine:8000",
@@ -26,6 +28,11 @@ STATUS = EngineStatus(
     requests_running=3,
     kv_cache_usage_ratio=0.41,
 )
+
+
+def report_text(told: Report) -> str:
+    """A report's text, judged as a sidecar does."""
+    return text_of(JudgedReport.of(told))
 
 
 @pytest.fixture
@@ -64,11 +71,11 @@ def test_a_start_is_shown_phase_by_phase(story):
     second = replace(second, start=(phase("before", 3200), phase("weights", 33_200, 39.0)))
     text = report_text(replace(story, ranks=(first, second)))
     assert (
-        "start: used after, MiB      rank 0    rank 1     s\n"
-        "------------------------  --------  --------  ----\n"
-        "before                     3,400.0   3,200.0   1.0\n"
-        "weights                   33,400.0  33,200.0  41.3\n"
-        "warm_up                   57,766.0         -   1.0\n"
+        "start: GiB after        0      1     s\n"
+        "------------------  -----  -----  ----\n"
+        "before               3.32   3.12   1.0\n"
+        "weights             32.62  32.42  41.3\n"
+        "warm_up             56.41      -   1.0\n"
     ) in text
 
 
@@ -80,32 +87,35 @@ def test_a_start_that_failed_is_shown_with_its_reason():
     text = report_text(replace(report(), ranks=(), start_failure=failure))
     assert (
         "the engine's start failed: why\n"
-        "start: used after, MiB      rank 0    s\n"
-        "------------------------  --------  ---\n"
-        "init                         400.0  1.0\n"
-        "weights                     failed  1.0\n"
+        "start: GiB after         0    s\n"
+        "------------------  ------  ---\n"
+        "init                  0.39  1.0\n"
+        "weights             failed  1.0\n"
     ) in text
 
 
 def test_the_story_at_a_terminal(story):
     assert report_text(story) == (
+        "SHORT: Rank 0 has 3.89 GiB free of 60.96 GiB, and Highwater only watches.\n"
+        "next: Nothing is given back by itself: the policy has no rules.\n"
+        "step: `highwater reclaim` gives memory back now; `highwater policy mode act` lets Highwater do so by itself.\n"
         "vLLM 0.32.0 Qwen/Qwen3-VL-32B-Instruct at http://engine:8000: ready, 2 of 2 ranks, read 0.4 s ago\n"
-        "MiB                    rank 0    rank 1\n"
-        "-------------------  --------  --------\n"
-        "device                  npu:0     npu:1\n"
-        "total                62,420.0  62,420.0\n"
-        "used                 58,432.0  58,432.0\n"
-        "- weights            30,001.8  30,001.8\n"
-        "- KV cache           20,542.7  20,542.7\n"
-        "- encoder cache       3,782.0   3,782.0\n"
-        "- other tensors         256.0     256.0\n"
-        "- allocator reserve   2,671.5   2,671.5\n"
-        "- non-torch           1,178.0   1,178.0\n"
-        "releasable            2,671.5   2,671.5\n"
-        "free                  3,988.0   3,988.0\n"
-        "used ratio              0.936     0.936\n"
+        "GiB, by rank             0      1\n"
+        "-------------------  -----  -----\n"
+        "device npu               0      1\n"
+        "total                60.96  60.96\n"
+        "used                 57.06  57.06\n"
+        "- weights            29.30  29.30\n"
+        "- KV cache           20.06  20.06\n"
+        "- encoder cache       3.69   3.69\n"
+        "- other tensors       0.25   0.25\n"
+        "- allocator reserve   2.61   2.61\n"
+        "- non-torch           1.15   1.15\n"
+        "releasable            2.61   2.61\n"
+        "free                  3.89   3.89\n"
+        "used ratio           0.936  0.936\n"
         "encoder cache: 31 entries, 7.39 GiB on devices, capacity 16,384 embeddings, oldest 0.0 s\n"
-        "growth: +7.39 GiB since ready, -1.0 MiB/s now (2 ranks together)\n"
+        "growth: +7.39 GiB since ready, -0.001 GiB/s now (2 ranks together)\n"
         "requests: 3 running, 0 waiting, KV cache 41.0 % used\n"
         "policy: short (observe): short by 100 MiB on rank 0\n"
     )
@@ -122,11 +132,11 @@ def test_the_rules_say_where_they_act_and_what_could_be_given_back():
     )
     text = report_text(told)
     assert "missing: dp 1 pp 0 tp 0 (dead)\n" in text
-    assert "\nhigh water" in text
-    assert ", full in 2 h 15 min (other tensors), +1.9 MiB/s now (2 ranks together)\n" in text
+    assert "\nacts at, free" in text
+    assert ", full in 2 h 15 min (other tensors), +0.002 GiB/s now (2 ranks together)\n" in text
     assert "progress: steps begin and end\n" in text
-    assert "rule device: short, device_free_bytes 1.43 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in text
-    assert text.endswith("could give there: release 100 MiB\n")
+    assert "rule device: short, free 1.43 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in text
+    assert text.endswith("could give there: release 0.098 GiB\n")
 
 
 def test_a_rule_that_is_held_says_why():
@@ -137,15 +147,16 @@ def test_a_rule_that_is_held_says_why():
 def test_before_the_first_reading_it_says_what_is_missing():
     status = EngineStatus(url="http://engine:8000", state="starting", hint="nothing answers yet")
     assert report_text(Report(engine=status)) == (
+        "STARTING: The engine is starting. Nothing answers yet.\n"
+        "step: Look whether vLLM runs, and whether `engine_url` names its address.\n"
         "vLLM (version unknown) at http://engine:8000: starting, 0 of ? ranks, never read (STALE)\n"
-        "hint: nothing answers yet\n"
     )
 
 
 def test_what_is_not_known_is_a_dash(story):
     ranks = tuple(replace(r, used_ratio=None, components=Components(), free_bytes=None) for r in story.ranks)
     text = report_text(replace(story, ranks=ranks))
-    assert text.count("       -         -") == 8
+    assert len(re.findall(r" - +-$", text, re.MULTILINE)) == 8
     assert "0.936" not in text
 
 
@@ -160,8 +171,14 @@ def test_notes_and_problems_are_shown_in_full(story):
 
 def test_data_parallel_ranks_have_different_titles(story):
     ranks = (story.ranks[0], replace(story.ranks[0], dp_rank=1), replace(story.ranks[0], rank=None))
-    header = report_text(replace(story, ranks=ranks)).splitlines()[1]
-    assert header.split() == ["MiB", "rank", "0", "rank", "1.0", "rank", "?"]
+    (header,) = [line for line in report_text(replace(story, ranks=ranks)).splitlines() if line.startswith("GiB")]
+    assert header.split() == ["GiB,", "by", "rank", "0", "1.0", "?"]
+
+
+def test_eight_ranks_fit_a_terminal():
+    told = report(ranks=ranks(8), ranks_expected=8, ranks_reported=8)
+    table = report_text(told).partition("GiB, by rank")[2].partition("\nencoder cache:")[0]
+    assert max(map(len, f"GiB, by rank{table}".splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -193,6 +210,21 @@ def test_bytes_are_shown_as_mib(size, signed, shown):
     assert mib(size, signed=signed) == shown
 
 
+@pytest.mark.parametrize(
+    ("size", "signed", "column", "words"),
+    [
+        (None, False, "-", "-"),
+        (0, True, "+0.00", "0 GiB"),
+        (3_965_714_432, False, "3.69", "3.69 GiB"),
+        (-(2**28), True, "-0.25", "-0.25 GiB"),
+        (2**28, True, "+0.25", "+0.25 GiB"),
+    ],
+)
+def test_bytes_are_shown_as_gib(size, signed, column, words):
+    """In a column, and in a sentence."""
+    assert (gib(size, signed=signed), gib_text(size, signed=signed)) == (column, words)
+
+
 def test_a_table_without_rows_is_its_head():
     assert table(["a", "b"], []).split() == ["a", "b", "---", "---"]
 
@@ -212,9 +244,9 @@ def second_engines(dp_rank: int | None, rank: int | None) -> Report:
 @pytest.mark.parametrize(
     ("dp_rank", "rank", "note", "column", "failed"),
     [
-        (0, 1, "note: rank 1: ", "rank 0    rank 1", "rank 1"),
-        (1, 0, "note: rank 1.0: ", "rank 0  rank 1.0", "rank 1.0"),
-        (None, None, "note: rank ?: ", "rank 0    rank ?", "rank ?"),
+        (0, 1, "note: rank 1: ", "0 1", "1"),
+        (1, 0, "note: rank 1.0: ", "0 1.0", "1.0"),
+        (None, None, "note: rank ?: ", "0 ?", "?"),
     ],
 )
 def test_two_engines_ranks_are_told_apart_everywhere(dp_rank, rank, note, column, failed):
@@ -222,16 +254,15 @@ def test_two_engines_ranks_are_told_apart_everywhere(dp_rank, rank, note, column
     text = report_text(second_engines(dp_rank, rank))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert f"{note}total_bytes: not supported" in text
-    both = " ".join(column.split())
-    assert f"MiB {both}" in lines
-    assert f"start: used after, MiB {both} s" in lines
-    assert f"start: used after, MiB {failed} s" in lines
+    assert f"GiB, by rank {column}" in lines
+    assert f"start: GiB after {column} s" in lines
+    assert f"start: GiB after {failed} s" in lines
 
 
 def test_relief_that_keeps_up_is_said_instead_of_a_forecast():
     growth = Growth(since_ready_bytes=0, bytes_per_second=4e8, refill_seconds=16.0)
     text = report_text(replace(report(), growth=growth))
-    assert ", fills each 16 s, given back each time, +381 MiB/s now (2 ranks together)\n" in text
+    assert ", fills each 16 s, given back each time, +0.373 GiB/s now (2 ranks together)\n" in text
 
 
 def test_images_at_the_door_are_said_once_there_were_some():
@@ -240,7 +271,7 @@ def test_images_at_the_door_are_said_once_there_were_some():
     assert "images" not in report_text(report(door=quiet))
     busy = replace(quiet, requests_total=9, requests_waiting=3, refused_total=2, held_for="a rank is very short")
     assert (
-        "images: door on: 4 in flight, 256 MiB of 1.00 GiB once decoded; 3 requests wait for room; nobody is let in: "
+        "images: door on: 4 in flight, 0.25 GiB of 1.00 GiB once decoded; 3 requests wait for room; nobody is let in: "
         "a rank is very short; 2 refused"
     ) in report_text(report(door=busy))
     assert "2 refused if the door were on" in report_text(report(door=replace(busy, mode="observe")))

@@ -14,6 +14,7 @@ from highwater.diagnose.rules.caller import exit_code
 from highwater.diagnose.rules.setup import checked
 from highwater.diagnose.verdict import Deed, JudgedReport
 from highwater.http.text.status import ranks_text, status_text
+from highwater.model.components import COMPONENT_NAMES
 from highwater.model.engine import EngineStatus
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event, Report
@@ -41,7 +42,10 @@ def anything_of(kind: type) -> st.SearchStrategy:
         # An event of no year that a terminal can show is left out (tests/unit/terminal/test_client.py).
         Event: {"at": st.floats(0, 2e11)},
     }.get(kind, {})
-    return st.builds(kind, **{name: special.get(name, of_hint(hint)) for name, hint in hints.items()})
+    # The checks judge a report of the sidecar's own, which knows its parts and the years of a calendar.
+    own = {name: st.sampled_from(COMPONENT_NAMES) for name in hints if name == "component"}
+    own |= {name: st.floats(0, 2e11) for name in hints if name == "now" or name.endswith(("_at", "since"))}
+    return st.builds(kind, **{name: (own | special).get(name, of_hint(hint)) for name, hint in hints.items()})
 
 
 def of_hint(hint: typing.Any) -> st.SearchStrategy:
