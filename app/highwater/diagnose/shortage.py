@@ -84,7 +84,8 @@ def _short_of_memory(report: Report, state: VerdictState) -> Judged:
         only = "only " if pressure is not None and gain < (pressure.short_bytes or 0) else ""
         return Judged(state, "releasable", f"{free}{lacks}; {only}{gib_text(gain)} can be given back{there}.")
     recent = report.growth.recent
-    used = f": {_title(recent.component)} {_in_time(recent.bytes, recent.seconds)}" if recent is not None else ""
+    is_there = recent is not None and rank is not None and recent.key == rank.key
+    used = f": {_title(recent.component)} {_in_time(recent.bytes, recent.seconds)}" if recent and is_there else ""
     least = f"only {gib_text(gain)}" if gain >= MIB else "nothing"
     return Judged(state, "in_use", f"{free}{lacks}. It is in use{used}; {least} can be given back{there}.")
 
