@@ -73,12 +73,12 @@ def _short_of_memory(report: Report, state: VerdictState) -> Judged:
     if pressure is not None and pressure.short_bytes:
         lacks = f", {gib_text(pressure.short_bytes)} too little"
     free = has_free_text(report, rank) if rank is not None else "Memory is short"
-    outside, other = _outside(report, rank)
+    outside, when, other = _outside(report, rank)
     policy, gain = report.policy, _possible(rank)
     there = " there" if len(report.ranks) > 1 else ""
     if outside >= max(NOTABLE_BYTES, 0 if pressure is None else pressure.short_bytes or 0):
         who = other or "another process, or a library"
-        text = f"{free}{lacks}. Outside vLLM {gib_text(outside)} more is in use than at its start: {who}."
+        text = f"{free}{lacks}. Outside vLLM +{gib_text(outside)} {when}: {who}."
         return Judged(state, "outside" if other is None else "neighbour", text)
     if policy is not None and policy.mode == "observe":
         return Judged(state, "observe", f"{free}{lacks}, and Highwater only watches.")
@@ -86,7 +86,8 @@ def _short_of_memory(report: Report, state: VerdictState) -> Judged:
         only = "only " if pressure is not None and gain < (pressure.short_bytes or 0) else ""
         return Judged(state, "releasable", f"{free}{lacks}; {only}{gib_text(gain)} can be given back{there}.")
     recent = report.growth.recent
-    used = f": {_title(recent.component)} {_in_time(recent.bytes, recent.seconds)}" if recent is not None else ""
+    is_there = recent is not None and rank is not None and recent.key == rank.key
+    used = f": {_title(recent.component)} {_in_time(recent.bytes, recent.seconds)}" if recent and is_there else ""
     least = f"only {gib_text(gain)}" if gain >= MIB else "nothing"
     return Judged(state, "in_use", f"{free}{lacks}. It is in use{used}; {least} can be given back{there}.")
 
@@ -114,11 +115,11 @@ def fine(report: Report) -> Judged:
     busy = f"The engine is busy: {brief(engine.hint)}. " if engine.state == "busy" and engine.hint else ""
     memory = f"{free}{course}." if free else "The engine is ready; what is free is not known."
     fullest = max(report.ranks, key=lambda rank: _outside(report, rank)[0], default=None)
-    outside, other = _outside(report, fullest)
+    outside, when, other = _outside(report, fullest)
     if fullest is None or outside < _OUTSIDE_BYTES:
         return Judged("fine", "none", f"{busy}{memory}{acted}")
     of_rank, who = _of_rank(fullest, report), f": {other}" if other else ""
-    text = f"Outside vLLM +{gib_text(outside)}{of_rank} since it was ready{_ready_ago(report)}{who}."
+    text = f"Outside vLLM +{gib_text(outside)}{of_rank} {when}{who}."
     return Judged("fine", "grown_outside", f"{busy}{memory} {text}")
 
 
@@ -203,13 +204,19 @@ def _first_full(report: Report) -> RankGrowth | None:
     return min(ending, key=lambda one: one.seconds_to_full or 0.0, default=None)
 
 
-def _outside(report: Report, rank: RankReading | None) -> tuple[int, str | None]:
-    """Return by how much what is outside PyTorch has grown on a rank since the engine was ready, and who holds it."""
+def _outside(report: Report, rank: RankReading | None) -> tuple[int, str, str | None]:
+    """Return by how much what is outside PyTorch has grown on a rank, since when, and who holds it.
+
+    Since the engine was ready; where that is not known, within the last minutes.
+    """
+    growth, recent = _growth_of(report, rank), report.growth.recent
     if rank is None or rank.device.traits.is_host_memory:
-        return 0, None
-    growth = _growth_of(report, rank)
-    grown = None if growth is None or growth.grown is None else growth.grown.non_torch_bytes
-    return grown or 0, rank.shared_with
+        return 0, "", None
+    if growth is not None and growth.grown is not None:
+        return growth.grown.non_torch_bytes or 0, f"since it was ready{_ready_ago(report)}", rank.shared_with
+    if recent is not None and recent.key == rank.key and recent.component == "non_torch_bytes":
+        return recent.bytes, f"in {whole_span_text(max(recent.seconds, 1.0))}", rank.shared_with
+    return 0, "", None
 
 
 def _leak(report: Report) -> SeriesGrowth | None:

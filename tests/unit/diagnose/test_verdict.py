@@ -296,6 +296,17 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
         "grown_outside",
     ),
     (
+        "the same beside a sidecar that knows no start",
+        told(
+            growth=Growth(
+                recent=RecentGrowth(rank=1, dp_rank=0, component="non_torch_bytes", bytes=44 * GIB, seconds=13.0)
+            )
+        ),
+        "fine",
+        0,
+        "grown_outside",
+    ),
+    (
         "a cache that grows up to its budget",
         told(growth=Growth(ranks=(replace(growing(), cache_room_bytes=int(2.3 * GIB)),))),
         "fine",
