@@ -781,11 +781,8 @@ async def test_while_it_starts_its_stages_are_shown(visit):
         rows = panel(page, "The start").get_by_role("row")
         await rows.first.wait_for()
         told = [(await row.inner_text()).split("\t") for row in await rows.all()]
-        assert told == [
-            ["rank", "init", "weights"],
-            ["ranks 0 2\N{EN DASH}3", "4 s", "72 s"],
-            ["rank 1", "4 s", "80 s"],
-        ]
+        alike = ["ranks 0 2\N{EN DASH}3", "4 s", "72 s"]
+        assert told == [["rank", "init", "weights"], alike, ["rank 1", "4 s", "80 s"]]
 
 
 async def test_without_the_extension_it_says_how_to_load_it(visit):
