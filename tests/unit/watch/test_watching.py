@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from highwater.diagnose.verdict import verdict
+from highwater.diagnose.verdict import JudgedReport, verdict
 from highwater.http.text.report import report_text
 from highwater.model.engine import EndedLife, ProcessLife
 from highwater.model.rank import Process
@@ -742,7 +742,7 @@ async def test_the_readings_of_an_engine_that_ended_are_not_those_of_the_next_on
         core.fake.kill(worker)
     report = (await rounds(core, 3))[-1]
     assert (report.engine.state, len(report.ranks)) == ("gone", 2)
-    assert "2 of 2 ranks, as the engine that ended had them, read" in report_text(report)
+    assert "2 of 2 ranks, as the engine that ended had them, read" in report_text(JudgedReport.of(report))
     lives = (life_of(core, is_running=True, pids=100),)
     core.processes.lives = lambda: (core.clock.now, lives)
     report = (await rounds(core, 2))[-1]

@@ -147,7 +147,7 @@ def test_a_rule_that_is_held_says_why():
 def test_before_the_first_reading_it_says_what_is_missing():
     status = EngineStatus(url="http://engine:8000", state="starting", hint="nothing answers yet")
     assert report_text(Report(engine=status)) == (
-        "STARTING: The engine is starting. Nothing answers yet.\n"
+        "UNKNOWN: Nothing answers yet; whether an engine starts is not known.\n"
         "step: Look whether vLLM runs, and whether `engine_url` names its address.\n"
         "vLLM (version unknown) at http://engine:8000: starting, 0 of ? ranks, never read (STALE)\n"
     )
