@@ -8,13 +8,17 @@ has come; so a body goes on as it comes, and stops before the piece with which a
 
     SCANNED ──an image that fits──► INSIDE ──another that does not──► WAITING ──room──► INSIDE
        │                              │                                  └─ the deadline: 503
+       │                              ├──slow, while others wait──► LENT ──its last piece──► WAITING
        └──one that can never fit: 413─┴──the first byte of its response, or its end: it gives back its room
 
+A body that comes so slowly that others have waited for it half of `wait_seconds` in all lends its room: it goes on, and
+before its last piece it takes its room back, or waits for that as any other.
+
 Waiting requests go on in the order in which they came, those first that have a part inside already. One client's
-requests take at most half of the room while others want some, and a client is a key. Where nobody inside can make
-progress, the first of those waiting may, whatever encoder tokens and items it takes: without this two halves of bodies
-would wait for each other. Decoded bytes are the limit of each request, too: one that takes more than there is room for
-just now holds up nobody behind it.
+requests take at most half of the room, and of the places to wait, while others want some; a client is a key. Where
+nobody inside can make progress, the first of those waiting may, whatever encoder tokens and items it takes: without
+this two halves of bodies would wait for each other. Decoded bytes are the limit of each request, too: one that takes
+more than there is room for just now holds up nobody behind it.
 
 What cannot be read goes in, and is counted: the door never fails a request for a fault of its own.
 """
@@ -36,7 +40,7 @@ from gated_proxy.door_items import Cost, Media, RequestItems, State
 from gated_proxy.door_scanner import Scanner, may_have_media
 from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure
 from gated_proxy.gate import Timer
-from gated_proxy.heads import KEY_LINE, RequestHead
+from gated_proxy.heads import KEY_HEADERS, RequestHead
 
 Mode = Literal["off", "observe", "on"]
 REASONS = TOO_LARGE, TIMEOUT, FULL = "door_too_large", "door_timeout", "door_full"
@@ -46,8 +50,11 @@ ITEMS_KEPT = 8
 # A client that has sent no image for so long takes no part in the sharing.
 _SHARES_SECONDS = 60.0
 _MAX_SHARES = 1024
-_KEY = re.compile(KEY_LINE + rb"[ \t]*(?:bearer )?([^\r]*)", re.IGNORECASE)
+# The first that a request has is its key: another line must not make two of one client.
+_KEY_LINES = tuple(re.compile(rb"\r\n%b:[ \t]*(?:bearer )?([^\r]*)" % name, re.IGNORECASE) for name in KEY_HEADERS)
 _HASH_DIGITS = 12
+# In so many parts of half of `wait_seconds` others have waited for a body that is not whole: it lends its room.
+_SLOW_TICKS = 4
 _OK = 200
 
 log = logging.getLogger("highwater.door")
@@ -98,6 +105,7 @@ class Visit:
         inside: Its items that have room.
         wants: Its items that are known and have none yet.
         pieces: Of its body, that wait: ``waiting_bytes`` in all; the first has been looked at.
+        last: The piece that makes it whole, if it waits to take back its room.
         body_has_ended: With the pieces that wait.
     """
 
@@ -109,7 +117,11 @@ class Visit:
         self.item_tokens = 0  # of its largest item
         self.pieces: list[bytes] = []
         self.waiting_bytes = 0
+        self.last: bytes | None = None
         self.body_has_ended = False
+        self.is_whole = False  # all of its body has come
+        self.has_lent = False  # its room, until then
+        self.slow_ticks = 0  # in which others waited, while it had room and was not whole
         self.state: State = "inside"
         self.share: Share | None = None
         self.largest: list[Media] = []
@@ -125,6 +137,11 @@ class Visit:
     def moves(self) -> bool:
         """True if it has items inside, and its body goes on."""
         return self.inside.items > 0 and not self.waits
+
+    @property
+    def keeps_some(self) -> bool:
+        """True if some of its body has not gone on."""
+        return self.last is not None or len(self.pieces) > 0
 
     def keep(self, piece: bytes) -> None:
         self.pieces.append(piece)
@@ -150,6 +167,14 @@ class Visit:
             self._scanner = None
             return True
         return not found or self._door.ask(self, found)
+
+    def finish(self) -> bool:
+        """Return whether the last piece of the body may go on; as ``take``, and may be asked again."""
+        if not self.is_whole:
+            self.is_whole = True
+            if self.has_lent:
+                self._door.take_back(self)
+        return not self.waits
 
     def add(self, media: Media, cost: Cost) -> None:
         self.wants += cost
@@ -217,6 +242,7 @@ class Door:
         self._shares: OrderedDict[str, Share] = OrderedDict()  # by key, the one that sent an item last at the end
         self._held_until = -math.inf
         self._held_for = ""
+        self._ticks: Timer | None = None  # while some wait
 
     # --- for those who watch and decide ---
 
@@ -283,13 +309,14 @@ class Door:
             self._refuse(
                 visit, Failure(413, TOO_LARGE, f"{words}; at most {limit} can be in flight (door.decoded_bytes)")
             )
-        elif not self._has_room(visit):
-            self.counts.waited += 1
-            if self.mode == "on":
-                self._wait(visit)
-                return False
-        self._admit(visit)
-        return True
+            self._admit(visit)  # observed only
+            return True
+        return visit.has_lent or self._enter(visit)
+
+    def take_back(self, visit: Visit) -> None:
+        """Admit a visit that has lent its room, or have it wait for that. Raises DoorRefusal."""
+        visit.has_lent = False
+        self._enter(visit)
 
     def leave(self, visit: Visit) -> None:
         if visit not in self._running:
@@ -301,6 +328,7 @@ class Door:
         if visit.share is not None:
             visit.share.inside -= visit.inside
         visit.inside = visit.wants = NOTHING
+        visit.has_lent = False
         visit.state = "refused" if visit.state == "refused" else "passed"
         self._admit_waiting()
 
@@ -315,7 +343,7 @@ class Door:
         self.counts.requests += 1
         self._running[visit] = None
         visit.started_at = self._wall()
-        key = _KEY.search(visit.head.raw)
+        key = next((found for line in _KEY_LINES if (found := line.search(visit.head.raw))), None)
         if key is not None:
             client = hashlib.sha256(key[1].strip()).hexdigest()[:_HASH_DIGITS]
             visit.share = self._shares.setdefault(client, Share(client))
@@ -326,6 +354,15 @@ class Door:
                 del self._shares[oldest]
 
     # --- room ---
+
+    def _enter(self, visit: Visit) -> bool:
+        if not self._has_room(visit):
+            self.counts.waited += 1
+            if self.mode == "on":
+                self._wait(visit)
+                return False
+        self._admit(visit)
+        return True
 
     def _admit(self, visit: Visit) -> None:
         self._moving += not visit.moves
@@ -388,7 +425,34 @@ class Door:
         limits = ((getattr(after, name), getattr(self.limits, name)) for name, _ in FIGURES)
         return any(limit is not None and 2 * takes > limit for takes, limit in limits)
 
+    def _lend(self, visit: Visit) -> None:
+        """Give its room to others until its body is whole: the engine decodes nothing before."""
+        self._moving -= visit.moves
+        self.inside -= visit.inside
+        if visit.share is not None:
+            visit.share.inside -= visit.inside
+        visit.wants += visit.inside
+        visit.inside = NOTHING
+        visit.has_lent, visit.state = True, "waiting"
+
     # --- waiting ---
+
+    def _tick(self) -> None:
+        """Count the time in which others wait for a body that comes slowly; from a limit on it lends its room."""
+        self._ticks = None
+        if not self._waiting:
+            return
+        for visit in self._running:
+            if visit.moves and not visit.is_whole:
+                visit.slow_ticks += 1
+                if visit.slow_ticks >= _SLOW_TICKS:
+                    self._lend(visit)
+        self._admit_waiting()
+        self._start_ticks()
+
+    def _start_ticks(self) -> None:
+        if self._waiting and self._ticks is None:
+            self._ticks = self._later(self.limits.wait_seconds / (2 * _SLOW_TICKS), self._tick)
 
     def _wait(self, visit: Visit) -> None:
         left = self.limits.wait_seconds - visit.waited_seconds
@@ -396,13 +460,27 @@ class Door:
             self._refuse(visit, self._waited_too_long(visit))
         if self.waiting >= self.limits.max_waiting:
             message = f"{self.waiting} requests wait already for room for their images (door.max_waiting)"
-            self._refuse(visit, Failure(503, FULL, message, RETRY_AFTER_SECONDS))
+            failure = Failure(503, FULL, message, RETRY_AFTER_SECONDS)
+            gives_way = self._one_too_many(visit)
+            if gives_way is None:
+                self._refuse(visit, failure)
+            else:
+                self._turn_away(gives_way, failure)
         self._moving -= visit.moves
         visit.waits_since = self._clock()
         visit.state = "waiting"
         self._waiting[visit] = None
         visit.deadline = self._later(left, lambda: self._give_up(visit))
         self._later(0.0, self._admit_waiting)  # it may be the last that moved
+        self._start_ticks()
+
+    def _one_too_many(self, visit: Visit) -> Visit | None:
+        """Return the last that began to wait of another's key that has more than half of the places."""
+        places = Counter(each.share for each in self._waiting if each.share is not None)
+        for share, taken in places.most_common(1):
+            if share is not visit.share and 2 * taken > self.limits.max_waiting:
+                return next(each for each in reversed(self._waiting) if each.share is share)
+        return None
 
     def _end_wait(self, visit: Visit) -> None:
         if visit.waits_since is not None:
@@ -416,7 +494,9 @@ class Door:
         del self._waiting[visit]
 
     def _give_up(self, visit: Visit) -> None:
-        failure = self._waited_too_long(visit)
+        self._turn_away(visit, self._waited_too_long(visit))
+
+    def _turn_away(self, visit: Visit, failure: Failure) -> None:
         self._end_wait(visit)
         try:
             self._refuse(visit, failure)

@@ -55,7 +55,7 @@ class EngineExchange(RequestRecord):
     the gate is closed; a head that comes while it is closed waits with all that follows.
 
     Before that the door looks at each piece, and may have one wait, and what follows it, until the images that became
-    known with it have room.
+    known with it have room; of a body that has lent its room only the last waits.
     """
 
     def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
@@ -180,15 +180,28 @@ class EngineExchange(RequestRecord):
             self._client.read_side.hold("door")
         return False
 
+    def _leaves_door(self, visit: Visit, last: bytes) -> bool:
+        try:
+            if visit.finish():
+                return True
+        except DoorRefusal as refusal:
+            self.fail(refusal.failure)
+            return False
+        visit.last = last
+        if self._state is State.SENDING:
+            self._patience = math.inf
+        return False
+
     @property
     def _is_at_door(self) -> bool:
-        return self._visit is not None and len(self._visit.pieces) > 0
+        return self._visit is not None and self._visit.keeps_some
 
     def door_opens(self) -> None:
         """Go on with the body, up to its next piece that has to wait."""
         visit = self._visit
         if visit is None or self._state is State.OVER:
             return
+        last, visit.last = visit.last, None
         pieces = visit.take_pieces()
         for at, piece in enumerate(pieces, 1):
             if at > 1 and not self._passes_door(visit, piece):
@@ -197,11 +210,15 @@ class EngineExchange(RequestRecord):
                         visit.keep(later)
                 return
             self._pass_on(piece, is_followed=at < len(pieces))
+        if last is not None:
+            self._send_last(last)
+        if self not in self._proxy.exchanges:  # its last piece was refused
+            return
         self._client.read_side.let_go("door")
         has_ended, visit.body_has_ended = visit.body_has_ended, False
         if has_ended:
             self.body_ends()
-        elif self._state is State.SENDING:
+        elif self._state is State.SENDING and self._last is None:
             self._quiet = 0
             self._patience = self._patience_for_more()
 
@@ -222,6 +239,8 @@ class EngineExchange(RequestRecord):
         self._send(piece)
 
     def _send_last(self, piece: bytes) -> None:
+        if self._visit is not None and not self._leaves_door(self._visit, piece):
+            return
         if self._is_gated and self._admission is None and self._state is not State.HELD:
             if self._state is State.CONNECTING:
                 self._last = piece
@@ -267,13 +286,13 @@ class EngineExchange(RequestRecord):
         return self._pieces
 
     def body_ends(self) -> None:
-        if self._visit is not None and self._visit.pieces:
-            self._has_request = self._visit.body_has_ended = True
+        self._has_request = True
+        if self._visit is not None and self._is_at_door:
+            self._visit.body_has_ended = True
             return
         if self.head.chunked:
             self._send_last(b"0\r\n\r\n")
-        self._has_request = True
-        if self._state is State.SENDING and self._last is None:
+        if self._state is State.SENDING and self._last is None and not self._is_at_door:
             self._quiet = 0
             self._patience = self._proxy.first_byte_ticks
 
@@ -305,8 +324,9 @@ class EngineExchange(RequestRecord):
             self._admission = self._proxy.gate.admit()
         self._response = head
         self.status = head.status
-        if self._visit is not None and self._visit.pieces:  # the engine responds to what it has, and reads on or not
-            self._visit.leave()
+        visit = self._visit
+        if visit is not None and (visit.keeps_some or visit.has_lent):
+            visit.leave()  # the engine responds to what it has, and reads on or not
             self.door_opens()
         # Without a 100 the client may leave the body out: then its next request would look like the body.
         lacks_100 = self.head.expects_continue and not self._has_request

@@ -28,8 +28,8 @@ HOP_BY_HOP = frozenset(
 TAKEN_OUT = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 _TAKEN_OUT = re.compile(rb"\r\n(%b):[ \t]*([^\r]*)" % b"|".join(sorted(TAKEN_OUT)), re.IGNORECASE)
 _UPGRADE = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
-# The beginning of the headers in which clients send a key.
-KEY_LINE = rb"\r\n(?:authorization|x-api-key|api-key):"
+# The headers in which clients send a key: vLLM reads the first.
+KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 # A target's absolute form; one with a user's name in it does not match.
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)([^#]*)", re.IGNORECASE)
 _HTTP10 = b"HTTP/1.0"

@@ -779,6 +779,12 @@ async def test_a_loop_that_ended_is_not_alive(running):
             ("one target at most", "free_bytes, keep_bytes"),
         ),
         ("POST", "/memory/reclaim", {"remedies": [{"remedy": "release", "free_bytes": 1}]}, ("'trim_encoder_cache'",)),
+        (
+            "POST",
+            "/memory/reclaim?dry_run=true",
+            {"remedies": ["release", "trim_encoder_cache", {"remedy": "trim_encoder_cache", "free_bytes": 1}]},
+            ("each remedy at most once", "trim_encoder_cache"),
+        ),
         ("POST", "/memory/reclaim", {"mode": "hard"}, ("'hard'", "'safe' or 'now'")),
         ("POST", "/memory/reclaim", {"remedy": ["release"]}, ("remedy", "no such key")),
         ("POST", "/memory/reclaim", [1], ("body",)),
@@ -930,6 +936,7 @@ async def test_a_dry_run_is_a_read_and_calls_nobody(guarded, mode):
     events = (await guarded.client.get("/memory/events")).json()
     answer = await guarded.client.post("/memory/reclaim?dry_run=true", json={"mode": mode})
     release, reset = answer.json()["results"]
+    assert not {"before", "after"} & {*release, *reset}  # a few bytes without a token must not ask for many
     assert (answer.status_code, release["outcome"], release["can_give_bytes"]) == (200, "observed", 2 * CACHED)
     assert (reset["remedy"], reset["can_give_bytes"]) == ("reset_encoder_cache", 0)
     assert (guarded.fake.calls, (await guarded.client.get("/memory/events")).json()) == ([], events)

@@ -228,6 +228,64 @@ async def test_many_pieces_that_wait_go_on_in_their_order(start_proxy, answered)
         assert record.cost.items == 4
 
 
+@pytest.mark.parametrize("framing", ["counted", "chunked"])
+async def test_a_body_that_trickles_lends_its_room_and_is_served_once_it_is_whole(start_proxy, upstream, framing):
+    """A few bytes must not keep the room from others for as long as they like."""
+    answer = asyncio.Event()
+
+    @upstream.on("/v1/slow")
+    async def handle(call):
+        await call.answer(await call.read())
+
+    @upstream.on(PATH)
+    async def keep(call):
+        await call.read()
+        await answer.wait()
+        await call.answer(b"{}")
+
+    body = chat(png())
+    framed = f"content-length: {len(body)}" if framing == "counted" else "transfer-encoding: chunked"
+
+    def frame(piece: bytes) -> bytes:
+        return piece if framing == "counted" else b"%x\r\n%b\r\n" % (len(piece), piece)
+
+    async with start_proxy(door=door(wait_seconds=1)) as front:
+        slow, other = [await front.connect() for _ in range(2)]
+        await slow.send(f"POST /v1/slow HTTP/1.1\r\nhost: x\r\n{framed}\r\n\r\n".encode() + frame(body[:-4]))
+        await until(lambda: front.door.inside.items == 1)
+        await other.request("POST", PATH, body=chat(png()))
+        await until(lambda: front.door.waiting == 1)
+        await until(lambda: front.door.waiting == 0)
+        await until(lambda: any(call.target == PATH and call.body for call in upstream.calls))
+        await slow.send(frame(body[-4:-2]) + frame(body[-2:]) + (b"0\r\n\r\n" if framing == "chunked" else b""))
+        await until(lambda: front.door.waiting == 1)
+        answer.set()
+        assert (await other.answer()).status == 200
+        got = await slow.answer()
+        assert (got.status, got.body) == (200, body)
+        await slow.request("POST", "/v1/slow", body=body)  # the connection goes on
+        assert (await slow.answer()).body == body
+        await until(lambda: front.door.inside == NOTHING)
+
+
+async def test_a_body_that_lent_its_room_and_finds_none_gets_503(start_proxy, answered):
+    body = chat(png())
+    async with start_proxy(door=door(wait_seconds=0.2)) as front:
+        slow, other = [await front.connect() for _ in range(2)]
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        await slow.send(head.encode() + body[:-4])
+        await until(lambda: front.door.inside.items == 1)
+        await other.request("POST", PATH, body=chat(png()))
+        await until(lambda: front.door.waiting == 1)
+        await until(lambda: front.door.waiting == 0)
+        await slow.send(body[-4:])
+        assert (await slow.answer()).status == 503
+        answered.set()
+        assert (await other.answer()).status == 200
+        await slow.request("POST", PATH, body=body)
+        assert (await slow.answer()).status == 200
+
+
 async def test_a_request_at_the_door_does_not_hold_up_a_reset(start_proxy, answered):
     """It does not count at the gate before the engine can act on it."""
     async with start_proxy(door=door()) as front:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gated_proxy.allowlist import SAFE_METHODS
 from gated_proxy.failures import error_body
-from gated_proxy.heads import KEY_LINE
+from gated_proxy.heads import KEY_HEADERS
 from gated_proxy.logs import LimitedLog, printable
 from highwater.http.problems import CODES
 from highwater.model.report import Caller, Credential
@@ -43,7 +43,7 @@ _CLOSED: Final = "control calls are refused: the sidecar has no usable admin tok
 _FORWARDED = re.compile(r"forwarded|via|x-real-ip|(?:x-forwarded|x-envoy|l5d)-.*", re.IGNORECASE)
 # Istio's sidecar connects from here for every peer in the mesh, and to a plain TCP port without any such header.
 _MESH = ipaddress.ip_address("127.0.0.6")
-_CREDENTIALS = re.compile(KEY_LINE + rb"[^\r]*", re.IGNORECASE)
+_CREDENTIALS = re.compile(rb"\r\n(?:%b):[^\r]*" % b"|".join(KEY_HEADERS), re.IGNORECASE)
 _BASIC = re.compile(rb"\r\nauthorization: *basic +([A-Za-z0-9+/=]+)", re.IGNORECASE)
 
 log = logging.getLogger("highwater.access")

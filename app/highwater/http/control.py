@@ -60,11 +60,19 @@ class ReclaimRequest(StrictModel):
         None,
         min_length=1,
         max_length=16,
-        description="names, in this order; trim_encoder_cache also as an object with its target. Not given: release, "
-        "and then reset_encoder_cache, or trim_encoder_cache on an engine without that",
+        description="names, in this order, each once; trim_encoder_cache also as an object with its target. Not given: "
+        "release, and then reset_encoder_cache, or trim_encoder_cache on an engine without that",
     )
     mode: Mode = "safe"
     dry_run: bool = False
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        names = [each.remedy for each in self.requests()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"each remedy at most once; given more than once: {twice}")
+        return self
 
     def requests(self) -> list[RemedyRequest]:
         return [RemedyRequest(entry) if isinstance(entry, str) else entry.request() for entry in self.remedies or ()]
@@ -109,7 +117,7 @@ async def reclaim(
         "schema": SCHEMA,
         "mode": wanted.mode,
         "dry_run": is_dry,
-        "results": [_shown(each) for each in results],
+        "results": [_shown(each) if is_dry else _with_ranks(each) for each in results],
     }
     return JSONResponse(answer, status, headers)
 
@@ -145,8 +153,8 @@ async def drop_in(
     name = request.scope["route"].name
     outcome = await parts.relief.drop_in(name, query=query, mode=mode, force=force, caller=caller)
     if outcome.answer is None:  # the engine stopped before it responded
-        return JSONResponse({"schema": SCHEMA, **_shown(outcome)}, 503)
-    body = outcome.answer.json_object() | {"schema": SCHEMA} | _shown(outcome)
+        return JSONResponse({"schema": SCHEMA, **_with_ranks(outcome)}, 503)
+    body = outcome.answer.json_object() | {"schema": SCHEMA} | _with_ranks(outcome)
     return JSONResponse(body, outcome.answer.status)
 
 
@@ -166,6 +174,9 @@ def _shown(outcome: RemedyOutcome) -> dict[str, Any]:
     credited |= {"components": shown.pop("credited_components")}
     for name in ("seconds", "held_seconds"):
         shown[name] = None if shown[name] is None else round(shown[name], 3)
-    ranks = {"before": outcome.before, "after": outcome.after}
-    shown |= {name: _RANKS.dump_python(readings, mode="json") for name, readings in ranks.items()}
     return shown | {"freed_bytes": freed, "credited_bytes": credited}
+
+
+def _with_ranks(outcome: RemedyOutcome) -> dict[str, Any]:
+    ranks = {"before": outcome.before, "after": outcome.after}
+    return _shown(outcome) | {name: _RANKS.dump_python(readings, mode="json") for name, readings in ranks.items()}

@@ -55,8 +55,9 @@ class Timer:
 class Client:
     """A request: its images come one by one, each of so many MiB once decoded."""
 
-    def __init__(self, at: Desk, key: str | None) -> None:
-        lines = f"authorization: Bearer {key}\r\n" if key else ""
+    def __init__(self, at: Desk, key: str | None, line: str | None = None) -> None:
+        lines = f"{line}\r\n" if line else ""
+        lines += f"authorization: Bearer {key}\r\n" if key else ""
         head = parse_head(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode())
         self.visit = at.door.visit(self, head, "chat_completions", b"{")
         self.opened = 0
@@ -72,6 +73,9 @@ class Client:
     def brings(self, *mib: float) -> bool:
         return self.visit._door.ask(self.visit, [image(each) for each in mib])
 
+    def finish(self) -> bool:
+        return self.visit.finish()
+
     def leave(self, status: int = 200) -> None:
         self.visit.end(status)
 
@@ -86,8 +90,13 @@ class Desk:
         self.timers = Timers(self.clock)
         self.door = Door(mode=mode, limits=limits, clock=self.clock, wall=self.clock, later=self.timers)
 
-    def client(self, key: str | None = None) -> Client:
-        return Client(self, key)
+    def client(self, key: str | None = None, line: str | None = None) -> Client:
+        return Client(self, key, line)
+
+    def pass_time(self, seconds: float) -> None:
+        """In small steps, so that what comes again and again does."""
+        for _ in range(round(seconds * 8)):
+            self.timers.run(1 / 8)
 
     @property
     def mib(self) -> float:
@@ -276,6 +285,24 @@ def test_a_single_client_has_all_of_the_room():
     assert Desk().client("one").brings(8)
 
 
+def test_an_image_of_more_than_half_goes_in_where_its_key_has_nothing_else_inside():
+    desk = Desk()
+    desk.client("other").brings(1)
+    one, two = desk.client("one"), desk.client("one")
+    assert [one.brings(6), two.brings(1)] == [True, False]
+    one.leave()
+    desk.timers.run()
+    assert two.opened == 1
+
+
+@pytest.mark.parametrize("line", ["api-key: {}", "x-api-key: {}", "API-Key:Bearer {}"])
+def test_another_line_beside_its_key_makes_no_other_client(line):
+    desk = Desk()
+    desk.client("other").brings(1)
+    greedy = [desk.client("greedy", line.format(at)) for at in range(4)]
+    assert [each.brings(2) for each in greedy] == [True, True, False, False]
+
+
 def test_clients_without_keys_share_nothing():
     desk = Desk()
     desk.client("key").brings(1)
@@ -350,6 +377,70 @@ def test_too_many_that_wait_are_refused():
     with pytest.raises(DoorRefusal, match=r"2 requests wait already .*door\.max_waiting") as refusal:
         desk.client().brings(1)
     assert (refusal.value.failure.status, refusal.value.failure.reason) == (503, "door_full")
+
+
+def test_one_key_has_half_of_the_places_to_wait_where_others_want_some():
+    desk = Desk(DoorLimits(items=1, max_waiting=4))
+    assert desk.client("greedy").brings(1)
+    greedy = [desk.client("greedy") for _ in range(4)]
+    assert [each.brings(1) for each in greedy] == [False] * 4
+    others = [desk.client("other"), desk.client()]
+    assert [each.brings(1) for each in others] == [False, False]
+    assert [each.failure and each.failure.reason for each in greedy] == [None, None, "door_full", "door_full"]
+    for key in ("greedy", "third"):  # nobody has more than half
+        with pytest.raises(DoorRefusal, match=r"door\.max_waiting"):
+            desk.client(key).brings(1)
+    assert (desk.door.waiting, desk.door.counts.refused) == (4, {"door_full": 4})
+
+
+def test_a_slow_body_lends_its_room_while_others_wait_and_takes_it_back_before_its_end():
+    desk = Desk()
+    slow, whole, other = (desk.client() for _ in range(3))
+    assert [slow.brings(5), whole.brings(2), whole.finish()] == [True, True, True]
+    desk.pass_time(60)
+    assert not other.brings(7)
+    desk.pass_time(4.8)
+    assert (other.opened, desk.mib) == (0, 7)
+    desk.pass_time(0.4)
+    assert (slow.visit.state, desk.mib, other.opened) == ("waiting", 2, 0)  # what is whole keeps its room
+    whole.leave()
+    desk.timers.run()
+    assert (other.opened, desk.mib) == (1, 7)
+    assert slow.brings(1)  # it comes on
+    assert [slow.finish(), slow.finish()] == [False, False]
+    other.leave()
+    desk.timers.run()
+    assert (slow.opened, slow.finish(), slow.visit.state, desk.mib) == (1, True, "inside", 6)
+
+
+def test_a_slow_body_may_be_slow_for_so_long_in_all():
+    desk = Desk()
+    slow = desk.client()
+    assert slow.brings(8)
+    for _ in range(3):
+        waiting = desk.client()
+        assert not waiting.brings(8)
+        desk.pass_time(1.5)
+        waiting.leave()
+        desk.pass_time(60)
+    last = desk.client()
+    assert not last.brings(8)
+    desk.pass_time(1.5)
+    assert (last.opened, slow.finish(), desk.door.waiting) == (1, False, 1)
+    desk.timers.run(10)
+    assert slow.failure.reason == "door_timeout"
+
+
+def test_a_body_that_lent_its_room_goes_in_at_once_where_there_is_some():
+    desk = Desk()
+    slow, other = desk.client("a"), desk.client("b")
+    assert slow.brings(8)
+    assert not other.brings(8)
+    desk.pass_time(5)
+    other.leave()
+    assert (desk.mib, slow.finish(), desk.mib) == (0, True, 8)
+    with pytest.raises(DoorRefusal, match=r"door\.decoded_bytes"):
+        slow.brings(1)
 
 
 def test_an_observing_door_only_counts():
@@ -432,7 +523,7 @@ class AnyTraffic(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, FAR), mib=st.lists(st.integers(1, 6), min_size=1, max_size=2))
     def grow(self, which, mib):
-        if moving := [each for each in self.clients if not each.visit.waits]:
+        if moving := [each for each in self.clients if not each.visit.waits and not each.visit.is_whole]:
             self.bring(moving[which % len(moving)], mib)
 
     def bring(self, client, mib):
@@ -451,7 +542,16 @@ class AnyTraffic(RuleBasedStateMachine):
         if self.clients:
             self.clients[which % len(self.clients)].visit.leave()
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, 9.0, 11.0]))
+    @rule(which=st.integers(0, FAR))
+    def finish(self, which):
+        if moving := [each for each in self.clients if not each.visit.waits]:
+            client = moving[which % len(moving)]
+            try:
+                client.finish()
+            except DoorRefusal as refusal:
+                client.door_refuses(refusal.failure)
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 1.25, 9.0, 11.0]))
     def pass_time(self, seconds):
         self.desk.timers.run(seconds)
 
