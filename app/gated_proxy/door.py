@@ -111,7 +111,7 @@ class Visit:
 
     def __init__(self, door: Door, caller: Caller, head: RequestHead, path_class: str) -> None:
         self._door = door
-        self._scanner: Scanner | None = Scanner(has_bare_urls=path_class == "other_v2")
+        self._scanner: Scanner | None = Scanner()
         self.caller, self.head, self.path_class = caller, head, path_class
         self.inside = self.wants = self.cost = NOTHING
         self.item_tokens = 0  # of its largest item
@@ -292,7 +292,7 @@ class Door:
     def visit(self, caller: Caller, head: RequestHead, path_class: str, piece: bytes) -> Visit | None:
         """Return the visit of a request whose body begins so; None where the door is off, or that is a whole text."""
         is_whole = len(piece) == head.declared_bytes
-        if self.mode == "off" or (is_whole and not may_have_media(piece, path_class)):
+        if self.mode == "off" or (is_whole and not may_have_media(piece)):
             return None
         return Visit(self, caller, head, path_class)
 

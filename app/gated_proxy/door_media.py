@@ -1,6 +1,6 @@
 """Sizes of images and videos, read from their first bytes as the engine's decoders read them. No I/O, nothing decoded.
 
-PNG, JPEG, WebP, GIF and BMP; MP4 and MOV where the index stands in front. Where a file names several
+PNG, JPEG, WebP, GIF and BMP; MP4 and MOV where the index stands in front. In doubt a size is unknown. Where a file names several
 sizes the largest counts: Pillow takes the last one that it meets, and a header may lie about the others.
 """
 
@@ -16,20 +16,26 @@ from gated_proxy.door_items import Form, Media
 VIDEO_FRAMES = 32
 # libwebp's decoder of animations keeps the canvas before, this one's and the one that it hands out.
 _WEBP_CANVASES = 3
-# Pillow and vLLM read no further sizes behind these. A file with more parts before its pixels is not measured.
-_MAX_PARTS = 512
+# A file with more parts before its pixels is not measured.
+_MAX_PARTS = 128
 _LONGEST_MAGIC = 12
+_BOX_BYTES, _SIZE_IN_STSD = 8, 40
 
 _JPEG_MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)
-_UNSIZED_MARKERS = frozenset({0x00, 0x01, *range(0xD0, 0xD8)})  # no length follows
-_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+# As Pillow has them: no length follows, and it goes on behind the image's end.
+_UNSIZED_MARKERS = frozenset({*range(0xC0), 0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)})
+_FRAME_MARKERS = frozenset({*range(0xC0, 0xD0), 0xDE}) - {0xC4, 0xC8, 0xCC}
+_START_OF_SCAN = 0xDA
 
 
 BY_URL = Media("url")
 UNKNOWN = Media("unknown")
 
 _Size = tuple[int, int]
+
+
+class _Unmeasured(Exception):
+    """A larger size may stand behind what is looked at."""
 
 
 def measure(data: bytes, *, is_all: bool) -> Media | None:
@@ -50,9 +56,9 @@ def measure(data: bytes, *, is_all: bool) -> Media | None:
     try:
         frames = read(data, sizes)
     except (IndexError, struct.error):  # it goes on behind the data
-        if not is_all:
-            return None
-        frames = VIDEO_FRAMES if form == "mp4" else 1
+        return UNKNOWN if is_all else None
+    except _Unmeasured:
+        return UNKNOWN
     largest = max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))
     if not (largest[0] and largest[1]):
         return UNKNOWN
@@ -66,9 +72,9 @@ def _png(data: bytes, sizes: list[_Size]) -> int:
         if kind == b"IHDR":
             sizes.append(struct.unpack_from(">II", data, at + 8))
         elif kind in (b"IDAT", b"IEND"):
-            break
+            return 1
         at += 12 + length
-    return 1
+    raise _Unmeasured
 
 
 def _jpeg(data: bytes, sizes: list[_Size]) -> int:
@@ -78,8 +84,8 @@ def _jpeg(data: bytes, sizes: list[_Size]) -> int:
         if found is None:
             raise IndexError
         marker, at = found[1][0], found.end()
-        if marker in (_START_OF_SCAN, _END_OF_IMAGE):
-            break
+        if marker == _START_OF_SCAN:
+            return 1
         if marker in _UNSIZED_MARKERS:
             continue
         if marker in _FRAME_MARKERS:
@@ -87,7 +93,7 @@ def _jpeg(data: bytes, sizes: list[_Size]) -> int:
             sizes.append((width, height))
         (length,) = struct.unpack_from(">H", data, at)
         at += length
-    return 1
+    raise _Unmeasured
 
 
 def _webp(data: bytes, sizes: list[_Size]) -> int:
@@ -117,14 +123,19 @@ def _gif(data: bytes, sizes: list[_Size]) -> int:
             is_in_extension = data[at] > 0
             at += 1 + data[at]
         elif data[at] == ord("!"):
+            if not data[at + 2]:  # Pillow takes what follows for the extension's
+                raise _Unmeasured
             is_in_extension = True
             at += 2
+        elif data[at] == ord(","):
+            left, top, width, height = struct.unpack_from("<HHHH", data, at + 1)
+            sizes.append((left + width, top + height))
+            return 1
+        elif data[at] == ord(";"):
+            return 1
         else:
-            if data[at] == ord(","):
-                left, top, width, height = struct.unpack_from("<HHHH", data, at + 1)
-                sizes.append((left + width, top + height))
-            break
-    return 1
+            at += 1
+    raise _Unmeasured
 
 
 def _color_table_bytes(flags: int) -> int:
@@ -139,17 +150,17 @@ def _bmp(data: bytes, sizes: list[_Size]) -> int:
 
 
 def _mp4(data: bytes, sizes: list[_Size]) -> int:
-    """Read the sizes of the tracks (`tkhd`), and the samples of the one with the most (`stsz`)."""
-    samples = 0
-    for match in re.finditer(rb"tkhd", data):
-        at = match.end()
-        width, height = struct.unpack_from(">II", data, at + (88 if data[at] else 76))
-        sizes.append((width >> 16, height >> 16))  # with 16 bits behind the point
-    for match in re.finditer(rb"stsz", data):
-        samples = max(samples, *struct.unpack_from(">I", data, match.end() + 8))
-    if not (sizes and samples):
-        raise IndexError
-    return min(samples, VIDEO_FRAMES)
+    """Read the sizes of the tracks' samples (`stsd`): decoders do not look at those of `tkhd`."""
+    at, kind = 0, b""
+    while kind != b"moov":
+        length, kind = struct.unpack_from(">I4s", data, at)
+        if length < _BOX_BYTES:  # 64 bits of length, or to the end
+            raise _Unmeasured
+        start, at = at, at + length
+    _ = data[at - 1]
+    index = data[start:at]
+    sizes += (struct.unpack_from(">HH", index, match.end() + _SIZE_IN_STSD) for match in re.finditer(rb"stsd", index))
+    return VIDEO_FRAMES
 
 
 _READERS: tuple[tuple[Form, re.Pattern[bytes], Callable[[bytes, list[_Size]], int]], ...] = (

@@ -34,7 +34,11 @@ def url(form: str, width: int, height: int) -> str:
 
 
 def liar(width: int, height: int) -> str:
-    header = struct.pack(">I4sIIBBBBB", 13, b"IHDR", width, height, 8, 2, 0, 0, 0) + bytes(4)
+    header = (
+        struct.pack(">I4sIIBBBBB", 13, b"IHDR", width, height, 8, 2, 0, 0, 0)
+        + bytes(4)
+        + struct.pack(">I4s", 0, b"IDAT")
+    )
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + header).decode()
 
 
@@ -52,8 +56,12 @@ HOSTILE = {
     "escapes within base64": chat(PHOTO).replace(b"+", b"\\u002B").replace(b"A", b"\\u0041"),
     "JSON within JSON": chat(json.dumps({"image_url": {"url": PHOTO}}), text=chat(PHOTO).decode()),
     "deeply nested": b'{"url":' * 5000 + b'"x"' + b"}" * 5000,
-    "no end": b'{"url": "data:image/png;base64,' + b"A" * 300_000,
+    "no end": b'{"image_url": {"url": "data:image/png;base64,' + b"A" * 300_000,
     "quotes alone": b'"' * 100_000,
+    "escaped quotes": chat(PHOTO.replace("image/", 'image/"\\')),
+    "images in a list": json.dumps({"images": [PHOTO, PHOTO.replace("data:", "DATA:"), "http://x/y"]}).encode(),
+    "citations": chat(annotations=[{"url_citation": {"url": "https://x"}}] * 20),
+    "keys in a holder": b'{"source":{' + b'"data":"","url":"x",{}' * 2_000,
     "keys alone": b'"url":"data":' * 20_000,
     "broken base64": chat("data:image/png;base64,!!!!", "data:image/png;base64,", "data:"),
     "size nothing": chat(liar(0, 0)),
