@@ -31,6 +31,7 @@ SOON_SECONDS, LEAK_SECONDS = HOUR_SECONDS, 24 * HOUR_SECONDS
 # Less is not worth a click, and no growth worth a word.
 NOTABLE_BYTES: Final = MIN_GAIN_BYTES
 _OUTSIDE_BYTES: Final = 1024 * MIB  # of growth outside vLLM is said although memory is not short
+_UNWATCHED_BYTES: Final = 512 * MIB  # the least at which a rule that is derived acts
 _RHYTHM: Final = 2
 _OVER: Final = frozenset[RulePhase]({"short", "urgent", "acting", "resting"})
 _PRESSING: Final[tuple[RulePhase, ...]] = ("calm", "held", "short", "urgent", "resting", "acting")
@@ -45,6 +46,8 @@ def short(report: Report) -> Judged | None:
     if report.policy is not None and report.policy.level == "short" and not _is_given_back(report):
         return _short_of_memory(report, "short")
     growth, worst, host = report.growth, worst_rank(report), report.host
+    if worst is not None and _is_unwatched(report) and (worst.free_bytes or 0) < _UNWATCHED_BYTES:
+        return Judged("short", "in_use", f"{has_free_text(report, worst)}, and no rule watches it.")
     seconds = growth.seconds_to_full
     if seconds is not None and seconds <= SOON_SECONDS and worst is not None:
         filling = _first_full(report)
@@ -73,6 +76,9 @@ def _short_of_memory(report: Report, state: VerdictState) -> Judged:
     if pressure is not None and pressure.short_bytes:
         lacks = f", {gib_text(pressure.short_bytes)} too little"
     free = has_free_text(report, rank) if rank is not None else "Memory is short"
+    if pressure is not None and all(one.key != pressure.key for one in report.ranks):
+        text = f"{capital(pressure.name)} was short when it was last read, and is not read now; {free}."
+        return Judged(state, "ranks_missing", text)
     outside, when, other = _outside(report, rank)
     policy, gain = report.policy, _possible(rank)
     there = " there" if len(report.ranks) > 1 else ""
@@ -169,6 +175,13 @@ def _is_given_back(report: Report) -> bool:
 def _hindered(rule: RuleStatus) -> str:
     """Return why a rule that is short gives nothing back now, in its own words; empty where it does."""
     return (rule.reason or "").partition("; ")[2]
+
+
+def _is_unwatched(report: Report) -> bool:
+    """Return whether no rule would say that device memory is short."""
+    rules = () if report.policy is None else report.policy.rules
+    is_host = all(rank.device.traits.is_host_memory for rank in report.ranks)
+    return report.policy is not None and not is_host and not any(rule.signal.startswith("device_") for rule in rules)
 
 
 def _decisive(report: Report) -> RankReading | None:

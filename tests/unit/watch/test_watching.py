@@ -197,7 +197,7 @@ async def test_a_replica_that_schedules_nothing_while_others_work_is_named_and_r
         "data-parallel engine 1 (of 2) has scheduled nothing for 14 s while others work: "
         f"3 waiting, none running{reasons}; no recorder shows its steps, and after an abort its counts may be old"
     )
-    assert (reports[-1].engine.hint, told.exit_status, told.reason) == (sentence, 1, "starved")
+    assert (reports[-1].engine.hint, told.exit_status, told.reason) == (sentence, 1, "replica_starved")
     assert told.sentence.startswith("Data-parallel engine 1 (of 2) has scheduled nothing for 14 s")
     core.fake.second = (0, 3, 60, {})
     assert (await at_work(core, 2))[-1].engine.starved == (), "it has scheduled something"
