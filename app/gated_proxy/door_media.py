@@ -1,7 +1,8 @@
 """Sizes of images and videos, read from their first bytes as the engine's decoders read them. No I/O, nothing decoded.
 
-PNG, JPEG, WebP, GIF and BMP; MP4 and MOV where the index stands in front. In doubt a size is unknown. Where a file
-names several sizes the largest counts: Pillow takes the last one that it meets, and a header may lie about the others.
+PNG, JPEG, WebP, GIF and BMP; MP4 and MOV where the index stands in front. Where a file names several sizes the largest
+counts: Pillow takes the last one that it meets, and a header may lie about the others. Where a larger one may follow
+behind what is looked at, the size is unknown.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def _spelled(*names: str) -> bytes:
 
 
 _HOLDERS = ("image_url", "video_url", "source", "images")
-_KEY = re.compile(rb'"(?=[ivs\\])(%b)"' % _spelled(*_HOLDERS))
+# No value, or none that begins as what vLLM loads.
+_IDLE = rb'\s*+(?:[,}\]]|:\s*+(?:[^\s"{\[]|"[^\s\\dDhHfF]))'
+_KEY = re.compile(rb'"(?=[ivs\\])(%b)"(?!%b)' % (_spelled(*_HOLDERS), _IDLE))
 # Within a holder, behind whole strings that are no names: braces up to the next string, or a string's beginning.
 _NAME = rb'(?=[disuv\\])(?:%b)"' % _spelled(*_HOLDERS, "url", "data")
 _TOKEN = re.compile(rb'(?:[^"{}\[\]]++|"(?!%b)[^"\\]*+")*+([{}\[\]][^"]*+|"(%b)?)' % (_NAME, _NAME))
@@ -45,7 +47,9 @@ _LIST_TOKEN = re.compile(rb'[^"{}\[\]]*+([{}\[\]][^"]*+|")')
 _BRACE = re.compile(rb"[{}\[\]]")
 _KEY_BYTES = 64  # more than the longest of them has, every character of it written as an escape
 _OPENERS = {b"source": b"{", b"images": b'["'}
-_ANY_OPENER = b'{["'
+_ANY_OPENER = b'{"'
+# vLLM loads one item of a holder that is no list; each takes a few.
+_MOST_TOKENS = 64
 # Where a body has none of these vLLM finds no image and no video in it.
 _MARKS = (b'_url"', b'source"', b'images"')
 _HIDDEN = re.compile(rb"\\u00[2-7]")
@@ -89,6 +93,7 @@ class Scanner:
         self._tail = b""  # of a text: a key may go on in the next piece
         self._name = b""  # of the last key
         self._depth = 0  # within a holder: its objects and lists that are open
+        self._tokens_left = 0  # within a holder, before it counts as an item of unknown size
         self._is_list = False  # each string is a URL
         self._is_video = False
         self._is_escaped = False  # a string's next character has a backslash before it
@@ -111,7 +116,7 @@ class Scanner:
         at = 0
         while at < len(piece) and self._state is not _State.UNREAD:
             if self._state is _State.TEXT:
-                at = self._search(piece, at)
+                at = self._search_holder(piece, at, found) if self._depth else self._search(piece, at)
             elif self._state is _State.BETWEEN:
                 at = self._between(piece, at)
             elif self._state is _State.VALUE:
@@ -122,8 +127,6 @@ class Scanner:
 
     def _search(self, text: bytes, at: int) -> int:
         """Go to the next key or string of interest; return the place behind it, or the text's end."""
-        if self._depth:
-            return self._search_holder(text, at)
         self._is_list = self._is_video = False
         key = _KEY.search(text, at) if at or may_have_media(text) else None
         if key is None:
@@ -132,20 +135,27 @@ class Scanner:
             return len(text)
         return self._go_behind(key[1], key.end())
 
-    def _search_holder(self, text: bytes, at: int) -> int:
+    def _search_holder(self, text: bytes, at: int, found: list[Media]) -> int:
+        if self._tokens_left < 0:
+            found.append(UNKNOWN)
+            self._depth = 0
+            return at
         token = (_LIST_TOKEN if self._is_list else _TOKEN).match(text, at)
         if token is None:
             return len(text)
         at = token.end()
         if text[token.start(1)] != _QUOTE:
+            self._tokens_left -= 1
             return self._count_braces(text, token.start(1), at)
         if self._is_list:
             self._begin_value(b"images")
-        elif token[2] is not None:
+            return at
+        self._tokens_left -= 1
+        if token[2] is not None:
             return self._go_behind(token[2][:-1], at)
-        elif len(text) - at < _KEY_BYTES and text.find(b'"', at) < 0:  # it may become a key's name
+        if len(text) - at < _KEY_BYTES and text.find(b'"', at) < 0:  # it may become a key's name
             self._tail = text[at - 1 :]
-            return len(text)
+            at = len(text)
         else:
             self._state = _State.REST
         return at
@@ -163,7 +173,8 @@ class Scanner:
             return end
         for brace in _BRACE.finditer(text, start, end):
             self._depth += 1 if brace[0] in b"{[" else -1
-            if not self._depth:
+            self._tokens_left -= 1
+            if not self._depth or self._tokens_left < 0:
                 return brace.end()
         return end
 
@@ -180,6 +191,7 @@ class Scanner:
         if text[at] == _QUOTE:
             self._begin_value(self._name)
         else:
+            self._tokens_left = self._tokens_left if self._depth else _MOST_TOKENS
             self._depth += 1
             self._is_list |= text[at : at + 1] == b"["
         return at + 1

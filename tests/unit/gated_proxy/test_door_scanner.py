@@ -293,6 +293,14 @@ def test_dimensions_that_lie_are_believed_or_unknown(size):
     assert sizes([found]) == [size if all(size) else (0, 0)]
 
 
+@pytest.mark.parametrize("junk", ['"data":"",', '"url":"x",', "[],", '{"a":[]},', '"a\\n":1,'])
+def test_a_holder_of_too_much_is_of_unknown_size_and_what_follows_counts(junk):
+    body = b'{"source":{' + junk.encode() * 1000 + b'"data":"' + PNG_BASE64.encode() + b'"}}'
+    found = scan(body + chat(part(url(PNG))))
+    assert len(found) < 70
+    assert found[-2:] == [UNKNOWN, Media("png", 640, 480)]
+
+
 def test_ten_thousand_tiny_images_are_counted():
     assert sizes(scan(chat(*[part(url(image("png", 2, 3)))] * 10_000))) == [(2, 3)] * 10_000
 
