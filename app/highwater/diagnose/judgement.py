@@ -140,5 +140,5 @@ def free_text(report: Report) -> str | None:
 def has_free_text(report: Report, rank: RankReading) -> str:
     had = "had" if report.stale else "has"
     owner = "The host" if rank.device.traits.is_host_memory else "The device"
-    name = rank.name.capitalize() if len(report.ranks) > 1 else owner
+    name = rank.name.capitalize() if max(len(report.ranks), report.ranks_expected or 0) > 1 else owner
     return f"{name} {had} {gib_text(rank.free_bytes)} free of {gib_text(rank.total_bytes)}"

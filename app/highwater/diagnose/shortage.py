@@ -77,7 +77,7 @@ def _short_of_memory(report: Report, state: VerdictState) -> Judged:
         lacks = f", {gib_text(pressure.short_bytes)} too little"
     free = has_free_text(report, rank) if rank is not None else "Memory is short"
     if pressure is not None and all(one.key != pressure.key for one in report.ranks):
-        text = f"{capital(pressure.name)} was short when it was last read, and is not read now; {free}."
+        text = f"{capital(pressure.name)} was short when it was last read, and is not read now. {free}."
         return Judged(state, "ranks_missing", text)
     outside, when, other = _outside(report, rank)
     policy, gain = report.policy, _possible(rank)

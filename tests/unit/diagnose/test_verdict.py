@@ -143,6 +143,25 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
     ("eight ranks, one fuller", told(**eight(4.34)), "fine", 0, "none"),
     ("mode observe", told(policy=policy(mode="observe")), "fine", 0, "none"),
     ("no rules", told(policy=replace(policy(), rules=())), "fine", 0, "none"),
+    (
+        "no rules, and little is free",
+        told(**{**eight(0.25), "policy": replace(policy(), rules=())}),
+        "short",
+        1,
+        "in_use",
+    ),
+    (
+        "a rank that is not read any more was short",
+        told(
+            ranks=ranks(1),
+            ranks_expected=2,
+            ranks_reported=1,
+            policy=short_policy(),
+        ),
+        "short",
+        1,
+        "ranks_missing",
+    ),
     ("only watched", told({"capabilities": {"collective_rpc": False}}, policy=policy(REFUSED)), "fine", 0, "none"),
     (
         "on CPU",
