@@ -229,10 +229,9 @@ async def counts_one(client: httpx.AsyncClient) -> bool:
     return "highwater_proxy_requests_in_flight 1.0" in (await client.get("/metrics?engine=0")).text
 
 
-# Where these paths stand in the sources: refusals of the proxy, and advice to whoever paused the engine.
+# Where these paths stand in the sources: refusals of the proxy. Advice to whoever paused the engine is no code.
 NAMED_IN = {
     "app/gated_proxy/allowlist.py",
-    "app/highwater/diagnose/rules/setup.py",
 }
 
 

@@ -498,9 +498,9 @@ def test_top_gives_the_terminal_back(lonely, leave, status):
 def test_top_obeys_its_keys(lonely):
     """On a screen of its own, where rich passes no height on: a key changes what is shown, as the last line says."""
     with Terminal("top", "--url", lonely.url, NO_COLOR="1") as terminal:
-        terminal.wait_for("no reading of any worker yet", "q quit  ? help", "s sort: least free")
+        terminal.wait_for("no reading of any worker yet", "q quit  ? help", "s sort: worst off")
         terminal.type(b"?")
-        terminal.wait_for("the least free first, equal ones in one row")
+        terminal.wait_for("the worst off first, equal ones in one row")
         terminal.type(b"4")
         terminal.wait_for("action", "policy: ")
         terminal.type(b"2")

@@ -253,26 +253,29 @@ def _in_time(size: int, seconds: float) -> str:
     return f"+{gib_text(size)} in {whole_span_text(max(seconds, 1.0))}"
 
 
-def grew(report: Report) -> str | None:
+def grew(report: Report, *, is_outside_said: bool = False) -> str | None:
+    """Return what grew; not again what is outside vLLM, where the sentence says that."""
     worst, parts = worst_rank(report), []
-    if (recent := report.growth.recent) is not None:
+    recent = report.growth.recent
+    if recent is not None and not (is_outside_said and recent.component == "non_torch_bytes"):
         of_rank = _of_rank(recent, report)
         other = next((one.shared_with for one in report.ranks if one.key == recent.key), None)
         is_outside = recent.component == "non_torch_bytes" and other is not None
         title = f"outside vLLM ({other})" if is_outside else _title(recent.component)
         parts.append(f"{title} {_in_time(recent.bytes, recent.seconds)}{of_rank}")
-    elif (since := _grown_since_ready(report, worst)) is not None:
+    elif (since := _grown_since_ready(report, worst, but_outside=is_outside_said)) is not None:
         parts.append(since)
     if (leak := _leak(report)) is not None:
         parts.append(leak_line(leak))
     return f"{capital('; '.join(parts))}." if parts else None
 
 
-def _grown_since_ready(report: Report, worst: RankReading | None) -> str | None:
+def _grown_since_ready(report: Report, worst: RankReading | None, *, but_outside: bool) -> str | None:
     growth = _growth_of(report, worst)
     if growth is None or growth.grown is None or worst is None:
         return None
-    sizes = {name: getattr(growth.grown, name) or 0 for name in COMPONENT_NAMES}
+    names = [name for name in COMPONENT_NAMES if not (but_outside and name == "non_torch_bytes")]
+    sizes = {name: getattr(growth.grown, name) or 0 for name in names}
     most = max(sizes, key=lambda name: sizes[name])
     if sizes[most] < NOTABLE_BYTES:
         return None

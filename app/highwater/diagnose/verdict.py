@@ -42,6 +42,7 @@ _EXIT: Final[Mapping[VerdictState, int]] = {
     **dict.fromkeys(("fine", "keeps_up"), OK),
     **dict.fromkeys(("very_short", "stuck", "silent", "dead"), CRITICAL),
 }
+_OUTSIDE: Final = frozenset[Reason]({"outside", "neighbour", "grown_outside"})
 _OF_MEMORY: Final = frozenset[VerdictState]({"fine", "keeps_up", "short", "very_short"})
 
 
@@ -86,7 +87,7 @@ def verdict(report: Report) -> Verdict:
         exit_status=ATTENTION if is_stopped else _EXIT.get(judged.state, ATTENTION),
         reason=judged.reason,
         sentence=judged.sentence,
-        grew=grew(report) if is_known else None,
+        grew=grew(report, is_outside_said=judged.reason in _OUTSIDE) if is_known else None,
         next=judged.next or (next_text(report) if is_known else None),
         do=deed,
         step=said.get("step"),

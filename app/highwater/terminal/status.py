@@ -55,7 +55,7 @@ def status_json(report: JudgedReport, answer: Any, events: Sequence[Event]) -> d
 )
 @url_option
 @engine_option
-@click.option("--ranks", is_flag=True, help="adds a row for each rank, the least free first")
+@click.option("--ranks", is_flag=True, help="adds a row for each rank, the worst off first")
 @click.option("--why", is_flag=True, help="adds what `growth` and `explain` find, in short")
 @click.option("--since", metavar="MARK", help="adds what changed since that mark")
 @json_option

@@ -117,7 +117,7 @@ def _incident(event: Event) -> str:
 
 
 def ranks_text(report: Report) -> str:
-    """Return a row for each rank, the least free first, equal ones in one; sizes in GiB."""
+    """Return a row for each rank, the worst off first, equal ones in one; sizes in GiB."""
     if not report.ranks:
         return "no rank was read yet"
     rows: dict[tuple[str, ...], list[str]] = {}
