@@ -47,6 +47,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600, func_only=True)]
 def picture(side: int, number: int) -> str:
     if side == SIDES[-1]:
         header = struct.pack(">I4sIIBBBBB", 13, b"IHDR", side, side, 8, 2, 0, 0, 0) + bytes(4)
+        header += struct.pack(">I4s", 0, b"IDAT")  # no larger size can follow
         return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + header + number.to_bytes(4)).decode()
     file = io.BytesIO()
     Image.new("RGB", (side, side - number % 16), (number % 256, side % 256, 7)).save(file, "jpeg")
