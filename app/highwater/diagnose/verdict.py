@@ -29,7 +29,7 @@ from typing import Final
 
 from highwater.diagnose.judgement import Deed, Judged, Reason, VerdictState, brief, capital, free_text, lasting
 from highwater.diagnose.shortage import fine, grew, kept_up, next_text, reclaim, short, very_short
-from highwater.engine.hints import SEEMS_LOADING, stopped_text
+from highwater.engine.hints import SEEMS_LOADING, STARTS_ENDED, stopped_text
 from highwater.model.report import Report
 from highwater.model.titles import missing_text
 from highwater.model.units import counted, span_text, whole_span_text
@@ -167,6 +167,9 @@ def _starting(report: Report) -> Judged | None:
     if failure is not None:
         again = f" {loads}" if engine.is_loading else " Nothing loads now."
         return Judged("starting", "start_failed", f"{capital(brief(failure.summary))}.{again}", None, deed)
+    _, is_known, ended = (engine.hint or "").partition(STARTS_ENDED)  # the log tells it, and no process of it is left
+    if is_known:
+        return Judged("starting", "start_failed", f"The engine's last {brief(ended)}. {loads}", None, deed)
     # After one that ended it counts as starting only where that is seen; of a first one its process may be.
     if engine.is_loading or engine.restarts or (engine.hint or "").startswith(SEEMS_LOADING):
         return Judged("starting", "loading", loads, "Memory is judged once it is ready.")

@@ -15,6 +15,7 @@ from highwater.model.units import span_text
 from highwater.process.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 
 SEEMS_LOADING: Final = "the engine seems to be loading"
+STARTS_ENDED: Final = "the engine's last "  # and how it ended
 NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 
 # What a worker does after a phase of its start (`model.rank.StartPhase`).
@@ -74,7 +75,7 @@ def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
     doubt = f"; {NOT_KNOWN_WHY}" if last.is_by_itself else ""
     end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}{doubt}"
     several = f"{count} starts ended before it was ready; the last one"
-    return f"the engine's last {'start' if count == 1 else several} {end}"
+    return f"{STARTS_ENDED}{'start' if count == 1 else several} {end}"
 
 
 def loading_text(phases: Sequence[StartPhase], url: str) -> str:

@@ -435,6 +435,16 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
     ),
     ("one that ended listens anew", told({"state": "starting", "restarts": 1}, **NOT_READ), "starting", 1, "loading"),
     (
+        "starts ended, by the log alone",
+        told(
+            {"state": "starting", "hint": "the engine's last 3 starts ended before it was ready; the last one died"},
+            **NOT_READ,
+        ),
+        "starting",
+        1,
+        "start_failed",
+    ),
+    (
         "the next one loads after a death",
         told(LOADING, **(died("device_full") | NOT_READ)),
         "starting",
