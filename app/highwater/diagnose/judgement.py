@@ -1,4 +1,4 @@
-"""What a judgement is made of, and its words: a state, why, a sentence, what happens next and what to do. Pure."""
+"""The parts of a judgement and their words: a state, its reason, a sentence, the next act, the thing to do. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from highwater.model.policy import RuleStatus
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
 from highwater.model.units import MIB, gib_text, whole_span_text
@@ -67,7 +68,7 @@ _MIXED_BYTES: Final = 1024 * MIB  # ranks that differ by more are not alike
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
-    """What somebody can do now.
+    """One thing to do now.
 
     Attributes:
         path: Where to send ``body``; with no body, the page that says how; ``None``: nothing that a sidecar can do.
@@ -112,6 +113,10 @@ def brief(text: str) -> str:
         return " ".join(words).rstrip(".,:")
     end = max((place for place, word in enumerate(words[:_WORDS], 1) if word[-1] in ",:"), default=_WORDS)
     return f"{' '.join(words[:end]).rstrip('.,:')} …"
+
+
+def rules_of(report: Report) -> tuple[RuleStatus, ...]:
+    return () if report.policy is None else report.policy.rules
 
 
 # --- free memory ---

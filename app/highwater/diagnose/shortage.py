@@ -15,6 +15,7 @@ from highwater.diagnose.judgement import (
     capital,
     free_text,
     has_free_text,
+    rules_of,
     worst_rank,
 )
 from highwater.growth.words import leak_line, leaks
@@ -71,8 +72,7 @@ def short(report: Report) -> Judged | None:
 
 def _short_of_memory(report: Report, state: VerdictState) -> Judged:
     pressure, rank = _pressed(report), _decisive(report)
-    rules = () if report.policy is None else report.policy.rules
-    lacks = next((f" ({brief(rule.reason)})" for rule in rules if rule.phase in _OVER and rule.reason), "")
+    lacks = next((f" ({brief(rule.reason)})" for rule in rules_of(report) if rule.phase in _OVER and rule.reason), "")
     if pressure is not None and pressure.short_bytes:
         lacks = f", {gib_text(pressure.short_bytes)} too little"
     free = has_free_text(report, rank) if rank is not None else "Memory is short"
@@ -149,8 +149,7 @@ def _course(report: Report) -> str:
 
 def _pressed(report: Report) -> RankPressure | None:
     """Return the rank that is short of most, by whatever rule."""
-    rules = () if report.policy is None else report.policy.rules
-    ranks = [rank for rule in rules for rank in rule.short_ranks]
+    ranks = [rank for rule in rules_of(report) for rank in rule.short_ranks]
     return max(ranks, key=lambda rank: rank.short_bytes or 0, default=None)
 
 
@@ -179,9 +178,9 @@ def _hindered(rule: RuleStatus) -> str:
 
 def _is_unwatched(report: Report) -> bool:
     """Return whether no rule would say that device memory is short."""
-    rules = () if report.policy is None else report.policy.rules
     is_host = all(rank.device.traits.is_host_memory for rank in report.ranks)
-    return report.policy is not None and not is_host and not any(rule.signal.startswith("device_") for rule in rules)
+    is_watched = any(rule.signal.startswith("device_") for rule in rules_of(report))
+    return report.policy is not None and not is_host and not is_watched
 
 
 def _decisive(report: Report) -> RankReading | None:

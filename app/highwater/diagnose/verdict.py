@@ -27,7 +27,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from highwater.diagnose.judgement import Deed, Judged, Reason, VerdictState, brief, capital, free_text, lasting
+from highwater.diagnose.judgement import (
+    Deed,
+    Judged,
+    Reason,
+    VerdictState,
+    brief,
+    capital,
+    free_text,
+    lasting,
+    rules_of,
+)
 from highwater.diagnose.shortage import fine, grew, kept_up, next_text, reclaim, short, very_short
 from highwater.engine.hints import SEEMS_LOADING, STARTS_ENDED, stopped_text
 from highwater.model.report import Report
@@ -232,8 +242,7 @@ def _missing(report: Report) -> Judged | None:
 
 
 def _held(report: Report) -> Judged | None:
-    rules = () if report.policy is None else report.policy.rules
-    rule = next((one for one in rules if one.is_dormant), None)
+    rule = next((one for one in rules_of(report) if one.is_dormant), None)
     if rule is None:
         return None
     why, _, change = (rule.reason or "its signal is not known").partition(". ")

@@ -1,4 +1,4 @@
-"""What only the caller of a sidecar sees of the set-up: its version, the token, the way there. Pure."""
+"""Checks of the set-up as the caller of a sidecar sees it: its version, the token, the transport. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_SIDECAR: Final = ("sidecar", "control", "transport", "thresholds", "policy",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """What only the caller of a sidecar can see.
+    """The set-up as the caller of a sidecar sees it.
 
     Attributes:
         with_token: With the token that was found here; ``None`` if none was found.
