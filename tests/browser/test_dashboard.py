@@ -39,10 +39,7 @@ MOST_WORDS = 150
 COLUMNS = ("used_bytes", *(one.name for one in STACKED), "free_bytes", "total_bytes", "releasable_bytes")
 STATE = "async () => (await import('./dashboard/main.js')).inspect.state"
 # Whether a line of the charts ends between its first and its last value.
-HAS_GAP = """async () => {
-  const { hour } = (await import("./dashboard/main.js")).inspect.state;
-  return hour.rows.some((_, index) => index > 0 && hour.isGapBefore(index));
-}"""
+HAS_GAP = "({ state: { hour } }) => hour.rows.some((_, index) => index > 0 && hour.isGapBefore(index))"
 TAKE = """async (change) => {
   const { state, takeReport } = (await import("./dashboard/main.js")).inspect;
   const merged = (old, given) => Object.fromEntries(Object.entries({ ...old, ...given }).map(([name, value]) => [
@@ -54,6 +51,11 @@ TAKE = """async (change) => {
 
 def panel(page: Any, name: str | re.Pattern[str]) -> Any:
     return page.get_by_role("region", name=name)
+
+
+async def inspected(page: Any) -> Any:
+    """What the page shows to tests, as an argument: Playwright's waiting takes an async function's promise for true."""
+    return await page.evaluate_handle("async () => (await import('./dashboard/main.js')).inspect")
 
 
 def button(page: Any, name: str | re.Pattern[str]) -> Any:
@@ -255,14 +257,16 @@ async def test_no_line_leads_from_one_engine_to_the_next(visit):
                 here.fake.start_again()
             await here.sidecar.poll()
             page = await visit(here.port)
+            seen = await inspected(page)
+            await page.wait_for_function("({ state: { hour } }) => hour.rows.length >= 2", arg=seen)
             if is_another:
-                await page.wait_for_function(HAS_GAP)
-            assert await page.evaluate(HAS_GAP) is is_another
+                await page.wait_for_function(HAS_GAP, arg=seen)
+            assert await page.evaluate(HAS_GAP, seen) is is_another
         for is_down in (True, True, False):
             here.fake.down = is_down
             await here.sidecar.poll()
         for opened in (page, await visit(here.port)):  # the one that saw it, and one that knows it by the events
-            await opened.wait_for_function(HAS_GAP)
+            await opened.wait_for_function(HAS_GAP, arg=await inspected(opened))
 
 
 async def test_requests_that_no_reading_saw_are_in_the_chart(visit):
@@ -346,7 +350,6 @@ async def test_host_memory_has_its_unit_and_its_limit(visit):
 
 async def test_a_time_can_be_dragged_for_and_sent_to_a_colleague(visit):
     """The window stands in the address, and Escape leads back; a day comes in coarser steps."""
-    length = f"async () => (await ({STATE})()).wide?.rows.length"
     async with beside(**HOUR) as here:
         an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake), seconds=7200)
         await here.sidecar.poll()
@@ -359,13 +362,15 @@ async def test_a_time_can_be_dragged_for_and_sent_to_a_colleague(visit):
         await page.wait_for_url(re.compile(r"#now&t=\d+-\d+$"))
         from_, to = map(int, page.url.rpartition("=")[2].split("-"))
         assert 200 < to - from_ < 1000
-        await page.wait_for_function(length)
+        seen = await inspected(page)
+        await page.wait_for_function("({ state }) => state.wide?.rows.length", arg=seen)
         colleague = await visit(here.port, view=page.url.partition("#")[2])
         await colleague.get_by_role("link", name=re.compile(r"\d to \d")).wait_for()
         await page.keyboard.press("Escape")
         await page.get_by_role("link", name="24h").click()
         await page.wait_for_url(re.compile("#now&t=24h$"))
-        await page.wait_for_function(f"() => ({length})().then((rows) => rows > 40 && rows < 200)")
+        every_four_minutes = "({ state: { wide } }) => wide?.isLive && [30, 31].includes(wide.rows.length)"
+        await page.wait_for_function(every_four_minutes, arg=seen)
 
 
 class EngineWithHelpers(HostReader):
