@@ -96,6 +96,7 @@ def restricted(it: Rendering) -> Iterator[str]:
         if has_host_path and it.values["models"]["kind"] != "hostPath":
             yield "a hostPath without being asked for"
         if spec.get("automountServiceAccountToken") is not False or spec.get("enableServiceLinks") is not False:
+            # One called highwater would stop the sidecar.
             yield "a pod has a token of the cluster, or the variables of Services"
         for one in containers(pod):
             context = spec["securityContext"] | one["securityContext"]
@@ -112,6 +113,8 @@ def restricted(it: Rendering) -> Iterator[str]:
                 yield f"{one['name']} is not restricted: {context}"
             if any("hostPort" in port for port in one.get("ports", [])):
                 yield f"{one['name']} has a port of the node"
+    if any(each["automountServiceAccountToken"] for each in it.of("ServiceAccount")):
+        yield "an account gives its pods a token of the cluster"
 
 
 def selectors(it: Rendering) -> Iterator[str]:
