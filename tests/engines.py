@@ -83,7 +83,6 @@ def prepared(root: Path, step: tuple[str, ...], *, known_as: str | None = None) 
 
 
 def site_packages(root: Path) -> Path:
-    """Return where an environment keeps its packages."""
     return root / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
@@ -205,7 +204,6 @@ def _title(pid: int) -> str:
 
 
 def log_tail(engine: DemoEngine, lines: int = 20) -> str:
-    """Return the last lines of an engine's log."""
     return last_lines(engine.log_path, lines)
 
 
@@ -222,5 +220,4 @@ def image_tokens(width: int, height: int) -> int:
 
 
 def image_cache_bytes(width: int, height: int) -> int:
-    """Return the bytes that the encoder cache keeps for an image of so many pixels."""
     return image_tokens(width, height) * ENCODER_WIDTH * BYTES_PER_NUMBER

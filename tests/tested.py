@@ -65,7 +65,6 @@ class Ran:
 
     @classmethod
     def without_card(cls, version: str, by: str) -> Self:
-        """Return vLLM's build for CUDA, imported where there is no driver."""
         return cls(version, "none", NO_CARD, "", _name(by))
 
     @property

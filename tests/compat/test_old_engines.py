@@ -40,7 +40,6 @@ def version_of(engine: DemoEngine) -> Any:
 
 
 def ask_all(engine: DemoEngine, op: str) -> list[dict[str, Any]]:
-    """Every worker's answer; all of them are good."""
     body = {"method": "highwater_rpc", "args": [op, "{}"]}
     response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False).raise_for_status()
     answers = [json.loads(text) for text in response.json()["results"]]

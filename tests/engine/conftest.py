@@ -97,7 +97,6 @@ def engine_with_weights(environment: EngineEnvironment, folder: Path, **options:
 
 
 def make_weights(environment: EngineEnvironment, model: Path) -> None:
-    """Give a model weights of which answers depend on every image and token."""
     command = [str(environment.python), str(HERE / "make_weights.py"), str(model)]
     env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, env=env, check=True, capture_output=True)
@@ -164,7 +163,6 @@ def sidecar(engine: DemoEngine, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @contextmanager
 def sidecar_beside(engine: DemoEngine, folder: Path, **settings: str) -> Iterator[DemoSidecar]:
-    """A sidecar that has seen its engine."""
     with DemoSidecar(engine.url, folder=folder, settings=settings) as started:
         wait_for(started, lambda report: report["engine"]["state"] == "ready")
         yield started
@@ -234,7 +232,6 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[..., Callable[[str], list[An
 
 
 def ask_all(engine: DemoEngine, op: str, payload: str = "{}") -> list[dict[str, Any]]:
-    """Every worker's answer, as the sidecar gets them."""
     body = {"method": "highwater_rpc", "args": [op, payload]}
     response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False)
     return [json.loads(text) for text in response.raise_for_status().json()["results"]]

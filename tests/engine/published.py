@@ -121,7 +121,6 @@ def unpacked_source(name: str, version: str) -> Iterator[Path]:
 
 
 def copy_modules(root: Path, package: str, folder: Path) -> None:
-    """Copy a package's Python files from one folder into another."""
     for module in (root / package).rglob("*.py"):
         copy = folder / module.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,6 @@ class Plugged(NamedTuple):
 
 
 def come_up(sidecar: DemoSidecar, start: Callable[..., DemoEngine], **options: object) -> Plugged:
-    """Start an engine with the plugin, and look at it meanwhile."""
     loading: list[dict[str, Any]] = []
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(partial(start, extension=False, plugin=True, **options))
@@ -69,7 +68,6 @@ def plugged(
 
 
 def asked(engine: DemoEngine, what: str) -> int:
-    """How often the API server's own access log has this request."""
     return engine.log_path.read_text().count(what)
 
 

@@ -99,7 +99,6 @@ async def test_the_story_is_told_and_its_numbers_agree(engine: DemoEngine, sidec
 
 
 def test_a_drop_in_reset_answers_as_vllm_does_and_tells_more(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """The status and body of vLLM's own answer are in ours."""
     direct = httpx.post(f"{engine.url}/reset_prefix_cache", trust_env=False, timeout=30)
     ours = post(sidecar, "/reset_prefix_cache?reset_external=false")
     assert ours.status_code == direct.status_code
@@ -211,8 +210,6 @@ def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prom
 
 
 def test_the_engines_families_are_there_by_their_names(sidecar: DemoSidecar) -> None:
-    """What is listed of vLLM's is what this vLLM exports."""
-
     pages = [""]
 
     def has_the_engines() -> bool:
@@ -256,7 +253,6 @@ def test_an_idle_engines_workers_are_left_alone(engine: DemoEngine, sidecar: Dem
 
 
 def ran(*arguments: str, url: str, status: int = 0) -> str:
-    """What a command printed, which must have ended so."""
     command = [sys.executable, "-m", "highwater", *arguments, "--url", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert status == done.returncode, (arguments, done.stdout, done.stderr)
@@ -320,7 +316,6 @@ def killed_starter(engine: DemoEngine) -> Iterator[None]:
 
 
 def held_rings(sidecar: DemoSidecar) -> list[str]:
-    """The recorders' files that the sidecar has open."""
     opened = [os.readlink(fd) for pid in sidecar.pids() for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
     return [path for path in opened if ".ring" in path]
 

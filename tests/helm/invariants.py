@@ -42,12 +42,10 @@ class Rendering:
 
     @property
     def port(self) -> int:
-        """Of requests to the model."""
         return int(self.values["config"]["port"])
 
     @property
     def control(self) -> int:
-        """Of the control plane."""
         return int(self.values["config"]["control_port"])
 
     def of(self, *kinds: str) -> Iterator[Object]:
@@ -59,7 +57,6 @@ class Rendering:
 
 
 def matches(selector: Mapping[str, str], each: Object) -> bool:
-    """Whether labels are found by a selector."""
     return selector.items() <= each["metadata"].get("labels", {}).items()
 
 

@@ -352,7 +352,6 @@ def test_labels_of_every_object_are_the_recommended_ones() -> None:
 
 
 def notes_of(values: Object) -> tuple[str, list[str]]:
-    """The text, and the commands in it."""
     notes = next(text for file, text in files(values).items() if file.endswith("NOTES.txt"))
     indented = [line for line in notes.splitlines() if line.startswith("  ")]
     return notes, [line for line in indented if line.strip().startswith(("kubectl", "curl"))]

@@ -138,7 +138,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_the_schema_refuses(what: str) -> None:
-    """Before anything is rendered, with the value's place and what would be right."""
     values, words = REFUSED[what]
     with pytest.raises((HelmValuesError, HelmRenderError)) as refused:
         files(values)

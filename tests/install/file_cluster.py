@@ -75,7 +75,6 @@ class FileCluster:
         return found
 
     def names(self) -> list[str]:
-        """Return every object as kind/name."""
         return sorted(path.stem.replace("+", "/", 1) for path in self._folder.glob("*.json"))
 
     def kubectl(self, arguments: list[str]) -> str:

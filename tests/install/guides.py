@@ -40,7 +40,6 @@ def save(text: str, folder: Path) -> None:
 
 
 def commands(text: str, heading: str) -> list[str]:
-    """The blocks of commands under a heading."""
     section = re.split(r"^## ", text, flags=re.MULTILINE)
     (under,) = [each for each in section if each.startswith(f"{heading}\n")]
     return _COMMANDS.findall(under)
@@ -61,7 +60,6 @@ def manifests(text: str) -> list[Object]:
 
 
 def the(kind: str, objects: list[Object], **labels: str) -> Object:
-    """The only one of a kind (with these labels)."""
     wanted = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
     (only,) = [
         each
@@ -72,7 +70,6 @@ def the(kind: str, objects: list[Object], **labels: str) -> Object:
 
 
 def pod_of(template: Mapping[str, Any]) -> Object:
-    """A pod template, as a pod."""
     metadata = {"name": "pod", **(template.get("metadata") or {})}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 

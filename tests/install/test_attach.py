@@ -92,7 +92,6 @@ def engine_of(deployment: Object) -> Object:
 
 
 def commands(section: str, *, that_has: str) -> str:
-    """The one block of a section's commands with this in it."""
     (found,) = [block.text for block in blocks(PAGE, section) if block.language == "sh" and that_has in block.text]
     return found
 

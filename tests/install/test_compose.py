@@ -50,7 +50,6 @@ class Folder:
         (programs / "docker").chmod(0o755)
 
     def run(self, text: str) -> subprocess.CompletedProcess[str]:
-        """Run lines; `docker compose` is Docker Compose, without a Docker engine."""
         environ = {"PATH": f"{self._path / 'bin'}{os.pathsep}/usr/bin:/bin", "HOME": str(self._path)}
         return subprocess.run(
             ["bash", "-euc", text], cwd=self._path, env=environ, capture_output=True, text=True, check=False

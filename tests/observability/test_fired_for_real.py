@@ -33,7 +33,6 @@ PATIENCE_SECONDS = 300.0
 
 @contextlib.contextmanager
 def running(what: str, folder: Path, command: list[str], port: int) -> Iterator[None]:
-    """A server for as long as the block lasts."""
     process = KeptProcess(what, folder / f"{what}.log")
     process.start(command, env=dict(os.environ), cwd=folder)
     process.wait_until_answers(port, "/-/ready", PATIENCE_SECONDS)

@@ -88,7 +88,6 @@ def attributes_set(node: ast.ClassDef) -> set[str]:
 
 
 def origin_of_base(tree: ast.Module, node: ast.ClassDef, base: str) -> str:
-    """Return the module that a base class was imported from."""
     assert base in {ast.unparse(item).split(".")[-1] for item in node.bases}
     for item in ast.walk(tree):
         if isinstance(item, ast.ImportFrom) and base in {alias.name for alias in item.names}:
@@ -237,7 +236,6 @@ def test_who_pops_from_vllms_encoder_cache_frees(version, wheel):
 
 @pytest.mark.parametrize("version", SCORE_TIER)
 def test_who_pops_from_ascends_encoder_cache_frees(version, source_tree):
-    """As vLLM's own."""
     path = source_tree("vllm_ascend", version) / RUNNER_V1
     assert set(pops(ast.parse(path.read_text()))) <= {(name, True) for name in FREEING}
 

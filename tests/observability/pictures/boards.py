@@ -35,7 +35,6 @@ class Row:
 
 
 def rows(name: str) -> list[Row]:
-    """The rows of a dashboard, collapsed or not."""
     board = json.loads((DASHBOARDS / f"highwater-{name}.json").read_text(encoding="utf-8"))
     found: list[tuple[str, list[dict[str, Any]]]] = []
     for panel in board["panels"]:

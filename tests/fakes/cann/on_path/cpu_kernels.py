@@ -91,7 +91,6 @@ def _given_back(result: Any, given: list[tuple[Tensor, Tensor]], device: torch.d
 
 
 def seen_by_cpu(tensor: Tensor) -> Tensor:
-    """Return a CPU tensor of the same memory."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -101,7 +100,6 @@ def seen_by_cpu(tensor: Tensor) -> Tensor:
 
 
 def uploaded(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the device with the same contents and strides."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     seen_by_cpu(made).copy_(tensor)
     return made
@@ -132,6 +130,5 @@ def _is_ours(value: object) -> bool:
 
 
 def _operator(name: str) -> Any:
-    """Return torch's own operator of a name; None where only torch_npu has it."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
