@@ -18,7 +18,7 @@ from tests.pod.engine import hog
 from tests.pod.judging import acquits_memory, blames_host_memory, kinds, names_last_state
 from tests.pod.kubelet import Kubelet
 from tests.pod.serving import Outcome, Serving, say, serving
-from tests.pod.sidecar import BOTH, LOG, NEITHER, RECORDERS, Sidecars, settle, sidecars_beside
+from tests.pod.sidecar import ALL, BOTH, LOG, NEITHER, RECORDERS, Sidecars, settle, sidecars_beside
 
 MIB = 1024**2
 LIMIT_BYTES = 3072 * MIB
@@ -26,7 +26,7 @@ TOO_MUCH_BYTES = 64 * MIB
 SLOWLY_SECONDS = 45.0
 LOOKS, LATE_LOOKS = 5, 24
 WITH_RECORDERS = pytest.mark.parametrize("sees", [BOTH, RECORDERS])
-EACH = pytest.mark.parametrize("sees", [BOTH, RECORDERS, LOG, NEITHER])
+EACH = pytest.mark.parametrize("sees", ALL)
 WITH_LOG = pytest.mark.parametrize("sees", [BOTH, LOG])
 UNCOUNTED = pytest.mark.parametrize("sees", [LOG, NEITHER])
 
@@ -137,7 +137,7 @@ def hang_ended(running: tuple[Serving, Kubelet]) -> Outcome:
     """
     pod, kubelet = running
     with pod.watched() as sidecars:
-        return pod.wait_for_next(sidecars, lambda: stop_while_idle(pod), kubelet)
+        return pod.wait_for_next(sidecars, lambda: stop_while_idle(pod), kubelet, known_to=(BOTH, RECORDERS))
 
 
 def stop_while_idle(pod: Serving) -> None:

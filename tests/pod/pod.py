@@ -153,7 +153,6 @@ class Container(KeptProcess):
             os.kill(self.pids()[0], signal.SIGKILL)
 
     def ended(self) -> Ended:
-        """Return what is known of the end of the last life."""
         try:
             known = json.loads(self._ended_path.read_text())
         except (OSError, ValueError):
@@ -209,7 +208,6 @@ class Pod:
         return made
 
     def shm(self) -> list[str]:
-        """Return the names of the files in its `/dev/shm`."""
         return sorted(os.listdir(f"/proc/{self.sandbox}/root/dev/shm"))
 
     def _remove_group(self) -> None:
