@@ -4,14 +4,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-HERE = Path(__file__).parent
-COUNTED = (HERE / "unit", HERE / "http")
+COUNTED = ("tests/unit/", "tests/http/")
 """What these tests run counts for the floor of branch coverage; the others go to the same places in other ways."""
 BY_NAME = ("compat", "soak", "device", "compiled")
 """Marks whose tests run only where `-m` names them."""
@@ -56,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for number, item in enumerate(items):
         # The tests of a file share its fixtures; those of one engine have its name in a mark of their own.
         if item.get_closest_marker("xdist_group") is None:
-            name = str(item.path.relative_to(HERE))
+            name = _file(item)
             shard = f" {number % SHARDS[name]}" if name in SHARDS else ""
             item.add_marker(pytest.mark.xdist_group(name + shard))
 
@@ -68,8 +66,12 @@ def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None
         raise pytest.UsageError("this pytest-xdist marks no test of this pytest with its group")
 
 
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0].removeprefix("tests/")  # a path's parents take seconds for thousands of tests
+
+
 def _turn(item: pytest.Item) -> int:
-    name = str(item.path.relative_to(HERE))
+    name = _file(item)
     return next((turn for turn, begins in enumerate(LONG) if name.startswith(begins)), len(LONG))
 
 
@@ -83,7 +85,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Take coverage's tracer off what does not count, and off what goes through the same lines thousands of times."""
     tracer = sys.gettrace()
     is_repeated = any(map(item.get_closest_marker, ("untraced", "hypothesis")))
-    counts = any(folder in item.path.parents for folder in COUNTED) and not is_repeated
+    counts = item.nodeid.startswith(COUNTED) and not is_repeated
     if counts or tracer is None:
         return (yield)
     sys.settrace(None)

@@ -23,7 +23,7 @@ from tests.compat.results import Result, keep
 from tests.engines import AnyEngine
 from tests.patience import LIMIT_SECONDS
 
-HERE = Path(__file__).parent
+HERE, FOLDER = Path(__file__).parent, "tests/engine/"
 RESULTS = "HIGHWATER_COMPAT_RESULTS"
 """Names the file that results go to; without it they are not kept."""
 TEST_SECONDS = 1800
@@ -38,17 +38,17 @@ RUINOUS = ("test_recorder_real", "test_kills", "test_relief_chaos")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)  # stable: all others keep their order
-    mark_as_engine_tests(items, HERE)
+    mark_as_engine_tests(items, FOLDER)
     for item in items:
         shared = next((name for name in SHARED if name in item.fixturenames), None)
-        if shared and HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
+        if shared and item.nodeid.startswith(FOLDER) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(shared))
 
 
-def mark_as_engine_tests(items: list[pytest.Item], folder: Path) -> None:
+def mark_as_engine_tests(items: list[pytest.Item], folder: str) -> None:
     """Mark the tests of a folder, and bound the time of those that have no bound of their own."""
     for item in items:
-        if folder in item.path.parents:
+        if item.nodeid.startswith(folder):
             item.add_marker(pytest.mark.engine)
             if item.get_closest_marker("timeout") is None:
                 # The fixtures' time is not the test's: an install and a start have limits of their own.
@@ -58,7 +58,7 @@ def mark_as_engine_tests(items: list[pytest.Item], folder: Path) -> None:
 def _turn(item: pytest.Item) -> int:
     """Return when a file has its turn: 0 for nearly all, behind them those that ruin an engine, in their order."""
     name = item.path.stem
-    return RUINOUS.index(name) + 1 if item.path.parent == HERE and name in RUINOUS else 0
+    return RUINOUS.index(name) + 1 if name in RUINOUS and item.nodeid.startswith(FOLDER) else 0
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import psutil
 import pytest
 
@@ -30,7 +29,7 @@ from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import DemoError, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.story import tell
-from highwater.terminal.demo.traffic import image_url, send_images
+from highwater.terminal.demo.traffic import send_images
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS, wait_until
 
@@ -118,26 +117,6 @@ async def test_the_cache_is_listed_entry_by_entry(engine: DemoEngine, sidecar: D
     assert (large["residency"], large["dtype"]) == ("device", "float32")
     assert small["referenced"] is False
     assert rank["entries_total"] >= 2
-
-
-async def test_images_through_the_proxy_by_the_real_client(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    content = [
-        {"type": "image_url", "image_url": {"url": image_url(77)}},
-        {"type": "text", "text": "What is this?"},
-    ]
-
-    async def ask(url: str) -> str:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=LIMIT_SECONDS) as client:
-            stream = await client.chat.completions.create(
-                model=engine.served_model,
-                messages=[{"role": "user", "content": content}],
-                max_tokens=12,
-                temperature=0,
-                stream=True,
-            )
-            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-
-    assert await ask(sidecar.url) == await ask(engine.url)
 
 
 async def test_a_client_that_leaves_takes_its_request_along(engine: DemoEngine, sidecar: DemoSidecar) -> None:
