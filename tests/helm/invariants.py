@@ -72,6 +72,8 @@ def closed(it: Rendering) -> Iterator[str]:
         binding = [text for text in engine.get("args", []) if re.match(r"--(host|port|uds)\b", text)]
         if engine and binding not in (["--host=127.0.0.1", "--port=8000"], ["--uds=/run/highwater/engine/engine.sock"]):
             yield f"the engine binds to {binding}"
+        elif engine and engine["args"].index(binding[0]) < len(engine["args"]) - 3:  # the address, and a class
+            yield f"the chart has not the last word: {engine['args']}"
         if pod["spec"].get("hostNetwork") and not binding[-1].startswith("--uds"):
             yield "on the node's network the engine is on its loopback"
     for pod in it.pods:
