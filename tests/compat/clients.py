@@ -17,11 +17,7 @@ POOL = range(24)
 
 
 class Clients:
-    """They ask from `start` to `send_no_more`.
-
-    Args:
-        engine: Whom.
-    """
+    """They ask from `start` to `send_no_more`."""
 
     UNDER_WAY = 100
     """Requests after whose end every cache knows each image."""

@@ -84,11 +84,7 @@ def ways(engine: DemoEngine) -> Ways:
 
 
 async def prove(engine: DemoEngine, sidecar: DemoSidecar, storm: Storm) -> dict[str, float | str]:
-    """Nobody was harmed: none failed, all got what an undisturbed engine answers, and the workers are in step.
-
-    Returns:
-        The figures, for the record.
-    """
+    """Nobody was harmed: none failed, all got what an undisturbed engine answers, and the workers are in step."""
     assert storm.failures == []
     assert storm.answered > STORM_SECONDS / 2
     if ways(engine).agrees_with_itself:

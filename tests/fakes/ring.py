@@ -93,15 +93,7 @@ def dump(*lines: str, thread: int = MAIN_THREAD) -> str:
 
 
 class FakeWriter:
-    """One file, made as the contract says and written record by record.
-
-    Args:
-        folder: The recorder's directory.
-        instance: The engine's life.
-        pid: The writer's process.
-        slots: How many samples the ring holds.
-        identity: What its identity says beside or instead of the usual.
-    """
+    """One file, made as the contract says and written record by record."""
 
     def __init__(
         self, folder: Path, *, instance: str = INSTANCE, pid: int = 4242, slots: int = 64, **identity: Any

@@ -83,13 +83,7 @@ class Ended:
 
 
 class Container(KeptProcess):
-    """One container; another start has a control group and namespaces of its own, and appends to the same log.
-
-    Args:
-        name: In the pod.
-        pod: Whose sandbox it is in.
-        limit_bytes: That of its memory; None: no limit.
-    """
+    """One container; another start has a control group and namespaces of its own, and appends to the same log."""
 
     def __init__(self, name: str, pod: Pod, limit_bytes: int | None) -> None:
         self.log_path = pod.folder / f"{name}.log"
@@ -165,12 +159,7 @@ class Container(KeptProcess):
 
 
 class Pod:
-    """Containers that share a network, `/dev/shm` and a folder; a context manager that ends them all.
-
-    Args:
-        folder: Gets logs and what containers leave.
-        shm_bytes: The size of `/dev/shm`.
-    """
+    """Containers that share a network, `/dev/shm` and a folder; a context manager that ends them all."""
 
     def __init__(self, folder: Path, *, shm_bytes: int = SHM_BYTES) -> None:
         self.folder = folder

@@ -25,14 +25,7 @@ BOTH, RECORDERS, LOG, NEITHER = ALL = "recorders and log", "recorders", "log", "
 
 
 class PodSidecar(DemoSidecar):
-    """`highwater serve` in a container; `sees` is its name in a test.
-
-    Args:
-        pod: Where it runs.
-        sees: What it is told of: `BOTH`, `RECORDERS`, `LOG` or `NEITHER`.
-        engine_url: The engine.
-        settings: Further settings, by environment variable.
-    """
+    """`highwater serve` in a container; `sees` is its name in a test."""
 
     def __init__(self, pod: Pod, sees: str, engine_url: str, settings: Mapping[str, str]) -> None:
         container = pod.container(f"highwater-{sees.replace(' ', '-')}", limit_bytes=LIMIT_BYTES)

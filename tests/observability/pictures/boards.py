@@ -23,12 +23,7 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a dashboard.
-
-    Attributes:
-        title: Its title.
-        panels: Its panels, as Grafana keeps them.
-    """
+    """One row of a dashboard."""
 
     title: str
     panels: tuple[dict[str, Any], ...]

@@ -43,12 +43,7 @@ def register() -> None:
 
 
 def stand_in(name: str, compute: Callable[..., Any]) -> None:
-    """Compute an operator of torch_npu's own on the CPU.
-
-    Args:
-        name: Such as `npu_swiglu`.
-        compute: Gets its arguments with CPU tensors in the place of the device's, and returns its results.
-    """
+    """Compute an operator of torch_npu's own on the CPU: it gets CPU tensors in the place of the device's."""
     library = torch.library.Library("npu", "IMPL")
     _libraries.append(library)
     library.impl(name, computed(compute), KEY, allow_override=True)
