@@ -53,7 +53,7 @@ def environ_of_vllm_ascend(
     release: Release = NEWEST,
     announce: Callable[[str], None] = lambda _: None,
 ) -> dict[str, str]:
-    """Return the variables of a process that runs both, with worker package and recorders in the folder; fetches 150 MB."""
+    """Return the variables of a process that runs both, with worker package and recorders in the folder (150 MB)."""
     both = folder_of_both(engine, release, announce=announce)
     package = copy_worker_package(folder / "plugin").folder
     return npu.environ(HERE / "on_vllm_path", both, SHIM_FOLDER, package, *path, announce=announce) | {
