@@ -42,6 +42,11 @@ def blocks(page: str, section: str | None = None) -> list[Block]:
     return wanted
 
 
+def commands(page: str, section: str | None = None, *, having: str = "") -> list[str]:
+    """Return the blocks of commands that have this in them."""
+    return [block.text for block in blocks(page, section) if block.language == "sh" and having in block.text]
+
+
 def write_files(found: list[Block], folder: Path) -> None:
     """Write what a reader writes: each block that names a file."""
     for block in found:
