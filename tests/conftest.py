@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from hypothesis import settings
 
 COUNTED = ("tests/unit/", "tests/http/")
 """What these tests run counts for the floor of branch coverage; the others go to the same places in other ways."""
+TRACED_OF_EACH = 3
+"""How many of a test's parameter sets count there: the others go the same ways with other values, and to trace them took
+most of the time. Of 1,000 jumps that a folder's tests make with all of them, the first three make 997 to 999."""
 BY_NAME = ("compat", "soak", "device", "compiled")
 """Marks whose tests run only where `-m` names them."""
 # Of these files each begins before all others, in this order: what takes minutes in one process must not be the last to
@@ -51,7 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
     items.sort(key=_turn)  # stable
+    of_each: Counter[str] = Counter()
     for number, item in enumerate(items):
+        test = item.nodeid.partition("[")[0]
+        of_each[test] += 1
+        if of_each[test] > TRACED_OF_EACH:
+            item.add_marker(pytest.mark.untraced)
         # The tests of a file share its fixtures; those of one engine have its name in a mark of their own.
         if item.get_closest_marker("xdist_group") is None:
             name = _file(item)
