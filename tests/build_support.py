@@ -40,14 +40,7 @@ def obstacle() -> str | None:
 
 
 def compiled_app(announce: Callable[[str], None] = lambda _: None) -> Path:
-    """Return a folder with `highwater` in it, its data plane compiled: now, or earlier from the same sources.
-
-    Args:
-        announce: Told in one sentence what takes long, before it begins.
-
-    Raises:
-        DemoError: There is no C compiler, or the build failed.
-    """
+    """Return a folder with `highwater` in it, its data plane compiled: now, or earlier from the same sources."""
     if missing := obstacle():
         raise DemoError(missing)
     cache = cache_dir()

@@ -12,18 +12,7 @@ STEP_SECONDS = 1500
 
 
 def passed(step: str, kind: str, folder: Path, *, python: Path, environ: Mapping[str, str]) -> set[str]:
-    """Run a step, and return the checks that passed.
-
-    Args:
-        step: Its name.
-        kind: `cpu` or `npu`.
-        folder: Gets the result.
-        python: Has PyTorch.
-        environ: The process's variables.
-
-    Raises:
-        AssertionError: A check failed, or one is left out without a reason.
-    """
+    """Run a step, and return the checks that passed."""
     device = kind if kind == "cpu" else f"{kind}:0"
     done = subprocess.run(
         [str(python), "-m", "bench.device", step, "--device", device, "--out", str(folder)],

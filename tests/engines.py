@@ -83,7 +83,6 @@ def prepared(root: Path, step: tuple[str, ...], *, known_as: str | None = None) 
 
 
 def site_packages(root: Path) -> Path:
-    """Return where an environment keeps its packages."""
     return root / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
@@ -126,13 +125,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def with_modules_of_the_sidecar(
     engine: EngineEnvironment, folder: Path, *, python: Path | None = None
 ) -> tuple[Path, ...]:
-    """Return the path of an engine's Python that runs the kit for devices, and a sidecar beside it.
-
-    Args:
-        engine: Has PyTorch.
-        folder: Is made, and gets links to the sidecar's modules that the Python lacks.
-        python: Another Python with PyTorch; None for the engine's.
-    """
+    """Return the path of an engine's Python that runs the kit for devices, and a sidecar beside it."""
     path = (ROOT / "app", ROOT / "worker_ext", ROOT)
     code = f"from bench.device.needs import missing; print(*missing({[*NEEDS['policy'], 'h11']}))"
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
@@ -167,10 +160,6 @@ def on_runner_v2(folder: Path, rings: Path) -> dict[str, Any]:
     Its kernels run in Triton's interpreter, so a request takes a second: for few requests. To be run in float32
     (`engine_with_weights`): the interpreter's bfloat16 makes NaN in the vision tower's kernel. Its start profiles the
     encoder, which a CPU engine with a given KV cache leaves out.
-
-    Args:
-        folder: Gets the worker package.
-        rings: The recorders' folder.
     """
     path = (SHIM_FOLDER, copy_worker_package(folder / "plugin").folder, TRITON_ON_CPU)
     environ = {
@@ -205,7 +194,6 @@ def _title(pid: int) -> str:
 
 
 def log_tail(engine: DemoEngine, lines: int = 20) -> str:
-    """Return the last lines of an engine's log."""
     return last_lines(engine.log_path, lines)
 
 
@@ -222,5 +210,4 @@ def image_tokens(width: int, height: int) -> int:
 
 
 def image_cache_bytes(width: int, height: int) -> int:
-    """Return the bytes that the encoder cache keeps for an image of so many pixels."""
     return image_tokens(width, height) * ENCODER_WIDTH * BYTES_PER_NUMBER

@@ -32,7 +32,6 @@ def random_questions(version: str, *, count: int, seed: int) -> list[Question]:
 
 
 def plan(question: Question, version: str) -> KvPool | PlanError:
-    """Return our answer to a question: a pool, or the reason for a refusal."""
     try:
         return plan_pool(question.workers, question.available_bytes, question.limits, generation_of(version))
     except PlanError as exc:

@@ -49,15 +49,7 @@ class Ran:
         is_simulated: bool = False,
         ascend_version: str | None = None,
     ) -> Self:
-        """Return what a worker says of itself.
-
-        Args:
-            memory: Its answer to `memory`.
-            budget: Its answer to `budget`.
-            by: The test's `__file__`.
-            is_simulated: Whether its device is a stand-in.
-            ascend_version: vllm-ascend's; None without.
-        """
+        """Return what a worker says of itself."""
         device = f"{memory['device']['type']}{', simulated' if is_simulated else ''}"
         engine, beside = budget["engine_budget"], f"vllm-ascend {ascend_version}" if ascend_version else ""
         runner = "V2" if engine["limits"]["v2_runner"] else "V1"
@@ -65,7 +57,6 @@ class Ran:
 
     @classmethod
     def without_card(cls, version: str, by: str) -> Self:
-        """Return vLLM's build for CUDA, imported where there is no driver."""
         return cls(version, "none", NO_CARD, "", _name(by))
 
     @property
@@ -84,11 +75,7 @@ def records() -> list[Ran]:
 
 
 def confirm(found: Ran) -> None:
-    """Hold what a test found to the record; or write it there, and drop what docs/tested.toml names no more.
-
-    Raises:
-        AssertionError: It is not on record, or has no row.
-    """
+    """Hold what a test found to the record; or write it there, and drop what docs/tested.toml names no more."""
     assert found.engine in rows(), f"docs/tested.toml has no row of {found.engine}, which {found.by} ran"
     kept = records()
     if os.environ.get(WRITES):

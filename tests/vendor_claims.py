@@ -37,7 +37,6 @@ class Claim:
 
 
 def cited_in(text: str) -> list[Place]:
-    """Return the places that a text cites, wherever its lines break."""
     return [Place(package, version, file, int(line)) for package, version, file, line in CITATION.findall(text)]
 
 

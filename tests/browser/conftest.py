@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +19,6 @@ from tests.browser.sample import SetClock
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import Running, sidecar_before
 
-HERE = Path(__file__).parent
 PATIENCE_MS = 240_000
 ELSEWHERE = "dashboard.test"  # a name that leads here
 ARGUMENTS = ["--no-sandbox", f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"]
@@ -30,7 +28,7 @@ EXPECTED = re.compile(r"Failed to load resource|net::ERR_")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if item.nodeid.startswith("tests/browser/"):
             # One loop for all, so that they share the browser.
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
             item.add_marker(pytest.mark.timeout(1800))

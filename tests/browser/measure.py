@@ -77,7 +77,6 @@ WORDS = """() => {
 
 @contextlib.asynccontextmanager
 async def an_hour_of_eight() -> AsyncIterator[Beside]:
-    """A sidecar that remembers it."""
     # The ring has room for an hour of readings although the poller itself is slow here.
     async with beside(engine={"tensor_parallel": 8}, history_seconds=86_400, poll_seconds=20) as here:
         an_hour(here.history, here.fake, here.clock, many_ranks(here.fake))
@@ -86,7 +85,6 @@ async def an_hour_of_eight() -> AsyncIterator[Beside]:
 
 
 async def times_to_paint(page: Page) -> dict[str, float]:
-    """Milliseconds since the page was asked for."""
     return dict(await page.evaluate(PAINTS))
 
 
@@ -96,7 +94,6 @@ async def flood(page: Page, report: dict[str, Any], readings: int) -> None:
 
 
 async def words_seen(page: Page) -> int:
-    """How many words and figures the first screen has."""
     return int(await page.evaluate(WORDS))
 
 
@@ -126,8 +123,6 @@ def browser_seconds() -> float:
 
 
 async def cpu_share(browser: Browser, here: Beside, folder: Path | None) -> None:
-    """Print the browser's share of a core while a reading comes each second."""
-
     async def another(route: Route) -> None:
         name = route.request.url.partition("/dashboard")[2].strip("/") or "index.html"
         assert folder is not None
@@ -157,7 +152,6 @@ async def cpu_share(browser: Browser, here: Beside, folder: Path | None) -> None
 
 
 async def main(folder: Path | None) -> None:
-    """Print the figures."""
     async with chromium() as browser, an_hour_of_eight() as here:
         for load in range(LOADS):
             context = await browser.new_context(viewport=SCREEN)

@@ -58,7 +58,6 @@ def dated(history: History, clock: SetClock) -> Iterator[None]:
 
 
 def report_of(fake: FakeEngine, at: float) -> Report:
-    """As the poller would make it."""
     engine = EngineStatus(
         url="http://127.0.0.1:8000",
         state="ready",

@@ -43,7 +43,6 @@ VIEWS = ("ranks", "parts", "start", "encoder", "host", "policy", "events", "plan
 
 
 async def opened(browser: Browser, port: int, view: str = "", **options: Any) -> Page:
-    """The page with all its readings."""
     options = {"viewport": SCREEN, "color_scheme": "light", "locale": "en-GB", "timezone_id": noon(), **options}
     page = await (await browser.new_context(**options)).new_page()
     await page.goto(f"http://127.0.0.1:{port}/dashboard#{view}")
@@ -53,7 +52,6 @@ async def opened(browser: Browser, port: int, view: str = "", **options: Any) ->
 
 
 async def picture(browser: Browser, port: int, path: Path, **options: Any) -> None:
-    """One picture of the page as it is now."""
     page = await opened(browser, port, **options)
     await page.screenshot(path=str(path), full_page=True)
     await page.context.close()
@@ -67,7 +65,6 @@ def simulated(fake: FakeEngine) -> None:
 
 
 async def shown_picture(browser: Browser, path: Path) -> None:
-    """The one that the documentation shows, with the words on it."""
     async with beside(simulated, **SETTINGS) as running:
         await tell(running)
         page = await opened(browser, running.port, viewport=SCREEN)

@@ -63,12 +63,10 @@ def button(page: Any, name: str | re.Pattern[str]) -> Any:
 
 
 async def shown(where: Any, text: str | re.Pattern[str]) -> None:
-    """Wait until that text stands there."""
     await where.filter(has_text=text).first.wait_for()
 
 
 async def told(page: Any, text: str | re.Pattern[str]) -> None:
-    """Wait until that is what an act did."""
     await shown(page.get_by_role("status", name="What it did"), text)
 
 
@@ -111,8 +109,6 @@ def violations(results: Any) -> list[str]:
 
 
 async def test_the_numbers_are_those_of_memory(visit):
-    """Every rank's bytes to the byte, what cannot be known as a dash, and the difference between the ranks."""
-
     def tells_less(fake: FakeEngine) -> None:
         fake.workers[1].non_torch += GIB
         worker = fake.workers[2]
@@ -133,7 +129,6 @@ async def test_the_numbers_are_those_of_memory(visit):
 
 
 async def test_it_is_live(visit):
-    """A new reading is there without anybody asking for it; the tab says the verdict."""
     async with beside() as here:
         page = await visit(here.port)
         assert await page.title() == f"fine · Highwater · {here.fake.model}"
@@ -164,7 +159,6 @@ async def test_the_worst_rank_is_first_and_equal_ones_are_one_row(visit):
 
 
 async def test_what_moves_is_sorted_by_its_change(visit):
-    """With what it was a quarter of an hour ago, and what gives it back; what never moves is one line."""
     async with beside(policy=PolicySettings(), **HOUR) as here:
         an_hour(here.history, here.fake, here.clock, lambda ago: ago == 600 and here.fake.serve_images(8))
         await here.sidecar.poll()
@@ -182,7 +176,6 @@ async def test_what_moves_is_sorted_by_its_change(visit):
 
 
 async def test_what_others_took_is_a_part_with_its_process(visit):
-    """Beside what is not PyTorch's and vLLM's own, from the sidecar's figures."""
     async with beside(policy=PolicySettings(), **HOUR) as here:
         an_hour(here.history, here.fake, here.clock, lambda _: None, seconds=600)
         for worker in here.fake.workers:
@@ -297,7 +290,6 @@ async def test_requests_that_no_reading_saw_are_in_the_chart(visit):
 
 
 async def test_the_charts_begin_with_the_whole_hour(visit):
-    """Also where the history comes late: the page is complete only with what it told."""
     async with beside(**HOUR) as here:
         an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
         await here.sidecar.poll()
@@ -319,7 +311,6 @@ async def test_the_charts_begin_with_the_whole_hour(visit):
 
 
 async def test_a_chart_shows_what_is_known(visit):
-    """No empty hour before the sidecar's start; and nothing is said of the engine's state before its first reading."""
     async with beside(**HOUR) as here:
         an_hour(here.history, here.fake, here.clock, lambda _: None, seconds=300)
         await here.sidecar.poll()
@@ -349,7 +340,6 @@ async def test_host_memory_has_its_unit_and_its_limit(visit):
 
 
 async def test_a_time_can_be_dragged_for_and_sent_to_a_colleague(visit):
-    """The window stands in the address, and Escape leads back; a day comes in coarser steps."""
     async with beside(**HOUR) as here:
         an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake), seconds=7200)
         await here.sidecar.poll()
@@ -374,8 +364,6 @@ async def test_a_time_can_be_dragged_for_and_sent_to_a_colleague(visit):
 
 
 class EngineWithHelpers(HostReader):
-    """Reads host memory of an engine, three of whose processes have one name."""
-
     def read(self) -> HostReading:
         given = host_reading()
         helper = ProcessMemory(role="other", name="other python3", pid=1, container="c", threads=2)
@@ -387,7 +375,6 @@ class EngineWithHelpers(HostReader):
 
 
 async def test_host_memory_has_its_chart_and_its_processes(visit):
-    """It is kept beside each reading; processes of one name are one row, with sum and largest."""
     kept = f"async () => (await ({STATE})()).hour.rows.filter((one) => one.host_kept_bytes > 0).map(({{ at }}) => at)"
     async with beside(**HOUR) as here:
         host = here.sidecar.app.services.host
@@ -416,8 +403,6 @@ async def test_host_memory_has_its_chart_and_its_processes(visit):
 
 
 async def test_the_budget_is_drawn_with_its_line(visit):
-    """The tightest rank's parts as wide as they are, the budget line where it ends, and words to paste."""
-
     def tell(fake: FakeEngine) -> None:
         fake.budget = wire(story(), version="0.12.0")
 
@@ -439,8 +424,6 @@ async def test_the_budget_is_drawn_with_its_line(visit):
 
 
 async def test_whether_it_fits_is_asked_on_the_page(visit):
-    """The answer first; what cannot be planned is said in the sidecar's words."""
-
     def tell(fake: FakeEngine) -> None:
         fake.budget = wire(story(), version="0.12.0")
 
@@ -460,7 +443,6 @@ async def test_whether_it_fits_is_asked_on_the_page(visit):
 
 @pytest.mark.parametrize("ranks", [1, 8, 16])
 async def test_it_is_one_screen(visit, ranks):
-    """Nothing scrolls, nothing is cut, and nobody has to read more than a few sentences."""
     async with beside(engine={"tensor_parallel": ranks}, policy=PolicySettings(), **HOUR) as here:
 
         def move(_: float) -> None:
@@ -478,7 +460,6 @@ async def test_it_is_one_screen(visit, ranks):
 
 
 async def test_views_are_behind_keys_and_in_the_address(visit):
-    """Keys 1 to 8, Escape back; an address opens its view; whoever types somewhere only types."""
     heads = ["Every rank", "Where the memory is: rank 0", "Why it is that much", "Encoder cache", "Host memory"]
     heads += ["Policy", "What happened", "Will it fit?"]
     async with beside() as here:
@@ -496,7 +477,6 @@ async def test_views_are_behind_keys_and_in_the_address(visit):
 
 
 async def test_a_phone_shows_what_matters_at_three_in_the_morning(visit):
-    """The verdict, the button, the worst rank, the last two events; the views hold the rest."""
     async with beside(engine={"tensor_parallel": 2}, policy=PolicySettings()) as here:
         for name in ("one", "two", "three"):
             await here.sidecar.client.post("/memory/marks", json={"name": name})
@@ -519,7 +499,6 @@ async def test_a_phone_shows_what_matters_at_three_in_the_morning(visit):
 
 
 async def test_the_verdicts_button_says_what_it_gives(visit):
-    """It asks first, with the bytes of a dry run that does nothing; then it frees; the act is a line and a flag."""
     async with beside(policy=PolicySettings()) as here:
         here.fake.serve_images()
         await here.sidecar.poll()
@@ -582,7 +561,6 @@ async def test_a_refusal_says_why(visit):
 
 
 async def test_now_asks_before_it_harms(visit):
-    """In mode now a dialog says what that means; cancelled, nothing is done."""
     async with beside() as here:
         page = await visit(here.port, view="policy")
         await page.get_by_label("Mode").select_option("now")
@@ -597,7 +575,6 @@ async def test_now_asks_before_it_harms(visit):
 
 
 async def test_the_policy_is_changed_on_the_page(visit):
-    """Its mode by a button, its rules as JSON; what the sidecar refuses is said in its words."""
     async with beside(policy=PolicySettings()) as here:
         page = await visit(here.port, view="policy")
         await button(page, "Observe only").click()
@@ -622,7 +599,6 @@ async def test_the_policy_is_changed_on_the_page(visit):
 
 
 async def test_the_token_is_asked_for_and_kept_nowhere(visit):
-    """Without one it asks; a wrong one is told apart; the right one does what was wanted; a reload forgets it."""
     async with beside(admin_token=TOKEN) as here:
         page = await visit(here.port)
         await mark(page, "mine")
@@ -640,7 +616,6 @@ async def test_the_token_is_asked_for_and_kept_nowhere(visit):
 
 
 async def test_a_token_that_is_not_given_does_nothing(visit):
-    """What it would give can be asked without one; the dialog can be left, and the page says what it needs."""
     async with beside(admin_token=TOKEN) as here:
         page = await visit(here.port, view="policy")
         await button(page, "Reclaim memory").click()
@@ -668,7 +643,6 @@ async def test_from_elsewhere_the_token_is_asked_for(visit):
 
 
 async def test_a_sidecar_without_a_token_says_what_to_set(visit, tmp_path):
-    """Its file can be read by others: nothing is let in, and the page tells what to do."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o644)
     async with beside(admin_token_file=tmp_path / "token") as here:
@@ -680,7 +654,6 @@ async def test_a_sidecar_without_a_token_says_what_to_set(visit, tmp_path):
 
 
 async def test_the_entries_are_asked_for_with_the_token(visit):
-    """Without it no worker is called, and the view says so; with it the whole names are there. Who asked is shown."""
     async with beside(admin_token=TOKEN) as here:
         here.fake.serve_images(3)
         await here.sidecar.poll()
@@ -706,8 +679,6 @@ async def test_the_entries_are_asked_for_with_the_token(visit):
 
 
 async def test_names_are_text_wherever_they_come_from(visit):
-    """Model, device, host, entry, mark, reasons of the policy: none of them can bring markup."""
-
     def hostile(fake: FakeEngine) -> None:
         fake.model = HOSTILE
         for worker in fake.workers:
@@ -741,7 +712,6 @@ async def test_names_are_text_wherever_they_come_from(visit):
 
 
 async def test_an_engine_that_is_gone_is_told_with_what_to_do(visit):
-    """The last figures stay, as what they are: old."""
     async with beside() as here:
         page = await visit(here.port)
         here.fake.down = True
@@ -768,7 +738,6 @@ async def test_an_engine_that_was_stopped_is_no_failure(visit):
 
 
 async def test_without_any_engine_it_says_so(visit):
-    """No numbers, no zeros: the hint."""
     async with beside(engine_port=free_port()) as here:
         page = await visit(here.port)
         await shown(await verdict_is(page, "unknown"), "nothing answers yet")
@@ -776,7 +745,6 @@ async def test_without_any_engine_it_says_so(visit):
 
 
 async def test_while_it_starts_its_stages_are_shown(visit):
-    """As the workers' recorders have them; ranks that took as long are one row."""
     start = [{"name": "init", "seconds": 4.0, "error": None}, {"name": "weights", "seconds": 72.0, "error": None}]
     async with beside(engine={"tensor_parallel": 4}) as here:
         slower = [start[0], start[1] | {"seconds": 80.0}]
@@ -809,7 +777,6 @@ async def test_missing_ranks_are_named(visit):
 
 
 async def silenced(here: Any, page: Any) -> None:
-    """Let the sidecar be out of this page's reach."""
     await page.route("**/memory/events*", lambda route: route.abort())
     here.history.close()
     await page.locator("[data-fresh=lost]").first.wait_for()
@@ -823,7 +790,6 @@ async def favicon(page: Any) -> str:
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1366), ("dark", 1366), ("light", 390)])
 async def test_out_of_the_sidecars_reach_nothing_looks_alive(visit, scheme, width):
-    """No green, and beside every title since when; in the tab too. All of it ends when the sidecar is there again."""
     async with beside(policy=PolicySettings(mode="observe"), **HOUR) as here:
         an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
         await here.sidecar.poll()
@@ -856,7 +822,6 @@ async def test_a_silent_connection_is_a_lost_one(visit):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_old_figures_can_be_read(visit, scheme):
-    """They are pale, and not too pale."""
     async with beside() as here:
         page = await visit(here.port, color_scheme=scheme)
         here.fake.down = True
@@ -897,10 +862,6 @@ async def test_links_to_incidents_end_with_the_sidecar_that_had_them(visit):
 
 
 async def test_it_finds_a_restarted_sidecar_again(visit, tmp_path):
-    """The connection is lost, said so, and there again by itself; what was drawn stays, what is new comes.
-
-    And what the one before knew is lost, which is said too: a page says since when its sidecar knows anything.
-    """
     fake = FakeEngine()
     async with serving(fake) as port:
         url = f"http://127.0.0.1:{port}"
@@ -932,7 +893,6 @@ async def test_it_finds_a_restarted_sidecar_again(visit, tmp_path):
 
 
 async def test_a_shortage_is_the_verdict_with_what_is_missing(visit):
-    """Above all else; and rank by rank in the view of the policy. A figure that moves is not announced anew."""
     async with beside(policy=PolicySettings(mode="observe")) as here:
         page = await visit(here.port)
         here.fake.workers[1].cached = 0
@@ -985,7 +945,6 @@ async def test_a_rule_that_cannot_act_is_told_with_the_reason(visit):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [PHONE, SCREEN, {"width": 683, "height": 384}], ids=["phone", "screen", "200 %"])
 async def test_nothing_is_in_anyones_way(visit, scheme, viewport):
-    """Axe finds nothing in any view, with a dialog or without; and nothing is wider than the screen."""
     async with beside(admin_token=TOKEN, policy=PolicySettings(mode="observe"), **HOUR) as here:
         an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
         here.fake.workers[1].non_torch += 5 * GIB
@@ -1001,7 +960,6 @@ async def test_nothing_is_in_anyones_way(visit, scheme, viewport):
 
 
 async def test_it_can_be_used_by_keyboard_alone(visit):
-    """From the top of the page: a few steps to the button, and Enter does it; every step can be seen."""
     async with beside(policy=PolicySettings()) as here:
         page = await visit(here.port)
         ring = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
@@ -1018,7 +976,6 @@ async def test_it_can_be_used_by_keyboard_alone(visit):
 
 
 async def test_the_colours_are_the_systems_until_chosen(visit):
-    """The choice outlives a reload, and is there before the first paint."""
     async with beside() as here:
         page = await visit(here.port, color_scheme="dark")
         background = "getComputedStyle(document.body).backgroundColor"
@@ -1042,7 +999,6 @@ async def test_eight_ranks_and_an_hour_are_there_at_once(visit):
 
 
 async def test_memory_stays_flat(visit):
-    """As many readings as in an hour and more leave nothing behind but those that are kept."""
     async with beside(engine={"tensor_parallel": 8}) as here:
         page = await visit(here.port)
         report = await here.memory()

@@ -118,7 +118,6 @@ def _defined(tree: ast.AST, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 
 def _grouped(rows: Iterator[tuple[str, str, str, str]]) -> list[dict[str, str]]:
-    """Return rows of which those that differ in their version alone are one."""
     versions: dict[tuple[str, str, str], list[str]] = {}
     for name, package, version, found in rows:
         versions.setdefault((name, package, found), []).append(version)

@@ -17,11 +17,7 @@ POOL = range(24)
 
 
 class Clients:
-    """They ask from `start` to `send_no_more`.
-
-    Args:
-        engine: Whom.
-    """
+    """They ask from `start` to `send_no_more`."""
 
     UNDER_WAY = 100
     """Requests after whose end every cache knows each image."""
@@ -35,7 +31,6 @@ class Clients:
         self._task: asyncio.Task[TrafficResult] | None = None
 
     async def start(self) -> Self:
-        """Send them off, and return when they are under way."""
         sending = send_images(
             self._engine.url,
             self._engine.served_model,
@@ -49,11 +44,9 @@ class Clients:
         return self
 
     def send_no_more(self) -> None:
-        """Let them end what they wait for."""
         self._stopping = True
 
     async def result(self) -> TrafficResult:
-        """Tell what became of all requests, when the last has ended."""
         assert self._task is not None
         return await self._task
 

@@ -24,7 +24,7 @@ HANGING_VERSIONS = ("0.12.0", "0.23.0")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if item.nodeid.startswith("tests/compat/"):
             item.add_marker(pytest.mark.compat)
             if item.get_closest_marker("timeout") is None:
                 # The fixtures' time is not the test's: an install has no limit, a start has its own.

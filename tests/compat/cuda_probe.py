@@ -14,7 +14,6 @@ from vllm.plugins import load_general_plugins
 
 
 def load() -> dict[str, object]:
-    """Load the plugins as vLLM does in each of its processes."""
     load_general_plugins()
     from vllm.v1.worker.worker_base import WorkerBase  # noqa: PLC0415 - after the plugin, which imports it
 
@@ -22,7 +21,6 @@ def load() -> dict[str, object]:
 
 
 def extension() -> dict[str, object]:
-    """Put the extension class beneath vLLM's worker for CUDA, as `--worker-extension-cls` does."""
     from vllm.v1.worker.gpu_worker import Worker  # noqa: PLC0415 - it needs more than the plugin
 
     from highwater_worker import MemoryExtension  # noqa: PLC0415 - not on the path of every run

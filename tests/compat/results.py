@@ -36,7 +36,6 @@ class Result:
 
 
 def read(path: Path) -> list[Result]:
-    """The records so far, in order; none where there is no file."""
     return [Result(**one) for one in json.loads(path.read_text())] if path.exists() else []
 
 

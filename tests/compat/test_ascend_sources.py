@@ -14,7 +14,6 @@ NEEDED = ("get_device_name", "mem_get_info", "memory_stats", "set_device", "sync
 
 
 def versions_of(name: str) -> dict[str, str]:
-    """Return what is found for a name, by version."""
     rows = [row for row in STORED["found"] if row["name"] == name]
     return {version: row["found"] for row in rows for version in row["version"].split(", ")}
 

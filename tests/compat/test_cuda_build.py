@@ -46,13 +46,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ran(command: Sequence[str], folder: Path, *path: Path) -> Said:
-    """Run a program of the environment with folders on its path, and return what it said.
-
-    Args:
-        command: Its words.
-        folder: Gets the linker's notes; the program runs there.
-        path: For `PYTHONPATH`.
-    """
+    """Run a program of the environment with folders on its path, and return what it said."""
     folder.mkdir()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HIGHWATER_"))}
     environ |= {"LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": str(folder / "linker"), "VLLM_NO_USAGE_STATS": "1"}

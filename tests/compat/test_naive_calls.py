@@ -90,7 +90,6 @@ async def test_requests_let_loose_after_a_reset_at_idle(
 
 
 async def resets_while_idle(engine: DemoEngine) -> bool:
-    """Whether the engine answers a reset with nothing else to do."""
     async with httpx.AsyncClient(base_url=engine.url, trust_env=False, timeout=SILENCE_SECONDS) as client:
         try:
             await client.post("/reset_mm_cache")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import httpx
 
 from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.traffic import IMAGE_SIDE, send_images
+from tests.engine.conftest import ask_all
 from tests.engines import image_cache_bytes, send_texts, worker_pids
 from tests.patience import LIMIT_SECONDS
 from tests.tested import Ran, confirm
@@ -28,6 +28,7 @@ async def test_texts_and_images_are_answered_and_the_extension_sees_them(
         assert (await send_images(engine.url, engine.served_model, images=[1, 2, 3, 2, 1])).errors == ()
         (cache,) = ask_all(engine, "encoder_cache")
         (memory,), (budget,) = ask_all(engine, "memory"), ask_all(engine, "budget")
+        assert all(answer["ok"] for answer in (cache, memory, budget))
         assert budget["engine_budget"]["vllm_version"] == version
         assert [memory["pid"]] == worker_pids(engine)
         confirm(Ran.of_worker(memory, budget, __file__))
@@ -37,12 +38,3 @@ async def test_texts_and_images_are_answered_and_the_extension_sees_them(
 
 def version_of(engine: DemoEngine) -> Any:
     return httpx.get(f"{engine.url}/version", trust_env=False, timeout=LIMIT_SECONDS).json()["version"]
-
-
-def ask_all(engine: DemoEngine, op: str) -> list[dict[str, Any]]:
-    """Every worker's answer; all of them are good."""
-    body = {"method": "highwater_rpc", "args": [op, "{}"]}
-    response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False).raise_for_status()
-    answers = [json.loads(text) for text in response.json()["results"]]
-    assert all(answer["ok"] for answer in answers), answers
-    return answers

@@ -40,11 +40,7 @@ def _tool(name: str) -> str:
 
 
 class Stage:
-    """A file system's root.
-
-    Args:
-        folder: Keeps what is written.
-    """
+    """A file system's root."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -44,7 +44,6 @@ class Container:
         return f"http://127.0.0.1:{self.port}"
 
     def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Another command beside it, as `docker exec` and HEALTHCHECK do."""
         return subprocess.run(
             self.image.stage.command(command, user=self.image.user, volumes={self.image.volumes[0]: self.volume}),
             env=self.image.environ | {"HIGHWATER_PORT": str(self.port)} | environ,
@@ -54,7 +53,6 @@ class Container:
         )
 
     def status(self) -> dict[str, str]:
-        """What the kernel says of the process."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines()
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 

@@ -22,7 +22,6 @@ VLLM = "[Service]\nExecStart=/bin/true serve MODEL\n"
 
 
 def settings_of(path: Path) -> list[tuple[str, str]]:
-    """Every assignment of a unit, in order."""
     lines = path.read_text("utf-8").splitlines()
     return [
         (name, value) for name, equals, value in (line.partition("=") for line in lines if line[:1].isalpha()) if equals

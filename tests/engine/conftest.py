@@ -23,7 +23,7 @@ from tests.compat.results import Result, keep
 from tests.engines import AnyEngine
 from tests.patience import LIMIT_SECONDS
 
-HERE = Path(__file__).parent
+HERE, FOLDER = Path(__file__).parent, "tests/engine/"
 RESULTS = "HIGHWATER_COMPAT_RESULTS"
 """Names the file that results go to; without it they are not kept."""
 TEST_SECONDS = 1800
@@ -38,17 +38,17 @@ RUINOUS = ("test_recorder_real", "test_kills", "test_relief_chaos")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)  # stable: all others keep their order
-    mark_as_engine_tests(items, HERE)
+    mark_as_engine_tests(items, FOLDER)
     for item in items:
         shared = next((name for name in SHARED if name in item.fixturenames), None)
-        if shared and HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
+        if shared and item.nodeid.startswith(FOLDER) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(shared))
 
 
-def mark_as_engine_tests(items: list[pytest.Item], folder: Path) -> None:
+def mark_as_engine_tests(items: list[pytest.Item], folder: str) -> None:
     """Mark the tests of a folder, and bound the time of those that have no bound of their own."""
     for item in items:
-        if folder in item.path.parents:
+        if item.nodeid.startswith(folder):
             item.add_marker(pytest.mark.engine)
             if item.get_closest_marker("timeout") is None:
                 # The fixtures' time is not the test's: an install and a start have limits of their own.
@@ -58,7 +58,7 @@ def mark_as_engine_tests(items: list[pytest.Item], folder: Path) -> None:
 def _turn(item: pytest.Item) -> int:
     """Return when a file has its turn: 0 for nearly all, behind them those that ruin an engine, in their order."""
     name = item.path.stem
-    return RUINOUS.index(name) + 1 if item.path.parent == HERE and name in RUINOUS else 0
+    return RUINOUS.index(name) + 1 if name in RUINOUS and item.nodeid.startswith(FOLDER) else 0
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +97,6 @@ def engine_with_weights(environment: EngineEnvironment, folder: Path, **options:
 
 
 def make_weights(environment: EngineEnvironment, model: Path) -> None:
-    """Give a model weights of which answers depend on every image and token."""
     command = [str(environment.python), str(HERE / "make_weights.py"), str(model)]
     env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, env=env, check=True, capture_output=True)
@@ -164,7 +163,6 @@ def sidecar(engine: DemoEngine, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @contextmanager
 def sidecar_beside(engine: DemoEngine, folder: Path, **settings: str) -> Iterator[DemoSidecar]:
-    """A sidecar that has seen its engine."""
     with DemoSidecar(engine.url, folder=folder, settings=settings) as started:
         wait_for(started, lambda report: report["engine"]["state"] == "ready")
         yield started
@@ -234,7 +232,6 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[..., Callable[[str], list[An
 
 
 def ask_all(engine: DemoEngine, op: str, payload: str = "{}") -> list[dict[str, Any]]:
-    """Every worker's answer, as the sidecar gets them."""
     body = {"method": "highwater_rpc", "args": [op, payload]}
     response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False)
     return [json.loads(text) for text in response.raise_for_status().json()["results"]]

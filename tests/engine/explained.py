@@ -19,7 +19,6 @@ def logged(engine: DemoEngine, pattern: str) -> str:
 
 
 def blocks_by_metrics(engine: DemoEngine) -> int:
-    """Return the number of blocks that the engine's own metrics show."""
     page = httpx.get(f"{engine.url}/metrics", trust_env=False, timeout=LIMIT_SECONDS).text
     (blocks,) = set(re.findall(r'vllm:cache_config_info\{.*num_gpu_blocks="(\d+)"', page))
     return int(blocks)

@@ -101,11 +101,7 @@ def source_tree_of(name: str, version: str) -> Path:
 
 @contextmanager
 def unpacked_source(name: str, version: str) -> Iterator[Path]:
-    """Fetch a source distribution with pip, and yield the folder that has all of it.
-
-    Raises:
-        DemoError: pip did not get it.
-    """
+    """Fetch a source distribution with pip, and yield the folder that has all of it."""
     # pip unpacks it before it asks it for its metadata, which needs the vendor's compiler and fails here; and leaves
     # what it unpacked.
     with tempfile.TemporaryDirectory() as unpacked:
@@ -121,7 +117,6 @@ def unpacked_source(name: str, version: str) -> Iterator[Path]:
 
 
 def copy_modules(root: Path, package: str, folder: Path) -> None:
-    """Copy a package's Python files from one folder into another."""
     for module in (root / package).rglob("*.py"):
         copy = folder / module.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,6 @@ class Storm:
             self.contradictions.append(f"{ask}: {before!r} and then {text!r}")
 
     def differing(self, other: Storm) -> list[str]:
-        """The requests that both have and that were answered otherwise there."""
         return [
             f"{ask}: {text!r} against {other.answers[ask]!r}"
             for ask, text in self.answers.items()
@@ -67,7 +66,6 @@ class Storm:
 
 
 def nth(client: int, number: int, fresh_from: int) -> Ask:
-    """What a client asks as its so manieth request; images from ``fresh_from`` on are new."""
     repeated = (7 * number + client) % POOL
     if number % 2:
         return Ask((repeated,), number % 3 == 0)
@@ -77,7 +75,6 @@ def nth(client: int, number: int, fresh_from: int) -> Ask:
 
 @asynccontextmanager
 async def storming(url: str, model: str, *, fresh_from: int) -> AsyncIterator[Storm]:
-    """Clients that ask for as long as the block lasts; at its end all of them have their answers."""
     storm, began = Storm(), time.monotonic()
     stop = asyncio.Event()
 
@@ -114,7 +111,6 @@ async def ask_again(url: str, model: str, asks: list[Ask]) -> Storm:
 async def ask_one_by_one(
     url: str, model: str, asks: list[Ask], between: Callable[[], Awaitable[None]] | None = None
 ) -> Storm:
-    """Each alone, with something done before it."""
     storm = Storm()
     async with _session() as session:
         for ask in asks:

@@ -37,7 +37,6 @@ _SPECS = "vllm/v1/kv_cache_interface.py"
 
 
 def text_of(version: str, *paths: str) -> str:
-    """Return the files of one version, those that it has."""
     source = source_of("vllm", version)
     assert source is not None
     found = []
@@ -50,7 +49,6 @@ def text_of(version: str, *paths: str) -> str:
 
 
 def assigned(text: str) -> set[str]:
-    """Return the attributes that methods set of their object."""
     return set(re.findall(r"\bself\.(\w+)(?:: [^=\n]+)? = ", text))
 
 

@@ -102,7 +102,6 @@ async def test_an_engine_killed_in_an_operation(
 
 
 async def kill_in(victim: Victim, sidecar: DemoSidecar, call: Call) -> dict[str, float | str]:
-    """Stop the worker within the operation, kill every process of the engine, and see that the caller is told."""
     engine = victim.engine
     await fill(engine, sidecar)
     if call.op:
@@ -136,7 +135,6 @@ async def kill_in(victim: Victim, sidecar: DemoSidecar, call: Call) -> dict[str,
 
 
 async def until_one_stops(engine: DemoEngine, asking: asyncio.Task[httpx.Response]) -> None:
-    """Wait until a worker has stopped itself."""
     deadline = time.monotonic() + PATIENCE
     while psutil.STATUS_STOPPED not in {psutil.Process(pid).status() for pid in worker_pids(engine)}:
         assert not asking.done(), asking.result().text
@@ -145,7 +143,6 @@ async def until_one_stops(engine: DemoEngine, asking: asyncio.Task[httpx.Respons
 
 
 def failed(answer: dict[str, Any]) -> bool:
-    """Whether a response says of every remedy in it that it failed."""
     return {result.get("outcome") for result in answer.get("results", [answer])} == {"failed"}
 
 

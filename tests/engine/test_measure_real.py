@@ -30,8 +30,6 @@ REMEDIES = "reset_mm_cache,release,reset_encoder_cache"
 
 @dataclass(frozen=True)
 class Recorded:
-    """What came of the command."""
-
     sidecar: DemoSidecar
     done: subprocess.CompletedProcess[str]
     page: str
@@ -83,7 +81,6 @@ def bench(url: str, engine: DemoEngine) -> list[str]:
 
 
 def row(text: str, name: str, nth: int = 0) -> list[str]:
-    """The cells of the nth table's row of that name."""
     found = re.findall(rf"^\| (?:\*\*)?{re.escape(name)}(?:\*\*)? *\|(.*)\|$", text, re.MULTILINE)
     return [cell.strip().strip("*") for cell in found[nth].split("|")]
 

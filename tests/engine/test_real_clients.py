@@ -51,8 +51,6 @@ TOOLS = [
 
 @dataclass(frozen=True)
 class Ways:
-    """The same engine, directly and through the sidecar."""
-
     engine: DemoEngine
     sidecar: DemoSidecar
 

@@ -41,7 +41,6 @@ pytestmark = pytest.mark.timeout(STORM_SECONDS + 1800, func_only=True)
 
 @pytest.fixture
 def quiet_sidecar(telling_engine: DemoEngine, tmp_path: Path) -> Iterator[DemoSidecar]:
-    """A sidecar that acts only when told to."""
     with sidecar_beside(telling_engine, tmp_path, HIGHWATER_POLICY__MODE="observe") as sidecar:
         yield sidecar
 
@@ -81,16 +80,11 @@ WAYS = {
 
 
 def ways(engine: DemoEngine) -> Ways:
-    """What is expected of this version."""
     return WAYS[engine.environment.version]
 
 
 async def prove(engine: DemoEngine, sidecar: DemoSidecar, storm: Storm) -> dict[str, float | str]:
-    """Nobody was harmed: none failed, all got what an undisturbed engine answers, and the workers are in step.
-
-    Returns:
-        The figures, for the record.
-    """
+    """Nobody was harmed: none failed, all got what an undisturbed engine answers, and the workers are in step."""
     assert storm.failures == []
     assert storm.answered > STORM_SECONDS / 2
     if ways(engine).agrees_with_itself:
@@ -188,7 +182,6 @@ async def test_a_safe_reset(
 
 
 def remedies_done(sidecar: DemoSidecar) -> list[str]:
-    """What the policy has run so far, by name."""
     events = sidecar.call("GET", "/memory/events?limit=1000")["events"]
     return [event["result"]["remedy"] for event in events if (event["result"] or {}).get("outcome") == "done"]
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import psutil
 import pytest
 
@@ -30,7 +29,7 @@ from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import DemoError, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.story import tell
-from highwater.terminal.demo.traffic import image_url, send_images
+from highwater.terminal.demo.traffic import send_images
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS, wait_until
 
@@ -99,7 +98,6 @@ async def test_the_story_is_told_and_its_numbers_agree(engine: DemoEngine, sidec
 
 
 def test_a_drop_in_reset_answers_as_vllm_does_and_tells_more(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    """The status and body of vLLM's own answer are in ours."""
     direct = httpx.post(f"{engine.url}/reset_prefix_cache", trust_env=False, timeout=30)
     ours = post(sidecar, "/reset_prefix_cache?reset_external=false")
     assert ours.status_code == direct.status_code
@@ -119,26 +117,6 @@ async def test_the_cache_is_listed_entry_by_entry(engine: DemoEngine, sidecar: D
     assert (large["residency"], large["dtype"]) == ("device", "float32")
     assert small["referenced"] is False
     assert rank["entries_total"] >= 2
-
-
-async def test_images_through_the_proxy_by_the_real_client(engine: DemoEngine, sidecar: DemoSidecar) -> None:
-    content = [
-        {"type": "image_url", "image_url": {"url": image_url(77)}},
-        {"type": "text", "text": "What is this?"},
-    ]
-
-    async def ask(url: str) -> str:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=LIMIT_SECONDS) as client:
-            stream = await client.chat.completions.create(
-                model=engine.served_model,
-                messages=[{"role": "user", "content": content}],
-                max_tokens=12,
-                temperature=0,
-                stream=True,
-            )
-            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-
-    assert await ask(sidecar.url) == await ask(engine.url)
 
 
 async def test_a_client_that_leaves_takes_its_request_along(engine: DemoEngine, sidecar: DemoSidecar) -> None:
@@ -211,8 +189,6 @@ def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prom
 
 
 def test_the_engines_families_are_there_by_their_names(sidecar: DemoSidecar) -> None:
-    """What is listed of vLLM's is what this vLLM exports."""
-
     pages = [""]
 
     def has_the_engines() -> bool:
@@ -256,7 +232,6 @@ def test_an_idle_engines_workers_are_left_alone(engine: DemoEngine, sidecar: Dem
 
 
 def ran(*arguments: str, url: str, status: int = 0) -> str:
-    """What a command printed, which must have ended so."""
     command = [sys.executable, "-m", "highwater", *arguments, "--url", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert status == done.returncode, (arguments, done.stdout, done.stderr)
@@ -320,7 +295,6 @@ def killed_starter(engine: DemoEngine) -> Iterator[None]:
 
 
 def held_rings(sidecar: DemoSidecar) -> list[str]:
-    """The recorders' files that the sidecar has open."""
     opened = [os.readlink(fd) for pid in sidecar.pids() for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
     return [path for path in opened if ".ring" in path]
 

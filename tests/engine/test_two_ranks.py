@@ -86,7 +86,6 @@ def test_both_ranks_stay_in_step_after_every_kind_of_error(engine_after_errors: 
 
 @pytest.fixture
 def engine_after_errors(two_ranks: tuple[DemoEngine, DemoSidecar]) -> DemoEngine:
-    """The engine after one call of each kind that our extension refuses."""
     engine, _ = two_ranks
     for op, payload in (("nonsense", "{}"), ("memory", "["), ("encoder_cache", '{"limit": -1}')):
         answers = ask_all(engine, op, payload)

@@ -103,7 +103,6 @@ def is_unresponsive(report: dict[str, Any]) -> bool:
 
 
 def incidents(sidecar: DemoSidecar) -> list[dict[str, Any]]:
-    """Headlines, newest first."""
     listed: list[dict[str, Any]] = sidecar.call("GET", "/memory/incidents")["incidents"]
     return listed
 
@@ -131,7 +130,6 @@ def core_of(worker_pid: int) -> int:
 
 
 def worker_calls(engine: DemoEngine) -> int:
-    """How many the engine has answered so far."""
     return engine.log_path.read_text(errors="replace").count("POST /collective_rpc")
 
 
@@ -242,7 +240,6 @@ def test_a_folder_without_room_is_told_and_costs_the_recorders_only(
 
 @asynccontextmanager
 async def a_request_under_way(engine: DemoEngine, sidecar: DemoSidecar) -> AsyncIterator[None]:
-    """An answer that is read through the sidecar as it comes."""
     body = {"model": engine.served_model, "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
     async def read(response: httpx.Response) -> None:

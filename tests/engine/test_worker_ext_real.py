@@ -63,7 +63,6 @@ def probe(
 
 
 def ask(engine: DemoEngine, op: str, payload: str = "{}") -> dict[str, Any]:
-    """Return rank 0's good answer."""
     answer = ask_all(engine, op, payload)[0]
     assert answer["ok"], answer
     return answer
@@ -110,7 +109,6 @@ def test_a_thousand_entries_cost_milliseconds(probe, capsys):
 
 
 def test_real_tensors_are_counted_by_storage(probe):
-    """1,000 views of 500 batches; 64 layers; as many weights as the model says."""
     answer = probe("many_entries")
     memory, listing = answer["memory"], answer["listing"]
     assert memory["notes"] == []

@@ -60,7 +60,6 @@ def ask(asked: Any, op: str, **payload: Any) -> dict[str, Any]:
 
 
 def v2_cache() -> dict[str, Any]:
-    """Read the encoder cache of model runner V2, empty and filled, with requests that need part of it."""
     module = importlib.import_module("vllm.v1.worker.gpu.mm.encoder_cache")
     inputs = importlib.import_module("vllm.multimodal.inputs")
     cache = module.EncoderCache()
@@ -85,7 +84,6 @@ def v2_cache() -> dict[str, Any]:
 
 
 def collisions() -> dict[str, Any]:
-    """Find our names in the engine's own classes, and vLLM's assertion over them."""
     ours = {name for name in dir(MemoryExtension) if not name.startswith("__")} | {ATTRIBUTE}
     found: dict[str, list[str]] = {}
     for name in ("cpu_worker.CPUWorker", "gpu_worker.Worker", "xpu_worker.XPUWorker", "worker_base.WorkerWrapperBase"):
@@ -99,7 +97,6 @@ def collisions() -> dict[str, Any]:
 
 
 def injection() -> dict[str, Any]:
-    """Let vLLM's own code put a class of two extensions into a worker class."""
     wrapper = importlib.import_module("vllm.v1.worker.worker_base").WorkerWrapperBase()
     parallel = SimpleNamespace(
         worker_cls=f"{__name__}.ProbedWorker", worker_extension_cls=f"{__name__}.Both", assigned_physical_gpu_ids=None
@@ -312,7 +309,6 @@ def restore_failures() -> dict[str, Any]:
 
 
 def spill_under_v1() -> dict[str, Any]:
-    """Let model runner V1's own methods use a cache that spills."""
     module = importlib.import_module("vllm.v1.worker.gpu_model_runner")
     runner = object.__new__(module.GPUModelRunner)
     vars(runner).update(encoder_cache={}, requests={}, supports_mm_inputs=True)
@@ -338,7 +334,6 @@ def spill_under_v1() -> dict[str, Any]:
 
 
 def spill_under_v2() -> dict[str, Any]:
-    """Let model runner V2's own cache and encoder runner use one that spills."""
     inputs = importlib.import_module("vllm.multimodal.inputs")
     cache = importlib.import_module("vllm.v1.worker.gpu.mm.encoder_cache").EncoderCache()
     encoder = object.__new__(importlib.import_module("vllm.v1.worker.gpu.mm.encoder_runner").EncoderRunner)

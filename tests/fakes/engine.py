@@ -294,8 +294,6 @@ class FakeWorker:
 
 @dataclass(frozen=True)
 class Call:
-    """One request as it arrived."""
-
     method: str
     path: str
     query: str
@@ -389,7 +387,6 @@ class FakeEngine:
                 self.proc.begin(worker.pid)
 
     def kill(self, worker: FakeWorker) -> None:
-        """Its process is gone; what it wrote stays."""
         worker.recorder.close()
         if self.proc is not None:
             self.proc.end(worker.pid)
@@ -412,12 +409,10 @@ class FakeEngine:
             worker.recorder.start(head, options, worker.device(), self._clock())
 
     def record(self) -> None:
-        """What the workers' recorders do all the time: a sample each."""
         for worker in self.workers:
             worker.record(self._clock())
 
     def begin_step(self) -> None:
-        """Every worker is in a step from now on."""
         for worker in self.workers:
             worker.recorder.step_since = worker.recorder.last_step_at = self._clock()
 
@@ -434,16 +429,13 @@ class FakeEngine:
             worker.entries |= {f"{first + number:064x}": size for number in range(count)}
 
     def reload(self, version: str) -> None:
-        """An engine of another version in its place."""
         self.version = version
         self.start_again()
 
     def asked(self, path: str) -> list[Call]:
-        """The calls of that path, oldest first."""
         return [call for call in self.calls if call.path == path]
 
     def ops(self) -> list[str]:
-        """The operations asked of the workers, oldest first."""
         return [call.op or "" for call in self.asked("/collective_rpc")]
 
     def polled(self) -> list[str]:
@@ -457,7 +449,6 @@ class FakeEngine:
         return [call.op or call.path for call in acted]
 
     def readings(self) -> tuple[RankReading, ...]:
-        """What the sidecar makes of the workers' memory now."""
         reached = [worker for worker in self.workers if worker.dp_rank == 0]
         return tuple(map(account, _WIRE.validate_python([self._answer(worker, "memory") for worker in reached])))
 

@@ -27,13 +27,11 @@ class FakeProc:
         boot.write_text(f"{BOOT_ID}\n")
 
     def begin(self, pid: int, state: str = "S") -> None:
-        """It is there; ``T``: and is held by a signal."""
         (self.path / str(pid)).mkdir(exist_ok=True)
         fields = [state, *(["0"] * 18), str(_STARTED), "0"]
         (self.path / str(pid) / "stat").write_text(f"{pid} (VLLM::Worker) {' '.join(fields)}\n")
 
     def end(self, pid: int) -> None:
-        """It is gone."""
         (self.path / str(pid) / "stat").unlink(missing_ok=True)
 
 

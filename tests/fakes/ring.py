@@ -26,7 +26,6 @@ BUDGET = {"gpu_memory_utilization": 0.9, "requested_bytes": 58_906_902_528, "ini
 
 
 def file_bytes(slots: int) -> int:
-    """The size of a file with so many slots."""
     return RING_AT + slots * SLOT_BYTES + STACK_BYTES
 
 
@@ -94,15 +93,7 @@ def dump(*lines: str, thread: int = MAIN_THREAD) -> str:
 
 
 class FakeWriter:
-    """One file, made as the contract says and written record by record.
-
-    Args:
-        folder: The recorder's directory.
-        instance: The engine's life.
-        pid: The writer's process.
-        slots: How many samples the ring holds.
-        identity: What its identity says beside or instead of the usual.
-    """
+    """One file, made as the contract says and written record by record."""
 
     def __init__(
         self, folder: Path, *, instance: str = INSTANCE, pid: int = 4242, slots: int = 64, **identity: Any
@@ -135,7 +126,6 @@ class FakeWriter:
         hidden.rename(self.path)
 
     def close(self) -> None:
-        """What its death does."""
         os.close(self._file)
 
     # --- samples ---
@@ -159,14 +149,12 @@ class FakeWriter:
         return RING_AT + (sequence - 1) % self.slots * SLOT_BYTES
 
     def sample(self, seconds: float = 0.0, **changes: Any) -> None:
-        """A sample, so many seconds after the beginning of time in tests."""
         body = {"kind": "sample", **moment(seconds), "calls": 24, "memory": memory(), "moving": moving()}
         self.append(body | {"cost_ms": 0.2} | changes)
 
     # --- beside them ---
 
     def heartbeat(self, seconds: float = 0.0, **changes: Any) -> None:
-        """A heartbeat of one that has done nothing since its last sample."""
         body = {
             "kind": "heartbeat",
             **moment(seconds),

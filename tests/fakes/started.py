@@ -18,8 +18,6 @@ GIB = 1024**3
 
 
 class Dtype:
-    """A data type of torch's."""
-
     def __init__(self, name: str, itemsize: int) -> None:
         self.name, self.itemsize = name, itemsize
 
@@ -55,12 +53,10 @@ def full(kv_heads: int, head: int, block: int, dtype: Dtype = BF16) -> FullAtten
 
 
 def sliding(kv_heads: int, head: int, block: int, window: int) -> SlidingWindowSpec:
-    """Of the last tokens only."""
     return SlidingWindowSpec(block_size=block, num_kv_heads=kv_heads, head_size=head, dtype=BF16, sliding_window=window)
 
 
 def group(spec: object, layers: int) -> SimpleNamespace:
-    """Layers that share block tables."""
     return SimpleNamespace(kv_cache_spec=spec, layer_names=[f"layers.{n}" for n in range(layers)])
 
 

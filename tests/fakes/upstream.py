@@ -119,7 +119,6 @@ class Upstream:
             raise error
 
     async def listen_on(self, path: str) -> asyncio.Server:
-        """Answer on a Unix socket too."""
         return await asyncio.start_unix_server(self._serve, path)
 
     async def listen_with_tls(self, context: ssl.SSLContext) -> asyncio.Server:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.engine.conftest import engine_environment
 
 __all__ = ["engine_environment"]
-HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if item.nodeid.startswith("tests/growth/"):
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.timeout(3600, func_only=True))
             # They rest for most of their time, and their names keep them apart: each has a process of its own.

@@ -60,7 +60,6 @@ def _objects(values: str) -> list[Object]:
 
 
 def freshly_rendered(values: Mapping[str, Any]) -> list[Object]:
-    """Every object, with new secrets."""
     texts = (text for name, text in files(values).items() if name.endswith(".yaml"))
     return [each for text in texts for each in yaml.load_all(text, Loader=LOADER) if each]
 

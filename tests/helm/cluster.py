@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from typing import Any
+
+from tests.helm.server import answering
 
 RESOURCES = {
     "kind": "APIResourceList",
@@ -35,29 +34,11 @@ def answer(path: str, secrets: dict[str, dict[str, Any]]) -> tuple[int, dict[str
     return 404, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
 
 
-@contextmanager
-def cluster(secrets: dict[str, dict[str, Any]]) -> Iterator[str]:
+def cluster(secrets: dict[str, dict[str, Any]]) -> AbstractContextManager[str]:
     """The URL of one that has these Secrets."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = answer(self.path, secrets)
-            content = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answered(path: str) -> tuple[int, str]:
+        status, body = answer(path, secrets)
+        return status, json.dumps(body)
 
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
-            """Silent."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return answering(answered)

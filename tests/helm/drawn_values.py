@@ -54,7 +54,6 @@ def rules(draw: Draw) -> Values:
 
 @st.composite
 def config(draw: Draw) -> Values:
-    """Settings of the sidecar, ports among them."""
     port, control = draw(
         st.lists(st.integers(1024, 65535).filter(lambda n: n != 8000), min_size=2, max_size=2, unique=True)
     )
@@ -148,7 +147,6 @@ def pod(draw: Draw, *, host_network: bool) -> Values:
 
 @st.composite
 def service(draw: Draw) -> Values:
-    """A Service of any type, with what that type may have."""
     kind = draw(st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer"]))
     found: Values = {
         "type": kind,
@@ -170,7 +168,6 @@ def service(draw: Draw) -> Values:
 
 @st.composite
 def monitor(draw: Draw) -> Values:
-    """Of a PodMonitor or ServiceMonitor."""
     return {
         "enabled": True,
         "engineMetrics": draw(FLAG),
@@ -226,7 +223,6 @@ def around(draw: Draw, *, has_service: bool, kind: str) -> Values:
 
 @st.composite
 def values(draw: Draw) -> Values:
-    """All of it, as one would write it into a file."""
     kind = draw(st.sampled_from(["Deployment", "StatefulSet", "LeaderWorkerSet", "None"]))
     host_network = draw(st.sampled_from([False, False, True]))
     beside = draw(around(has_service=draw(st.sampled_from([True, True, False])), kind=kind))

@@ -42,12 +42,10 @@ class Rendering:
 
     @property
     def port(self) -> int:
-        """Of requests to the model."""
         return int(self.values["config"]["port"])
 
     @property
     def control(self) -> int:
-        """Of the control plane."""
         return int(self.values["config"]["control_port"])
 
     def of(self, *kinds: str) -> Iterator[Object]:
@@ -59,7 +57,6 @@ class Rendering:
 
 
 def matches(selector: Mapping[str, str], each: Object) -> bool:
-    """Whether labels are found by a selector."""
     return selector.items() <= each["metadata"].get("labels", {}).items()
 
 
@@ -75,6 +72,8 @@ def closed(it: Rendering) -> Iterator[str]:
         binding = [text for text in engine.get("args", []) if re.match(r"--(host|port|uds)\b", text)]
         if engine and binding not in (["--host=127.0.0.1", "--port=8000"], ["--uds=/run/highwater/engine/engine.sock"]):
             yield f"the engine binds to {binding}"
+        elif engine and engine["args"].index(binding[0]) < len(engine["args"]) - 3:  # the address, and a class
+            yield f"the chart has not the last word: {engine['args']}"
         if pod["spec"].get("hostNetwork") and not binding[-1].startswith("--uds"):
             yield "on the node's network the engine is on its loopback"
     for pod in it.pods:
@@ -96,6 +95,7 @@ def restricted(it: Rendering) -> Iterator[str]:
         if has_host_path and it.values["models"]["kind"] != "hostPath":
             yield "a hostPath without being asked for"
         if spec.get("automountServiceAccountToken") is not False or spec.get("enableServiceLinks") is not False:
+            # One called highwater would stop the sidecar.
             yield "a pod has a token of the cluster, or the variables of Services"
         for one in containers(pod):
             context = spec["securityContext"] | one["securityContext"]
@@ -112,6 +112,8 @@ def restricted(it: Rendering) -> Iterator[str]:
                 yield f"{one['name']} is not restricted: {context}"
             if any("hostPort" in port for port in one.get("ports", [])):
                 yield f"{one['name']} has a port of the node"
+    if any(each["automountServiceAccountToken"] for each in it.of("ServiceAccount")):
+        yield "an account gives its pods a token of the cluster"
 
 
 def selectors(it: Rendering) -> Iterator[str]:

@@ -351,14 +351,7 @@ def test_labels_of_every_object_are_the_recommended_ones() -> None:
         assert labels["team"] == "x"
 
 
-@pytest.mark.parametrize("name", CI_FILES)
-def test_no_two_objects_have_one_name(name: str) -> None:
-    named = [(e["kind"], e["metadata"].get("namespace"), e["metadata"]["name"]) for e in objects(ci_values(name))]
-    assert len(named) == len(set(named))
-
-
 def notes_of(values: Object) -> tuple[str, list[str]]:
-    """The text, and the commands in it."""
     notes = next(text for file, text in files(values).items() if file.endswith("NOTES.txt"))
     indented = [line for line in notes.splitlines() if line.startswith("  ")]
     return notes, [line for line in indented if line.strip().startswith(("kubectl", "curl"))]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from tests.helm.chart import HELM
+from tests.helm.server import answering
 
 DRAIN = (HELM / "files" / "drain.py").read_text(encoding="utf-8")
 # As it is, but patient: a busy machine is not what decides here.
@@ -38,25 +37,8 @@ class Sidecar:
 @pytest.fixture
 def sidecar() -> Iterator[tuple[Sidecar, str]]:
     told = Sidecar()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, text = told.answer(self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
-            """Silent."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield told, f"http://${{LEADER}}:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(told.answer) as url:
+        yield told, url.replace("127.0.0.1", "${LEADER}")
 
 
 def drain(url: str, seconds: str) -> subprocess.CompletedProcess[str]:

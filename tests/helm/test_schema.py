@@ -15,7 +15,7 @@ from helm.generator.schema import CHARTS_OWN
 from highwater.process.errors import SettingsError
 from highwater.server.settings.settings import is_list, keys, variable
 from highwater.server.settings.sources import load
-from tests.helm.chart import CI_FILES, HELM, chart, ci_values, container, env, files, merged, pod
+from tests.helm.chart import HELM, chart, container, env, files, merged, pod
 
 # A value of each setting that is not its default. What is none of these is text or a number that doubles.
 OTHER: dict[str, Any] = {
@@ -138,7 +138,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_the_schema_refuses(what: str) -> None:
-    """Before anything is rendered, with the value's place and what would be right."""
     values, words = REFUSED[what]
     with pytest.raises((HelmValuesError, HelmRenderError)) as refused:
         files(values)
@@ -355,8 +354,3 @@ def test_right_rules_are_taken_by_both() -> None:
     ]
     text = env(container(pod({"config": {"policy": {"rules": rules}}}), "highwater"))["HIGHWATER_POLICY__RULES"]
     assert len(load(environ={"HIGHWATER_POLICY__RULES": text}).policy.rules) == 3
-
-
-@pytest.mark.parametrize("name", CI_FILES)
-def test_the_schema_accepts_each_example(name: str) -> None:
-    chart().validate_schema(ci_values(name))

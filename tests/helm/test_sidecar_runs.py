@@ -47,7 +47,6 @@ def sidecar(node: Node, given: Object) -> Iterator[str]:
 
 
 def may_act(url: str, token: str) -> bool:
-    """Whether a control call is let through."""
     headers = {"Authorization": f"Bearer {token}"}
     status = httpx.post(
         f"{url}/memory/marks", json={"name": "m"}, headers=headers, trust_env=False, timeout=LIMIT_SECONDS

@@ -39,11 +39,7 @@ def _validate(text: str, version: str) -> None:
 
 
 def validate(each: dict[str, Any], *versions: str) -> None:
-    """Look at an object with these versions' schemas, or with all three; at the same one only once.
-
-    Raises:
-        jsonschema.ValidationError: It has a key that Kubernetes does not know, or a value that it refuses.
-    """
+    """Look at an object with these versions' schemas, or with all three; at the same one only once."""
     text = json.dumps(each, sort_keys=True)
     for version in versions or NEWEST:
         _validate(text, version)

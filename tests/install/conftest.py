@@ -15,12 +15,7 @@ from tests.support.kubernetes_tools import BUNDLES, NEW, Bundle, Tools, tools
 
 
 class Reader:
-    """Somebody who follows a page literally.
-
-    Attributes:
-        folder: Where they are; `helm/` of the repository is in it.
-        cluster: What they ask.
-    """
+    """Somebody who follows a page literally."""
 
     def __init__(self, folder: Path, real: Tools, cluster: FileCluster) -> None:
         self.folder, self.cluster, self.real = folder, cluster, real

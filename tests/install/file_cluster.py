@@ -30,12 +30,7 @@ _NOT_DONE = (["run"], ["exec"], ["rollout", "status"])
 
 
 class FileCluster:
-    """Objects in a folder.
-
-    Args:
-        folder: Where they are; made if it is missing.
-        tools: The folder with the real programs.
-    """
+    """Objects in a folder."""
 
     def __init__(self, folder: Path, tools: Path) -> None:
         self._folder, self._tools = folder, tools
@@ -64,18 +59,13 @@ class FileCluster:
         path.write_text(json.dumps(thing))
 
     def get(self, kind: str, name: str) -> Object:
-        """Return an object.
-
-        Raises:
-            LookupError: The cluster has no such object.
-        """
+        """Return an object."""
         found = self._read(self._path(kind, name))
         if found is None:
             raise LookupError(f"{kind.lower()} {name!r} not found")
         return found
 
     def names(self) -> list[str]:
-        """Return every object as kind/name."""
         return sorted(path.stem.replace("+", "/", 1) for path in self._folder.glob("*.json"))
 
     def kubectl(self, arguments: list[str]) -> str:

@@ -11,39 +11,27 @@ from typing import Any
 import yaml
 
 from tests.helm.chart import Object, container, env, mounts
-from tests.helm.validity import validate
 from tests.support.kubernetes_tools import Tools
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "install"
 CHARTS = Path(__file__).resolve().parent / "charts"
 CONTROL_PORT = 8002
 _COPIED = re.compile(r"\[`([^`]+)`\]\(([\w-]+/\1)\)")
-_COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def page(name: str) -> str:
-    return (GUIDES / f"{name}.md").read_text(encoding="utf-8")
-
-
-def saved_files(text: str) -> dict[str, str]:
+def saved_files(page: str) -> dict[str, str]:
     """The files that a page has its reader copy, by the names that they get: a link to each."""
+    text = (GUIDES / f"{page}.md").read_text(encoding="utf-8")
     found = {name: (GUIDES / path).read_text(encoding="utf-8") for name, path in _COPIED.findall(text)}
     assert found
     return found
 
 
-def save(text: str, folder: Path) -> None:
-    for name, content in saved_files(text).items():
+def save(page: str, folder: Path) -> None:
+    for name, content in saved_files(page).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
-
-
-def commands(text: str, heading: str) -> list[str]:
-    """The blocks of commands under a heading."""
-    section = re.split(r"^## ", text, flags=re.MULTILINE)
-    (under,) = [each for each in section if each.startswith(f"{heading}\n")]
-    return _COMMANDS.findall(under)
 
 
 def followed(lines: str, folder: Path, tools: Tools) -> str:
@@ -61,7 +49,6 @@ def manifests(text: str) -> list[Object]:
 
 
 def the(kind: str, objects: list[Object], **labels: str) -> Object:
-    """The only one of a kind (with these labels)."""
     wanted = {key.replace("__", "/").replace("_", "-"): value for key, value in labels.items()}
     (only,) = [
         each
@@ -72,14 +59,8 @@ def the(kind: str, objects: list[Object], **labels: str) -> Object:
 
 
 def pod_of(template: Mapping[str, Any]) -> Object:
-    """A pod template, as a pod."""
     metadata = {"name": "pod", **(template.get("metadata") or {})}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-
-
-def assert_valid(each: Object) -> None:
-    """Strictly, for the three newest versions of Kubernetes."""
-    validate(each)
 
 
 def last_of(flag: str, arguments: list[str]) -> str | None:

@@ -29,11 +29,7 @@ class Block:
 
 
 def blocks(page: str, section: str | None = None) -> list[Block]:
-    """Return the blocks of a page under docs/, or of one of its sections.
-
-    Raises:
-        LookupError: None was found: the page was rewritten, and its tests must follow.
-    """
+    """Return the blocks of a page under docs/, or of one of its sections."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     titles = [(found.start(), found[1]) for found in _TITLE.finditer(text)]
     found = []
@@ -44,6 +40,11 @@ def blocks(page: str, section: str | None = None) -> list[Block]:
     if not wanted:
         raise LookupError(f"docs/{page} has no code in its section {section!r}")
     return wanted
+
+
+def commands(page: str, section: str | None = None, *, having: str = "") -> list[str]:
+    """Return the blocks of commands that have this in them."""
+    return [block.text for block in blocks(page, section) if block.language == "sh" and having in block.text]
 
 
 def write_files(found: list[Block], folder: Path) -> None:

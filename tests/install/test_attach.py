@@ -16,7 +16,7 @@ import yaml
 from tests.helm.chart import Object, container, env, mounts, pod_templates
 from tests.helm.validity import validate
 from tests.install.conftest import Reader
-from tests.install.page import Block, blocks
+from tests.install.page import Block, blocks, commands
 
 PAGE = "install/attach.md"
 FIRST, KUBECTL, GITOPS = "First", "kubectl", "Kustomize and GitOps"
@@ -91,9 +91,8 @@ def engine_of(deployment: Object) -> Object:
     return container(template, "server")
 
 
-def commands(section: str, *, that_has: str) -> str:
-    """The one block of a section's commands with this in it."""
-    (found,) = [block.text for block in blocks(PAGE, section) if block.language == "sh" and that_has in block.text]
+def the_one(section: str, having: str) -> str:
+    (found,) = commands(PAGE, section, having=having)
     return found
 
 
@@ -109,7 +108,7 @@ def attached(make: MakeReader, style: str) -> Reader:
     theirs = yaml.safe_load(STYLES[style])
     reader = make(theirs)
     reader.write(with_args(blocks(PAGE, KUBECTL), theirs))
-    reader.run(commands(KUBECTL, that_has="helm install"))
+    reader.run(the_one(KUBECTL, "helm install"))
     return reader
 
 
@@ -121,7 +120,7 @@ def in_git(make: MakeReader, deployment: str, **attach: Any) -> Reader:
     values["attach"] |= attach
     (reader.folder / "attach.yaml").write_text(yaml.safe_dump(values))
     (reader.folder / "my-vllm" / "deployment.yaml").write_text(deployment)
-    reader.run(commands(GITOPS, that_has="helm template"))
+    reader.run(the_one(GITOPS, "helm template"))
     return reader
 
 
@@ -173,9 +172,9 @@ def test_the_pages_kubectl_lines_install_upgrade_and_remove(reader: MakeReader, 
     done, theirs = attached(reader, style), yaml.safe_load(STYLES[style])
     deployment = done.cluster.get("Deployment", "my-vllm")
     assert_attached(deployment, theirs)
-    done.run(commands(KUBECTL, that_has="helm upgrade"))
+    done.run(the_one(KUBECTL, "helm upgrade"))
     assert done.cluster.get("Deployment", "my-vllm") == deployment
-    done.run(commands(KUBECTL, that_has="rollout undo"))
+    done.run(the_one(KUBECTL, "rollout undo"))
     assert done.cluster.get("Deployment", "my-vllm")["spec"]["template"] == theirs["spec"]["template"]
     assert done.cluster.names() == ["deployment/my-vllm"]
 
@@ -199,7 +198,7 @@ def test_a_pod_starts_after_the_release_is_gone(newest: MakeReader) -> None:
     done = newest(theirs)
     found = with_args(blocks(PAGE, KUBECTL), theirs)
     done.write([replace(block, text=block.text.replace("adminToken: {enabled: false}", "")) for block in found])
-    done.run(commands(KUBECTL, that_has="helm install"))
+    done.run(the_one(KUBECTL, "helm install"))
     assert "secret/highwater" in done.cluster.names()
     done.run("helm uninstall highwater -n models")
     (template,) = pod_templates(done.cluster.get("Deployment", "my-vllm"))
@@ -213,7 +212,7 @@ def test_the_pages_gitops_lines_attach_the_sidecar(reader: MakeReader) -> None:
     rendered = [each for each in yaml.safe_load_all(done.run("kubectl kustomize my-vllm")) if each]
     (patched,) = [each for each in rendered if each["kind"] == "Deployment"]
     assert_attached(patched, theirs)
-    done.run(commands(GITOPS, that_has="apply -k"))
+    done.run(the_one(GITOPS, "apply -k"))
     assert done.cluster.get("Deployment", "my-vllm")["spec"] == patched["spec"]
     assert "service/highwater-control" in done.cluster.names()
 
@@ -230,7 +229,7 @@ def test_gitops_repeats_arguments_where_they_cannot_be_added(newest: MakeReader,
 
 def test_the_pages_first_pod_is_as_restricted_as_the_charts(newest: MakeReader) -> None:
     done = attached(newest, "arguments")
-    words = shlex.split(commands(FIRST, that_has="kubectl -n models run").replace("\\\n", " "))
+    words = shlex.split(the_one(FIRST, "kubectl -n models run").replace("\\\n", " "))
     (overrides,) = [word.removeprefix("--overrides=") for word in words if word.startswith("--overrides=")]
     name = words[words.index("run") + 1]
     made = {"metadata": {"name": name}, "spec": {"containers": [{"name": name, "image": "i", "args": ["--version"]}]}}
@@ -248,7 +247,7 @@ def test_the_pages_first_pod_is_as_restricted_as_the_charts(newest: MakeReader) 
 
 def test_the_page_lets_the_old_pod_go_first(newest: MakeReader) -> None:
     done = newest(yaml.safe_load(PLAIN))
-    done.run(commands(FIRST, that_has="maxSurge"))
+    done.run(the_one(FIRST, "maxSurge"))
     deployment = done.cluster.get("Deployment", "my-vllm")
     assert deployment["spec"]["strategy"] == {
         "type": "RollingUpdate",

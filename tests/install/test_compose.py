@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.install.guides import page, save
-from tests.install.page import blocks
+from tests.install.guides import save
+from tests.install.page import commands
 
 PAGE = "install/compose.md"
 COMPOSE = Path(sys.executable).parent / "docker-compose"
@@ -43,14 +43,13 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
         (path / "compose.yaml").write_text(THEIRS)
-        save(page("compose"), path)
+        save("compose", path)
         programs = path / "bin"
         programs.mkdir()
         (programs / "docker").write_text(f'#!/bin/sh\nshift\nexec {COMPOSE} "$@"\n')
         (programs / "docker").chmod(0o755)
 
     def run(self, text: str) -> subprocess.CompletedProcess[str]:
-        """Run lines; `docker compose` is Docker Compose, without a Docker engine."""
         environ = {"PATH": f"{self._path / 'bin'}{os.pathsep}/usr/bin:/bin", "HOME": str(self._path)}
         return subprocess.run(
             ["bash", "-euc", text], cwd=self._path, env=environ, capture_output=True, text=True, check=False
@@ -65,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.fixture(scope="module")
 def services(folder: Folder) -> dict[str, Any]:
     """Both files, as Docker Compose understands them, with the variables of the page's first line."""
-    (install,) = [block.text for block in blocks(PAGE, "Install") if block.language == "sh"]
+    (install,) = commands(PAGE, "Install")
     told = folder.run("\n".join(install.splitlines()[:2]) + "\ndocker compose config")
     assert told.returncode == 0, told.stderr
     return yaml.safe_load(told.stdout)["services"]
@@ -123,7 +122,7 @@ def test_the_sidecar_is_restricted(services: dict[str, Any]) -> None:
 
 
 def test_the_pages_commands_name_services_that_are_there(services: dict[str, Any]) -> None:
-    text = "\n".join(block.text for block in blocks(PAGE) if block.language == "sh")
+    text = "\n".join(commands(PAGE))
     named = re.findall(r"compose exec (\S+)|compose up --detach (?:--\S+ )+([a-z- ]+)$", text, re.MULTILINE)
     words = {word for pair in named for found in pair for word in found.split()}
     assert {"highwater", "highwater-worker", "vllm"} <= words
@@ -131,7 +130,7 @@ def test_the_pages_commands_name_services_that_are_there(services: dict[str, Any
 
 
 def test_removing_it_leaves_their_file(folder: Folder) -> None:
-    (remove,) = [block.text for block in blocks(PAGE, "Remove")]
+    (remove,) = commands(PAGE, "Remove")
     told = folder.run(remove.splitlines()[0] + "\ndocker compose config")
     left = yaml.safe_load(told.stdout)["services"]
     assert set(left) == {"vllm", "webui"}

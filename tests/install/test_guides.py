@@ -22,23 +22,22 @@ from highwater.diagnose.verdict import verdict
 from highwater.model.engine import STATES
 from tests.fakes.engine import Core, core_on
 from tests.helm.chart import Object, container, env, mounts, pod_templates
+from tests.helm.validity import validate
 from tests.install.guides import (
     CHARTS,
     GUIDES,
     assert_harmless,
     assert_in_front,
     assert_recorded,
-    assert_valid,
-    commands,
     followed,
     last_of,
     manifests,
-    page,
     pod_of,
     save,
     saved_files,
     the,
 )
+from tests.install.page import commands
 from tests.support.kubernetes_tools import BUNDLES, OLD, Bundle, Tools, tools
 
 with_each = pytest.mark.parametrize("bundle", BUNDLES, ids=str)
@@ -91,11 +90,11 @@ STACK: Object = {
 def test_each_model_of_a_production_stack_stands_behind_the_sidecar(bundle: Bundle, tmp_path: Path) -> None:
     """At the port that the router knows: vLLM takes the last of two flags. Helm 3 and 4 have lines of their own."""
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(STACK))
-    save(page("production-stack"), tmp_path)
-    helm3, helm4 = commands(page("production-stack"), "Install")
+    save("production-stack", tmp_path)
+    helm3, helm4 = commands("install/production-stack.md", "Install")
     objects = templated(helm3 if bundle == OLD else helm4, tmp_path, bundle, "vllm/vllm-stack")
     for each in objects:
-        assert_valid(each)
+        validate(each)
     for model in ("opt", "qwen"):
         (pod,) = pod_templates(the("Deployment", objects, model=model))
         assert_in_front(pod, "vllm", port=8000, engine_port=18000)
@@ -121,8 +120,8 @@ def test_each_model_of_a_production_stack_stands_behind_the_sidecar(bundle: Bund
 
 @with_each
 def test_each_role_of_llm_d_has_the_sidecar_at_the_port_where_vllm_was(bundle: Bundle, tmp_path: Path) -> None:
-    save(page("llm-d"), tmp_path)
-    (lines,) = commands(page("llm-d"), "Install")
+    save("llm-d", tmp_path)
+    (lines,) = commands("install/llm-d.md", "Install")
     found = templated(lines, tmp_path, bundle, "llm-d-modelservice/llm-d-modelservice")
     workloads = {each["metadata"]["name"].rpartition("-")[2]: each for each in found}
     for role, port in {"decode": 8200, "prefill": 8000}.items():
@@ -130,7 +129,7 @@ def test_each_role_of_llm_d_has_the_sidecar_at_the_port_where_vllm_was(bundle: B
         assert_in_front(pod, "vllm", port=port, engine_port=10_000 + port)
         assert_recorded(pod, "vllm")
         assert_harmless(pod)
-        assert_valid(workloads[role])
+        validate(workloads[role])
     (pod,) = pod_templates(workloads["decode"])
     assert "--vllm-port=8200" in container(pod, "routing-proxy")["args"]
     assert {"name": "metrics", "containerPort": 8200} in container(pod, "vllm")["ports"]
@@ -157,8 +156,8 @@ signal.sigwait([signal.SIGTERM])
 def group(folder: Path, bundle: Bundle) -> list[Object]:
     """What `kubectl apply -k` would send."""
     (folder / "lws.yaml").write_text(LWS)
-    save(page("leaderworkerset"), folder)
-    look, apply = commands(page("leaderworkerset"), "Install")[0].splitlines()
+    save("leaderworkerset", folder)
+    look, apply = commands("install/leaderworkerset.md", "Install")[0].splitlines()
     assert apply == "kubectl -n models apply -k ."
     return manifests(followed(look, folder, tools(bundle)))
 
@@ -172,7 +171,7 @@ def test_the_leader_of_a_group_has_the_sidecar_and_the_other_nodes_the_package(b
     objects = group(tmp_path, bundle)
     leader, worker = (pod_of_group(objects, template) for template in ("leaderTemplate", "workerTemplate"))
     for pod, name in ((leader, "vllm-leader"), (worker, "vllm-worker")):
-        assert_valid(pod)
+        validate(pod)
         assert env(container(pod, name))["HF_TOKEN"] == "theirs"
         assert mounts(container(pod, name))["/dev/shm"] == "dshm"
     engine = container(leader, "vllm-leader")
@@ -214,7 +213,7 @@ def test_a_sidecar_that_ends_restarts_no_container_of_its_group(tmp_path: Path) 
 
 # --- KServe ---
 
-KSERVE = {name: yaml.safe_load(text) for name, text in saved_files(page("kserve")).items()}
+KSERVE = {name: yaml.safe_load(text) for name, text in saved_files("kserve").items()}
 KSERVE_BASE = yaml.safe_load((CHARTS.parent / "manifests" / "kserve-base.yaml").read_text(encoding="utf-8"))
 
 
@@ -239,7 +238,7 @@ def test_an_llm_service_of_kserve_is_watched_and_nothing_of_its_engine_moves(bun
     assert_only_watches(container(pod, "highwater"), "http://127.0.0.1:8000")
     assert_recorded(pod, "main")
     assert_harmless(pod)
-    assert_valid(pod)
+    validate(pod)
 
 
 def assert_only_watches(sidecar: Object, engine_url: str | None = None) -> None:
@@ -248,7 +247,7 @@ def assert_only_watches(sidecar: Object, engine_url: str | None = None) -> None:
     assert settings["HIGHWATER_PROXY__ENABLED"] == "false"
     assert engine_url in (None, settings["HIGHWATER_ENGINE_URL"])
     assert not {"readinessProbe", "livenessProbe", "startupProbe"} & set(sidecar)
-    leader = yaml.safe_load(saved_files(page("leaderworkerset"))["leader.yaml"])[-1]["value"][1]
+    leader = yaml.safe_load(saved_files("leaderworkerset")["leader.yaml"])[-1]["value"][1]
     assert [sidecar[key] for key in ("command", "args")] == [leader[key] for key in ("command", "args")]
 
 
@@ -267,7 +266,7 @@ def test_a_runtimes_engine_stands_behind_the_sidecar_at_kserves_port(bundle: Bun
     assert_in_front(pod, "kserve-container", port=8080, engine_port=18080)
     assert_recorded(pod, "kserve-container")
     assert_harmless(pod)
-    assert_valid(pod)
+    validate(pod)
     assert pod["spec"]["containers"][0]["ports"][0]["containerPort"] == 8080
     assert container(pod, "kserve-container")["args"][0] == "--served-model-name=qwen"
 
@@ -276,13 +275,13 @@ def test_a_runtimes_engine_stands_behind_the_sidecar_at_kserves_port(bundle: Bun
 
 
 def test_a_ray_workers_vllm_is_recorded_and_nothing_of_ray_moves() -> None:
-    service = yaml.safe_load(saved_files(page("ray"))["service.yaml"])
+    service = yaml.safe_load(saved_files("ray")["service.yaml"])
     (workers,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     pod = pod_of(workers["template"])
     ray = container(pod, "ray-worker")
     assert_recorded(pod, "ray-worker")
     assert_harmless(pod)
-    assert_valid(pod)
+    validate(pod)
     assert_only_watches(container(pod, "highwater"))
     assert set(ray) == {"name", "image", "resources", "env", "volumeMounts"}
     assert pod["spec"]["containers"] == [ray], "KubeRay takes the first container for Ray's"

@@ -89,7 +89,6 @@ def test_grafanas_own_types_take_it(name):
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_panels_have_numbers_of_their_own_and_do_not_overlap(name):
-    """Unique ids, and a place on the grid of 24 columns for each."""
     ids = [panel["id"] for panel in panels(name)]
     assert len(ids) == len(set(ids))
     places = [panel["gridPos"] for panel in panels(name)]
@@ -134,7 +133,6 @@ def test_an_alert_leads_to_its_runbook(name):
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_a_firing_alert_is_never_green(name):
-    """It has the colour of its severity, as every severity that the rules have."""
     (alerts,) = [panel for panel in panels(name) if panel["title"] == "Alerts"]
     (mapping,) = alerts["fieldConfig"]["defaults"]["mappings"]
     colors = {option["text"]: option["color"] for option in mapping["options"].values()}

@@ -21,9 +21,8 @@ from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving
 
-from .conftest import tool
+from .conftest import tool, yaml_blocks
 from .rule_files import ALERTS_FILE, group_of
-from .test_rules import yaml_blocks
 
 # Instead of the alert's ten minutes; everything else is as shipped.
 HOLD_SECONDS = 2
@@ -33,7 +32,6 @@ PATIENCE_SECONDS = 300.0
 
 @contextlib.contextmanager
 def running(what: str, folder: Path, command: list[str], port: int) -> Iterator[None]:
-    """A server for as long as the block lasts."""
     process = KeptProcess(what, folder / f"{what}.log")
     process.start(command, env=dict(os.environ), cwd=folder)
     process.wait_until_answers(port, "/-/ready", PATIENCE_SECONDS)
@@ -50,7 +48,7 @@ def alertmanager(folder: Path, webhook: int) -> Iterator[int]:
     receiver = {"name": "us", "webhook_configs": [{"url": f"http://127.0.0.1:{webhook}/", "send_resolved": True}]}
     route = {"receiver": "us", "group_by": ["..."], "group_wait": "0s", "group_interval": "1s", "repeat_interval": "1h"}
     config = folder / "alertmanager.yml"
-    (documented,) = yaml_blocks("inhibit_rules")
+    (documented,) = yaml_blocks("grafana", "inhibit_rules")
     config.write_text(json.dumps({"route": route, "receivers": [receiver], **documented}))  # JSON is YAML
     command = [tool("prometheus-alertmanager"), f"--config.file={config}", f"--storage.path={folder / 'alertmanager'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=", "--log.level=warn"]

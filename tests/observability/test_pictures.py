@@ -21,7 +21,6 @@ EMPTY_HERE = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Iterator[Store]:
-    """A real Prometheus that holds the scene."""
     for name in ("prometheus", "promtool"):
         tool(name)
     with filled(tmp_path_factory.mktemp("scene") / "prometheus") as running:

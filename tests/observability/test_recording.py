@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import yaml
 
 from tests.helm.chart import the
 
-from .conftest import tool
+from .conftest import promtool
 from .rule_files import RECORDINGS, RECORDINGS_FILE, ROOT, group_of
 
 VALUES = Path(__file__).parent / "recordings" / "two-models.yaml"
-
-
-def promtool(*arguments: str | Path) -> None:
-    done = subprocess.run([tool("promtool"), *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_prometheus_takes_the_recordings():

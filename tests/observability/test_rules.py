@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from helm.source.rules import alerts as generated
 from highwater.terminal.cli import main
 from tests.observability.labels import unknown_labels
 
-from .conftest import tool
+from .conftest import promtool, yaml_blocks
 from .rule_files import ALERTS, ALERTS_FILE, RECORDINGS, ROOT
 
 TESTS = Path(__file__).parent / "rules"
@@ -26,11 +25,6 @@ MAX_NAMES = 18
 RULES = ["-".join(filter(None, (alert["alert"], alert["labels"].get("reason")))) for alert in ALERTS]
 # It is about all servers.
 NO_SERVER = "HighwaterSidecarDown-none_left"
-
-
-def promtool(*arguments: str | Path) -> None:
-    done = subprocess.run([tool("promtool"), *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_prometheus_takes_the_rules():
@@ -132,14 +126,8 @@ def test_a_rule_reads_only_metrics_and_labels_that_exist(rule):
     assert unknown_labels(rule["expr"]) == set()
 
 
-def yaml_blocks(key: str) -> list[dict]:
-    text = (ROOT / "docs" / "grafana.md").read_text()
-    blocks = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)]
-    return [block for block in blocks if key in block]
-
-
 def test_prometheus_takes_the_documented_scrapes(tmp_path):
-    scrapes = yaml_blocks("scrape_configs")
+    scrapes = yaml_blocks("grafana", "scrape_configs")
     assert len(scrapes) == 2
     for scrape in scrapes:
         # Debian's build knows no Kubernetes; the relabelling is checked all the same.

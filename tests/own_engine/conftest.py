@@ -28,15 +28,15 @@ from tests.engines import watching
 from tests.patience import LIMIT_SECONDS
 
 __all__ = ["engine_environment", "engine_factory", "prometheus"]
-HERE = Path(__file__).parent
+FOLDER = "tests/own_engine/"
 GROUPS = Path("/sys/fs/cgroup")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_as_engine_tests(items, HERE)
+    mark_as_engine_tests(items, FOLDER)
     for item in items:
-        if HERE in item.path.parents and "watched_alone" in item.fixturenames:
+        if item.nodeid.startswith(FOLDER) and "watched_alone" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group("watched_alone"))
 
 

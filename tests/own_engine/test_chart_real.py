@@ -34,8 +34,6 @@ MODEL = "/models/tiny-qwen3-vl"
 
 @dataclass(frozen=True)
 class Running:
-    """The pod, up."""
-
     node: Node
     pod: Object
     engine: KeptProcess

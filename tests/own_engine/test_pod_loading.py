@@ -21,7 +21,7 @@ from tests.pod.engine import PodEngine
 from tests.pod.judging import acquits_memory, blames_host_memory, names_last_state
 from tests.pod.kubelet import Kubelet
 from tests.pod.pod import Pod, why_not
-from tests.pod.sidecar import BOTH, LOG, NEITHER, RECORDERS, Sidecars, settle, sidecars_beside
+from tests.pod.sidecar import ALL, BOTH, LOG, NEITHER, RECORDERS, Sidecars, settle, sidecars_beside
 
 MIB = 1024**2
 # vLLM has imported itself and writes its process file; EngineCore is not there yet.
@@ -32,8 +32,6 @@ STARTS = 3
 
 
 class Loop(NamedTuple):
-    """A crash loop, after three starts."""
-
     kubelet: Kubelet
     sidecars: Sidecars
 
@@ -144,7 +142,7 @@ def test_a_start_that_ends_before_any_file_is_in_the_log(early_loop: Loop, sees:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("sees", [BOTH, RECORDERS, LOG, NEITHER])
+@pytest.mark.parametrize("sees", ALL)
 def test_a_start_that_ends_before_any_file_acquits_nothing(early_loop: Loop, sees: str) -> None:
     said = f"{early_loop.sidecars[sees].text()}\n{early_loop.sidecars[sees].command('status')}"
     assert not acquits_memory(said), said

@@ -18,7 +18,7 @@ from tests.pod.engine import hog
 from tests.pod.judging import acquits_memory, blames_host_memory, kinds, names_last_state
 from tests.pod.kubelet import Kubelet
 from tests.pod.serving import Outcome, Serving, say, serving
-from tests.pod.sidecar import BOTH, LOG, NEITHER, RECORDERS, Sidecars, settle, sidecars_beside
+from tests.pod.sidecar import ALL, BOTH, LOG, NEITHER, RECORDERS, Sidecars, settle, sidecars_beside
 
 MIB = 1024**2
 LIMIT_BYTES = 3072 * MIB
@@ -26,7 +26,7 @@ TOO_MUCH_BYTES = 64 * MIB
 SLOWLY_SECONDS = 45.0
 LOOKS, LATE_LOOKS = 5, 24
 WITH_RECORDERS = pytest.mark.parametrize("sees", [BOTH, RECORDERS])
-EACH = pytest.mark.parametrize("sees", [BOTH, RECORDERS, LOG, NEITHER])
+EACH = pytest.mark.parametrize("sees", ALL)
 WITH_LOG = pytest.mark.parametrize("sees", [BOTH, LOG])
 UNCOUNTED = pytest.mark.parametrize("sees", [LOG, NEITHER])
 
@@ -43,7 +43,7 @@ def room_bytes(pod: Serving) -> int:
     return LIMIT_BYTES - pod.container.kept_bytes()
 
 
-# --- killed by the kernel, at once ---
+# --- killed by the kernel, at once and over 45 s ---
 
 
 @pytest.fixture(scope="module")
@@ -56,40 +56,6 @@ def killed_at_once(running: tuple[Serving, Kubelet]) -> Outcome:
         return pod.wait_for_next(sidecars, lambda: hog(pod.container, size, victim=worker), kubelet)
 
 
-def test_kubernetes_would_say_oom_killed(killed_at_once: Outcome) -> None:
-    assert killed_at_once.state.reason == "OOMKilled"
-
-
-@EACH
-def test_a_kill_at_once_is_one_incident(killed_at_once: Outcome, sees: str) -> None:
-    assert kinds(killed_at_once.by[sees].incidents) == ["died"]
-
-
-@WITH_RECORDERS
-def test_a_kill_at_once_was_counted_by_the_kernel(killed_at_once: Outcome, sees: str) -> None:
-    (incident,) = killed_at_once.by[sees].incidents
-    assert "killed_by_kernel" in [each["name"] for each in incident["findings"]]
-    assert blames_host_memory(incident)
-
-
-@EACH
-def test_a_kill_at_once_never_acquits_memory(killed_at_once: Outcome, sees: str) -> None:
-    assert not acquits_memory(killed_at_once.by[sees].text), killed_at_once.by[sees].text
-
-
-@UNCOUNTED
-def test_a_kill_at_once_that_nobody_counted_is_not_known(killed_at_once: Outcome, sees: str) -> None:
-    assert names_last_state(killed_at_once.by[sees].text), killed_at_once.by[sees].text
-
-
-@WITH_RECORDERS
-def test_the_kernels_count_outlives_its_container(killed_at_once: Outcome, sees: str) -> None:
-    assert killed_at_once.by[sees].oom_kills >= 1
-
-
-# --- killed by the kernel, over 45 s ---
-
-
 @pytest.fixture(scope="module")
 def killed_slowly(running: tuple[Serving, Kubelet]) -> Outcome:
     """EngineCore itself grows until the container is full."""
@@ -99,11 +65,41 @@ def killed_slowly(running: tuple[Serving, Kubelet]) -> Outcome:
         return pod.wait_for_next(sidecars, lambda: pod.engine.grow("EngineCore", size, SLOWLY_SECONDS), kubelet)
 
 
-@pytest.mark.soak
+@pytest.fixture(scope="module", params=["at once", pytest.param("slowly", marks=pytest.mark.soak)])
+def killed(request: pytest.FixtureRequest) -> Outcome:
+    outcome: Outcome = request.getfixturevalue("killed_at_once" if request.param == "at once" else "killed_slowly")
+    return outcome
+
+
+def test_kubernetes_would_say_oom_killed(killed: Outcome) -> None:
+    assert killed.state.reason == "OOMKilled"
+
+
 @EACH
-def test_a_slow_kill_is_one_incident(killed_slowly: Outcome, sees: str) -> None:
-    assert killed_slowly.state.reason == "OOMKilled"
-    assert kinds(killed_slowly.by[sees].incidents) == ["died"]
+def test_a_kill_is_one_incident(killed: Outcome, sees: str) -> None:
+    assert kinds(killed.by[sees].incidents) == ["died"]
+
+
+@EACH
+def test_a_kill_never_acquits_memory(killed: Outcome, sees: str) -> None:
+    assert not acquits_memory(killed.by[sees].text), killed.by[sees].text
+
+
+@UNCOUNTED
+def test_a_kill_that_nobody_counted_is_not_known(killed: Outcome, sees: str) -> None:
+    assert names_last_state(killed.by[sees].text), killed.by[sees].text
+
+
+@WITH_RECORDERS
+def test_a_kill_at_once_was_counted_by_the_kernel(killed_at_once: Outcome, sees: str) -> None:
+    (incident,) = killed_at_once.by[sees].incidents
+    assert "killed_by_kernel" in [each["name"] for each in incident["findings"]]
+    assert blames_host_memory(incident)
+
+
+@WITH_RECORDERS
+def test_the_kernels_count_outlives_its_container(killed_at_once: Outcome, sees: str) -> None:
+    assert killed_at_once.by[sees].oom_kills >= 1
 
 
 @pytest.mark.soak
@@ -112,18 +108,6 @@ def test_a_slow_kill_names_the_kernel_and_the_process_that_grew(killed_slowly: O
     said = killed_slowly.by[sees]
     assert blames_host_memory(said.incidents[0]), said.incidents[0]["findings"]
     assert any("EngineCore" in each["text"] for each in said.incidents[0]["findings"]), said.text
-
-
-@pytest.mark.soak
-@EACH
-def test_a_slow_kill_never_acquits_memory(killed_slowly: Outcome, sees: str) -> None:
-    assert not acquits_memory(killed_slowly.by[sees].text), killed_slowly.by[sees].text
-
-
-@pytest.mark.soak
-@UNCOUNTED
-def test_a_slow_kill_that_nobody_counted_is_not_known(killed_slowly: Outcome, sees: str) -> None:
-    assert names_last_state(killed_slowly.by[sees].text), killed_slowly.by[sees].text
 
 
 # --- a hang that the liveness probe ends ---
@@ -137,7 +121,7 @@ def hang_ended(running: tuple[Serving, Kubelet]) -> Outcome:
     """
     pod, kubelet = running
     with pod.watched() as sidecars:
-        return pod.wait_for_next(sidecars, lambda: stop_while_idle(pod), kubelet)
+        return pod.wait_for_next(sidecars, lambda: stop_while_idle(pod), kubelet, known_to=(BOTH, RECORDERS))
 
 
 def stop_while_idle(pod: Serving) -> None:

@@ -48,8 +48,6 @@ def rows(shm: ShmMemory, state: str) -> dict[str, ShmOwner]:
 
 
 def shm_with(reader: HostReader, holds: Callable[[ShmMemory], object]) -> ShmMemory:
-    """The first look at `/dev/shm` of which that holds."""
-
     def look() -> ShmMemory | None:
         shm = reader.read().shm
         return shm if shm is not None and holds(shm) else None

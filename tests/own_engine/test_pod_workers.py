@@ -10,14 +10,14 @@ from highwater.terminal.demo.environment import EngineEnvironment
 from tests.pod.engine import hog
 from tests.pod.judging import acquits_memory, blames_host_memory, kinds, names_last_state
 from tests.pod.serving import Outcome, serving
-from tests.pod.sidecar import BOTH, LOG, NEITHER, RECORDERS
+from tests.pod.sidecar import ALL, BOTH, LOG, NEITHER, RECORDERS
 
 pytestmark = pytest.mark.soak
 
 MIB = 1024**2
 LIMIT_BYTES = 4096 * MIB
 TOO_MUCH_BYTES = 64 * MIB
-EACH = pytest.mark.parametrize("sees", [BOTH, RECORDERS, LOG, NEITHER])
+EACH = pytest.mark.parametrize("sees", ALL)
 
 
 @pytest.fixture(scope="module")

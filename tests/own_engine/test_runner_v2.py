@@ -44,8 +44,6 @@ ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * NUMBER_BYTES
 
 
 class Watched(NamedTuple):
-    """An engine on the V2 runner, and a sidecar before it."""
-
     engine: DemoEngine
     sidecar: DemoSidecar
 

@@ -33,8 +33,6 @@ HOLDER = "the KV connector HoldingConnector (kv_producer) may hold those of requ
 
 
 class Starved(NamedTuple):
-    """The engine, a sidecar with its recorders, and the file that has its connector let go."""
-
     engine: DemoEngine
     sidecar: DemoSidecar
     let_go: Path
@@ -43,7 +41,6 @@ class Starved(NamedTuple):
         return httpx.get(f"{self.sidecar.url}{path}", timeout=60, trust_env=False)
 
     def reset(self) -> dict[str, Any]:
-        """The one result of a safe reset of the prefix cache."""
         url, body = f"{self.sidecar.url}/memory/reclaim", {"remedies": ["reset_prefix_cache"]}
         answer = httpx.post(url, json=body, headers=self.sidecar.authorization(), timeout=60, trust_env=False)
         (result,) = answer.json()["results"]

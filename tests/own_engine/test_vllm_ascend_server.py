@@ -180,7 +180,6 @@ def test_each_row_is_a_reading_of_its_own(story: tuple[Told, dict[str, Any]]) ->
 
 
 def test_the_processors_cache_is_not_what_fills_the_device(story: tuple[Told, dict[str, Any]]) -> None:
-    """It lies in host memory: its reset gives nothing back, as in the typical case."""
     told, _ = story
     _, up, images, reset = list(told.stages.values())[:4]
     assert (held(up), up["components"]["kv_cache_bytes"]) == (0, KV_CACHE_BYTES)

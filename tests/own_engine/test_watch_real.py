@@ -130,7 +130,6 @@ def test_no_worker_is_called_for_it(explained):
 
 
 def page_of(url: str) -> httpx.Response:
-    """The page as Prometheus asks for it."""
     headers = {"Accept": PROMETHEUS_ACCEPTS}
     response = httpx.get(f"{url}/metrics", headers=headers, trust_env=False, timeout=LIMIT_SECONDS)
     assert response.headers["content-type"].startswith("text/plain; version=")

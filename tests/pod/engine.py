@@ -42,7 +42,6 @@ class PodEngine(DemoEngine):
         self.env["PYTHONPATH"] += os.pathsep + str(plugin)
 
     def requests_running(self) -> int:
-        """Return how many requests the scheduler runs, by what EngineCore said last."""
         page = httpx.get(f"{self.url}/metrics", timeout=LIMIT_SECONDS, trust_env=False).text
         return sum(
             int(float(value)) for value in re.findall(r"^vllm:num_requests_running\S* (\S+)$", page, re.MULTILINE)
@@ -56,7 +55,6 @@ class PodEngine(DemoEngine):
 
 
 def _plugin(folder: Path) -> Path:
-    """Write down a plugin as vLLM finds them."""
     info = folder / "test_grower-0.0.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "grower.py", folder / "test_grower.py")
@@ -72,7 +70,7 @@ class Load:
     """
 
     def __init__(self, url: str, model: str) -> None:
-        self._body = {"model": model, "prompt": "words " * 8, "max_tokens": 256, "ignore_eos": True}
+        self._body = {"model": model, "prompt": "words " * 8, "max_tokens": 32, "ignore_eos": True}
         self._url = f"{url}/v1/completions"
         self._is_done = threading.Event()
         self.may_ask = threading.Event()
@@ -93,9 +91,9 @@ class Load:
     def _ask(self) -> None:
         with httpx.Client(timeout=ASK_SECONDS, trust_env=False) as client:
             while not self._is_done.wait(PAUSE_SECONDS):
-                self.may_ask.wait(ASK_SECONDS)
-                with suppress(httpx.HTTPError):
-                    self.answered += client.post(self._url, json=self._body).status_code == httpx.codes.OK
+                if self.may_ask.is_set():
+                    with suppress(httpx.HTTPError):
+                        self.answered += client.post(self._url, json=self._body).status_code == httpx.codes.OK
 
 
 def hog(container: Container, size_bytes: int, *, victim: int, seconds: float = 0.0) -> None:

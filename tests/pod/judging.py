@@ -26,5 +26,4 @@ def names_last_state(text: str) -> bool:
 
 
 def kinds(incidents: list[Incident]) -> list[str]:
-    """Return the kinds, the oldest first."""
     return [each["kind"] for each in reversed(incidents)]

@@ -84,7 +84,6 @@ class Kubelet:
             self._end()
 
     def wait_for_ends(self, number: int) -> None:
-        """Return when it has ended so often."""
         wait_for_start(lambda: len(self.states) >= number)
 
     def _run(self) -> None:
@@ -96,7 +95,6 @@ class Kubelet:
                 self._start()
 
     def _watch_life(self) -> None:
-        """Return when the container has ended, or is to be evicted."""
         has_started, failures, asked_at = False, 0, time.monotonic()
         while not self._is_done.wait(LOOK_SECONDS):
             if not self.container.is_running():

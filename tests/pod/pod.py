@@ -83,13 +83,7 @@ class Ended:
 
 
 class Container(KeptProcess):
-    """One container; another start has a control group and namespaces of its own, and appends to the same log.
-
-    Args:
-        name: In the pod.
-        pod: Whose sandbox it is in.
-        limit_bytes: That of its memory; None: no limit.
-    """
+    """One container; another start has a control group and namespaces of its own, and appends to the same log."""
 
     def __init__(self, name: str, pod: Pod, limit_bytes: int | None) -> None:
         self.log_path = pod.folder / f"{name}.log"
@@ -153,7 +147,6 @@ class Container(KeptProcess):
             os.kill(self.pids()[0], signal.SIGKILL)
 
     def ended(self) -> Ended:
-        """Return what is known of the end of the last life."""
         try:
             known = json.loads(self._ended_path.read_text())
         except (OSError, ValueError):
@@ -166,12 +159,7 @@ class Container(KeptProcess):
 
 
 class Pod:
-    """Containers that share a network, `/dev/shm` and a folder; a context manager that ends them all.
-
-    Args:
-        folder: Gets logs and what containers leave.
-        shm_bytes: The size of `/dev/shm`.
-    """
+    """Containers that share a network, `/dev/shm` and a folder; a context manager that ends them all."""
 
     def __init__(self, folder: Path, *, shm_bytes: int = SHM_BYTES) -> None:
         self.folder = folder
@@ -209,7 +197,6 @@ class Pod:
         return made
 
     def shm(self) -> list[str]:
-        """Return the names of the files in its `/dev/shm`."""
         return sorted(os.listdir(f"/proc/{self.sandbox}/root/dev/shm"))
 
     def _remove_group(self) -> None:

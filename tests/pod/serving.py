@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from highwater.terminal.demo.process import answers
 from tests.pod.engine import Load, PodEngine
 from tests.pod.kubelet import Kubelet, wait_for_start
 from tests.pod.pod import Container, Ended, Pod, why_not
-from tests.pod.sidecar import BOTH, RECORDERS, PodSidecar, Sidecars, settle, sidecars_beside
+from tests.pod.sidecar import ALL, BOTH, RECORDERS, PodSidecar, Sidecars, settle, sidecars_beside
 
 PROBE_SECONDS = 12.0
 """Three of them are longer than a dying engine takes to end by itself; the chart has two minutes in all."""
@@ -57,14 +57,12 @@ class Serving:
     load: Load | None = None
 
     def is_alive(self) -> bool:
-        """Return whether the chart's liveness probe passes, of an engine that has started."""
         try:
             return all(each.health() != httpx.codes.SERVICE_UNAVAILABLE for each in self.probed)
         except httpx.HTTPError:  # a sidecar that starts or ends
             return True
 
     def has_started(self) -> bool:
-        """Return whether the startup probe passes."""
         return answers(self.engine.port, "/health")
 
     @contextmanager
@@ -80,13 +78,20 @@ class Serving:
                 yield sidecars
             self.probed = []
 
-    def wait_for_next(self, sidecars: Sidecars, end: Callable[[], object], kubelet: Kubelet) -> Outcome:
-        """Do what ends the engine, and return what is said once its next life writes a file, and time has passed."""
+    def wait_for_next(
+        self, sidecars: Sidecars, end: Callable[[], object], kubelet: Kubelet, *, known_to: Collection[str] = ALL
+    ) -> Outcome:
+        """Do what ends the engine; return what is said once its next life writes a file, and some know of an incident.
+
+        No request is made of that life: the answers would cost most of a processor, and show nothing.
+        """
         ended, files = len(kubelet.states), self._process_files()
         end()
         kubelet.wait_for_ends(ended + 1)
+        if self.load is not None:
+            self.load.may_ask.clear()
         wait_for_start(lambda: self.container.starts > ended + 1 and self._process_files() - files)
-        settle(sidecars, lambda each: each.incidents())
+        settle({sees: sidecars[sees] for sees in known_to}, lambda each: each.incidents())
         return Outcome(kubelet.states[ended], say(sidecars))
 
     def _process_files(self) -> set[str]:
@@ -94,7 +99,6 @@ class Serving:
 
 
 def is_seen(sidecar: PodSidecar) -> bool:
-    """Return whether a sidecar reports a ready engine, and its memory where it has recorders."""
     report = sidecar.report()
     has_memory = sidecar.sees not in (BOTH, RECORDERS) or (report["ranks_reported"] and report["host"])
     return bool(report["engine"]["state"] == "ready" and has_memory)

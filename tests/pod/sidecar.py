@@ -21,18 +21,11 @@ from tests.pod.pod import Pod
 
 LIMIT_BYTES = 1024**3
 LOOK_SECONDS, SETTLE_LOOKS = 0.5, 120
-BOTH, RECORDERS, LOG, NEITHER = "recorders and log", "recorders", "log", "neither"
+BOTH, RECORDERS, LOG, NEITHER = ALL = "recorders and log", "recorders", "log", "neither"
 
 
 class PodSidecar(DemoSidecar):
-    """`highwater serve` in a container; `sees` is its name in a test.
-
-    Args:
-        pod: Where it runs.
-        sees: What it is told of: `BOTH`, `RECORDERS`, `LOG` or `NEITHER`.
-        engine_url: The engine.
-        settings: Further settings, by environment variable.
-    """
+    """`highwater serve` in a container; `sees` is its name in a test."""
 
     def __init__(self, pod: Pod, sees: str, engine_url: str, settings: Mapping[str, str]) -> None:
         container = pod.container(f"highwater-{sees.replace(' ', '-')}", limit_bytes=LIMIT_BYTES)
@@ -44,7 +37,6 @@ class PodSidecar(DemoSidecar):
         self.log_path = container.log_path
 
     def report(self) -> dict[str, Any]:
-        """Return `/memory`."""
         found: dict[str, Any] = self.call("GET", "/memory")
         return found
 
@@ -53,12 +45,10 @@ class PodSidecar(DemoSidecar):
         return httpx.get(f"{self.control_url}/health/deep", timeout=LIMIT_SECONDS, trust_env=False).status_code
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return every incident whole, the newest first."""
         listed = self.call("GET", "/memory/incidents")["incidents"]
         return [self.call("GET", f"/memory/incidents/{each['id']}") for each in listed]
 
     def text(self) -> str:
-        """Return all that it says of its incidents and events, for people."""
         listed = self.call("GET", "/memory/incidents")["incidents"]
         paths = [f"/memory/incidents/{each['id']}?format=text" for each in listed]
         pages = [httpx.get(self.control_url + path, timeout=LIMIT_SECONDS, trust_env=False).text for path in paths]
@@ -70,7 +60,6 @@ class PodSidecar(DemoSidecar):
         return list(found["events"] if isinstance(found, dict) else found)
 
     def command(self, *words: str) -> str:
-        """Return what one of its commands writes."""
         run = [sys.executable, "-m", "highwater", *words, "--url", self.control_url]
         return subprocess.run(run, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False).stdout
 

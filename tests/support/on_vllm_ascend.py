@@ -24,12 +24,7 @@ PROMPT = "<|vision_start|><|image_pad|><|vision_end|>what is this?"
 
 
 class Engine:
-    """A vLLM engine and its workers.
-
-    Args:
-        model: The folder of a model that sees images.
-        more: Arguments of vLLM's `LLM`.
-    """
+    """A vLLM engine and its workers."""
 
     def __init__(self, model: str, **more: Any) -> None:
         # vLLM is nowhere but in an engine's environment, and reads its variables when it is imported.

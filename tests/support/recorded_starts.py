@@ -160,18 +160,8 @@ def _gemma3(*sizes: int) -> Config:
 
 
 def _start(name: str, config: Config, sizes: tuple[float | None, ...], **more: Any) -> RecordedStart:
-    weights, activation, non_torch, graphs, kv = sizes
-    assert weights is not None
-    return RecordedStart(
-        name=name,
-        config=config,
-        weights=weights,
-        activation=activation,
-        non_torch=non_torch,
-        graphs=graphs,
-        kv=kv,
-        **more,
-    )
+    parts = ("weights", "activation", "non_torch", "graphs", "kv")
+    return RecordedStart(name=name, config=config, **dict(zip(parts, sizes, strict=True)), **more)
 
 
 def _quantized(config: Config, quantization: Config) -> Config:

@@ -9,7 +9,6 @@ class NaiveWorker(MemoryExtension):
     """Highwater's extension, and one method that touches the worker's cache behind the scheduler's back."""
 
     def naive_clear_encoder_cache(self) -> str:
-        """Empty the dictionary; say how many entries it had."""
         cache = self.model_runner.encoder_cache  # type: ignore[attr-defined]  # the worker's, where vLLM adds us
         count = len(cache)
         cache.clear()

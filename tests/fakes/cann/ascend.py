@@ -53,19 +53,7 @@ def environ_of_vllm_ascend(
     release: Release = NEWEST,
     announce: Callable[[str], None] = lambda _: None,
 ) -> dict[str, str]:
-    """Return the variables of a process that runs both, with the worker package and its recorders; 150 MB are fetched.
-
-    Args:
-        npu: The devices.
-        engine: Has torch, and all that both require beside it.
-        folder: Gets the worker package, and the recorders in `rings`.
-        path: Further folders for `PYTHONPATH`.
-        release: The one that runs.
-        announce: Gets a sentence before each installation, and each few seconds while it goes on.
-
-    Raises:
-        DemoError: The index has not got them for this Python, or cannot be reached.
-    """
+    """Return the variables of a process that runs both, with worker package and recorders in the folder (150 MB)."""
     both = folder_of_both(engine, release, announce=announce)
     package = copy_worker_package(folder / "plugin").folder
     return npu.environ(HERE / "on_vllm_path", both, SHIM_FOLDER, package, *path, announce=announce) | {

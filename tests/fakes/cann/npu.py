@@ -64,11 +64,7 @@ class SimulatedNpu:
 
 
 def build(folder: Path) -> Path:
-    """Compile the stand-in into a folder, made where it is missing, and return its library, `libascendcl.so`.
-
-    Raises:
-        DemoError: There is no C compiler, or it fails.
-    """
+    """Compile the stand-in into a folder, made where it is missing, and return its library, `libascendcl.so`."""
     folder.mkdir(exist_ok=True)
     library = folder / f"lib{_NAMES[0]}.so"
     flags = ("-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
@@ -90,11 +86,7 @@ def build(folder: Path) -> Path:
 
 
 def ensure_torch_npu(engine: EngineEnvironment, announce: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the folder with torch_npu, beside an engine's environment; fetched when it is missing, 45 MB.
-
-    Raises:
-        DemoError: The index has none for this Python, or cannot be reached.
-    """
+    """Return the folder with torch_npu, beside an engine's environment; fetched when it is missing, 45 MB."""
     return ensure_beside(engine, f"torch-npu-{TORCH_NPU}", (f"torch-npu=={TORCH_NPU}",), announce=announce)
 
 
@@ -106,18 +98,7 @@ def ensure_beside(
     *,
     announce: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Return a folder with packages for an engine's Python, which its environment lacks; made when it is missing.
-
-    Args:
-        engine: Has pip, and whatever the packages require.
-        name: Begins the folder's name.
-        requirements: Of pip.
-        complete: Adds to the folder what pip does not.
-        announce: Gets a sentence before an installation, and each few seconds while it goes on.
-
-    Raises:
-        DemoError: A package cannot be installed.
-    """
+    """Return a folder with packages for an engine's Python, which its environment lacks; made when it is missing."""
     key = hashlib.sha256(f"{' '.join(requirements)} {engine.root.name}".encode()).hexdigest()[:12]
     folder = cache_dir() / f"{name}-{key}"
     marker, log_path = folder / "complete", folder.parent / f"{folder.name}.log"

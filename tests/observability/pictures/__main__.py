@@ -18,13 +18,11 @@ SHOWN = ("server-at-a-glance", "fleet-at-a-glance")
 
 
 def all_rows() -> dict[str, Row]:
-    """Every row of the dashboards, by the name of its picture."""
     named = ((name, row) for name in NAMES for row in rows(name))
     return {re.sub(r"\W+", "-", f"{name} {row.title.lower()}"): row for name, row in named}
 
 
 def main() -> None:
-    """Draw them all, and keep beside the page what it shows."""
     with tempfile.TemporaryDirectory() as folder, filled(Path(folder) / "prometheus") as store:
         for name, row in all_rows().items():
             draw(row, store, BUILD / f"{name}.png")

@@ -23,19 +23,13 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a dashboard.
-
-    Attributes:
-        title: Its title.
-        panels: Its panels, as Grafana keeps them.
-    """
+    """One row of a dashboard."""
 
     title: str
     panels: tuple[dict[str, Any], ...]
 
 
 def rows(name: str) -> list[Row]:
-    """The rows of a dashboard, collapsed or not."""
     board = json.loads((DASHBOARDS / f"highwater-{name}.json").read_text(encoding="utf-8"))
     found: list[tuple[str, list[dict[str, Any]]]] = []
     for panel in board["panels"]:

@@ -34,13 +34,7 @@ _MAX_LEGEND, _MAX_LINES, _MAX_ROWS = 8, 4, 14
 
 
 def draw(row: Row, store: Store, path: Path) -> None:
-    """Draw one row into a PNG.
-
-    Args:
-        row: The row.
-        store: Answers its queries.
-        path: The file.
-    """
+    """Draw one row into a PNG."""
     mpl.rcParams.update({"font.size": 7, "axes.titlesize": 8, "font.family": "DejaVu Sans"})
     top = min(panel["gridPos"]["y"] for panel in row.panels)
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in row.panels) - top

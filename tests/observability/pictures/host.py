@@ -20,13 +20,9 @@ _SHARED: Final = 64 * MIB
 
 
 def host_now(ranks: int, *, leaked: int = 0, seconds_to_limit: float = 5400.0, waited: float = 0.0) -> HostNow:
-    """Return an API server that leaks, EngineCore and workers, in a container with a limit.
+    """Return an API server that leaks (so many bytes by now), EngineCore and workers, in a container with a limit.
 
-    Args:
-        ranks: How many workers there are.
-        leaked: Bytes that the API server has by now.
-        seconds_to_limit: As the sidecar foresees it.
-        waited: Seconds in which tasks waited for memory.
+    `waited` are seconds in which tasks waited for memory.
     """
     sizes: list[tuple[Role, str, int]] = [
         ("api_server", "API server", GIB + leaked),
@@ -79,12 +75,7 @@ def host_now(ranks: int, *, leaked: int = 0, seconds_to_limit: float = 5400.0, w
 
 
 def verdicts(ranks: int, *, exhausted_at: float) -> tuple[SeriesGrowth, ...]:
-    """Return the leaks of the API server, and that nothing else grows.
-
-    Args:
-        ranks: How many workers there are.
-        exhausted_at: When the leak has used up what is left, in Unix seconds.
-    """
+    """Return the leaks of the API server, and that nothing else grows."""
     leaks = (
         _verdict("API server", "anonymous_bytes", "leak", LEAK_PER_REQUEST, exhausted_at),
         _verdict("API server", "descriptors", "leak", 2.0, exhausted_at),

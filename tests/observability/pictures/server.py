@@ -86,14 +86,7 @@ class _Engine:
 
 
 class Server:
-    """A server from the scene's beginning on.
-
-    Args:
-        seed: Makes it unlike the others.
-        model: What it serves.
-        began: The scene's beginning, in Unix seconds.
-        dies: Whether its engine ends once.
-    """
+    """A server from the scene's beginning on."""
 
     def __init__(self, seed: int, model: str, began: float, *, dies: bool) -> None:
         self._chance = random.Random(seed)  # noqa: S311 - no secret

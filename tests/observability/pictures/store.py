@@ -28,12 +28,7 @@ _READY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Store:
-    """The running Prometheus.
-
-    Attributes:
-        url: Its address.
-        ends: The scene's last moment, in Unix seconds.
-    """
+    """The running Prometheus."""
 
     url: str
     ends: int = BEGAN + 60 * MINUTES
@@ -65,11 +60,7 @@ def scrapes() -> Iterator[str]:
 
 @contextlib.contextmanager
 def filled(folder: Path) -> Iterator[Store]:
-    """Prometheus with the scene in it, for as long as the block lasts.
-
-    Args:
-        folder: Gets its blocks and its log.
-    """
+    """Prometheus with the scene in it, for as long as the block lasts."""
     data = folder / "data"
     data.mkdir(parents=True)
     _backfill(folder, scrapes())

@@ -43,12 +43,7 @@ def register() -> None:
 
 
 def stand_in(name: str, compute: Callable[..., Any]) -> None:
-    """Compute an operator of torch_npu's own on the CPU.
-
-    Args:
-        name: Such as `npu_swiglu`.
-        compute: Gets its arguments with CPU tensors in the place of the device's, and returns its results.
-    """
+    """Compute an operator of torch_npu's own on the CPU: it gets CPU tensors in the place of the device's."""
     library = torch.library.Library("npu", "IMPL")
     _libraries.append(library)
     library.impl(name, computed(compute), KEY, allow_override=True)
@@ -91,7 +86,6 @@ def _given_back(result: Any, given: list[tuple[Tensor, Tensor]], device: torch.d
 
 
 def seen_by_cpu(tensor: Tensor) -> Tensor:
-    """Return a CPU tensor of the same memory."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -101,7 +95,6 @@ def seen_by_cpu(tensor: Tensor) -> Tensor:
 
 
 def uploaded(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the device with the same contents and strides."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     seen_by_cpu(made).copy_(tensor)
     return made
@@ -132,6 +125,5 @@ def _is_ours(value: object) -> bool:
 
 
 def _operator(name: str) -> Any:
-    """Return torch's own operator of a name; None where only torch_npu has it."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
