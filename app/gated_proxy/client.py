@@ -11,7 +11,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gated_proxy.exchange import EngineExchange
-from gated_proxy.failures import BadRequest, Failure, error_response
+from gated_proxy.failures import Failure, Refused, error_response
 from gated_proxy.heads import NOT_HTTP, Forwarding, RequestHead, forwarding, parse_head
 from gated_proxy.incoming import IncomingRequest
 from gated_proxy.proxy import Clients, Proxy
@@ -220,7 +220,7 @@ class ClientConnection(asyncio.Protocol):
         """Take a piece of a body; return the place behind it."""
         try:
             piece, at = incoming.take(data, at)
-        except BadRequest as bad:
+        except Refused as bad:
             self._refuse(bad.failure)
             return len(data)
         if piece and incoming.exchange is not None:

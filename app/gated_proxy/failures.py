@@ -37,8 +37,8 @@ class Failure:
     retry_after: int | None = None  # seconds after which the same request may succeed
 
 
-class BadRequest(Exception):
-    """The client's bytes are not a request that may be passed on; ``failure`` is the error for the client."""
+class Refused(Exception):
+    """A request that is not passed on: it is none, or gate or door do not let it in. ``failure`` is for the client."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from gated_proxy.failures import Failure, Refused
+
 # How long requests are paced after a closing with `then_pace`.
 PACE_SECONDS = 8.0
 # The least time between two paced requests, and the most that the next waits for the engine's response to the one
@@ -24,15 +26,6 @@ STEP_SECONDS = 0.02
 ALONE_SECONDS = 0.5
 
 log = logging.getLogger("highwater.gate")
-
-
-class Shed(Exception):
-    """A request that is not admitted, for a bounded reason; the gate should open in ``retry_after`` seconds."""
-
-    def __init__(self, reason: str, message: str, retry_after: int) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.retry_after = retry_after
 
 
 class Admission:
@@ -120,7 +113,7 @@ class Gate:
         return admission
 
     async def enter(self) -> Admission:
-        """Admit one request, now or later; ``leave`` must follow. Raises Shed: it waited too long, or too many wait."""
+        """Admit one request, now or later; ``leave`` must follow. Raises Refused: it waited too long, or too many do."""
         if (admission := self.try_enter()) is not None:
             return admission
         if self.held >= self._max_held:
@@ -221,6 +214,6 @@ class Gate:
     async def drained(self) -> None:
         await self._drained.wait()
 
-    def _shed(self, reason: str, message: str) -> Shed:
+    def _shed(self, reason: str, message: str) -> Refused:
         left = (self._closed_until or 0.0) - self._clock()
-        return Shed(reason, message, max(1, math.ceil(left)))
+        return Refused(Failure(503, reason, message, retry_after=max(1, math.ceil(left))))

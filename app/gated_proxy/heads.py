@@ -14,7 +14,7 @@ from typing import Literal
 
 import httptools
 
-from gated_proxy.failures import BadRequest, Failure, bad_request
+from gated_proxy.failures import Failure, Refused, bad_request
 
 NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
 
@@ -79,7 +79,7 @@ class RequestHead:
         self._tokens: set[bytes] | None = None  # of its Connection lines
 
     def read_taken_out(self) -> None:
-        """Read the lines that do not travel. Raises BadRequest: they contradict each other, or cannot be passed on."""
+        """Read the lines that do not travel. Raises Refused: they contradict each other, or cannot be passed on."""
         hosts = framings = 0
         parts = self._parts
         for at in range(1, len(parts), 3):
@@ -90,19 +90,19 @@ class RequestHead:
             elif name == b"content-length":
                 framings += 1
                 if not _DIGITS.fullmatch(value):
-                    raise BadRequest(bad_request("Content-Length must be a number"))
+                    raise Refused(bad_request("Content-Length must be a number"))
                 self.declared_bytes = int(value)
             elif name == b"transfer-encoding":
                 framings += 1
                 self.chunked = True
                 if value.lower() != b"chunked" or self.is_http10:
-                    raise BadRequest(bad_request("Transfer-Encoding can only be 'chunked', in HTTP/1.1"))
+                    raise Refused(bad_request("Transfer-Encoding can only be 'chunked', in HTTP/1.1"))
             else:
                 self._read_rare_line(name, value)
         if framings > 1:
-            raise BadRequest(bad_request("a request has one Content-Length, or one Transfer-Encoding"))
+            raise Refused(bad_request("a request has one Content-Length, or one Transfer-Encoding"))
         if hosts != 1 and (hosts or not self.is_http10):
-            raise BadRequest(bad_request("a request has one Host"))
+            raise Refused(bad_request("a request has one Host"))
         if self._upgrade == b"websocket" and self._tokens and b"upgrade" in self._tokens:
             # Any other protocol is not taken up: the request is served without it (RFC 9110 7.8).
             # With another method it would be that method that the engine acts on.
@@ -192,7 +192,7 @@ def parse_head(raw: bytes) -> RequestHead | Failure:
     head = RequestHead(raw, method, target, is_http10=version == _HTTP10)
     try:
         head.read_taken_out()
-    except BadRequest as bad:
+    except Refused as bad:
         return bad.failure
     if absolute is not None and absolute[1].lower() != head.host.lower():
         return bad_request("the target's authority must be the Host")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from gated_proxy.exchange import EngineExchange
-from gated_proxy.failures import BadRequest, Failure
+from gated_proxy.failures import Failure, Refused
 from gated_proxy.heads import NOT_HTTP, RequestHead
 from gated_proxy.proxy import Proxy
 from gated_proxy.sidecar import SidecarExchange
@@ -37,7 +37,7 @@ class Chunks:
     def take(self, data: bytes) -> tuple[bytes, bytes]:
         """Take as many chunks out of the data as may be taken at once; return their body, and the rest of the data.
 
-        The rest is for the next call, or, where the body is complete, another request's. Raises BadRequest: no chunks.
+        The rest is for the next call, or, where the body is complete, another request's. Raises Refused: no chunks.
         """
         if self._start:
             data, self._start = self._start + data, b""
@@ -54,7 +54,7 @@ class Chunks:
                 self._is_behind_data = True
             end = data.find(b"\r\n", at)
             if (len(data) if end < 0 else end) - at > self._max_line_bytes:
-                raise BadRequest(self._too_large)
+                raise Refused(self._too_large)
             if end < 0:
                 self._start = data[at:]
                 at = len(data)
@@ -68,16 +68,16 @@ class Chunks:
         if self._is_behind_chunks:
             self._trailer_bytes += len(line) + 2
             if self._trailer_bytes > self._max_line_bytes:
-                raise BadRequest(self._too_large)
+                raise Refused(self._too_large)
             self.is_complete = not line
         elif self._is_behind_data:
             if line:
-                raise BadRequest(NOT_HTTP)
+                raise Refused(NOT_HTTP)
             self._is_behind_data = False
         else:
             size = _SIZE.fullmatch(line)
             if size is None:
-                raise BadRequest(NOT_HTTP)
+                raise Refused(NOT_HTTP)
             self._left = int(size[1], 16)
             self._is_behind_chunks = not self._left
 
@@ -100,7 +100,7 @@ class IncomingRequest:
     def take(self, data: bytes, at: int) -> tuple[bytes, int]:
         """Take a piece of the body from a place in the data; return it, without chunks, and the place behind it.
 
-        Raises BadRequest where the data is not in chunks, or the body is too large.
+        Raises Refused where the data is not in chunks, or the body is too large.
         """
         if self.head.websocket:
             return data[at:] if at else data, len(data)
@@ -112,6 +112,6 @@ class IncomingRequest:
         body, rest = self._chunks.take(data[at:] if at else data)
         self._body_bytes += len(body)
         if self._body_bytes > self._proxy.limits.max_body_bytes:
-            raise BadRequest(self._proxy.body_too_large)
+            raise Refused(self._proxy.body_too_large)
         self.is_complete = self._chunks.is_complete
         return body, len(data) - len(rest)

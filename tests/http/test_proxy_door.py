@@ -11,7 +11,7 @@ import struct
 import pytest
 
 from gated_proxy.door import Door
-from gated_proxy.door_cost import NOTHING, DoorLimits
+from gated_proxy.door_items import NOTHING, DoorLimits
 from tests.patience import until
 
 PATH = "/v1/chat/completions"
@@ -200,9 +200,9 @@ async def test_what_follows_the_waiting_piece_stays_with_the_client(start_proxy,
         body = chat(png(pixels=30 * MIB))
         sending = asyncio.create_task(second.request("POST", PATH, body=body))
         await until(lambda: front.door.waiting == 1)
-        (exchange,) = [each for each in front.proxy.exchanges if each._is_at_door]
+        (exchange,) = [each for each in front.proxy.exchanges if each._at_door]
         await asyncio.sleep(0.05)
-        assert sum(map(len, exchange._visit.pieces)) < MIB
+        assert exchange._at_door._bytes < MIB
         answered.set()
         await first.answer()
         assert (await second.answer()).body == body

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import time
 
-from gated_proxy.door import Door, DoorLimits
-from gated_proxy.door_items import Cost
+from gated_proxy.door import Door
+from gated_proxy.door_items import Cost, DoorLimits
 from highwater.http.metrics import Counters, Exporter
 from highwater.model.components import account
 from highwater.model.engine import EngineStatus

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from gated_proxy.door import Door
-from gated_proxy.door_cost import DoorLimits
+from gated_proxy.door_items import DoorLimits
 from highwater.act.door import DoorFacts, EncoderPeaks, limits_of, mode_of
 from highwater.host.reading import HostReading
 from highwater.model.door import DoorFigure, DoorState
