@@ -37,9 +37,9 @@ from typing import Literal
 
 from gated_proxy.door_items import FIGURES, NOTHING, Cost, DoorLimits, Media, RequestItems, cost_of
 from gated_proxy.door_scanner import may_have_media
-from gated_proxy.door_visit import Caller, Share, Visit
+from gated_proxy.door_visit import Share, Visit
 from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure, Refused
-from gated_proxy.gate import Timer
+from gated_proxy.gate import Later, on_the_loop
 from gated_proxy.heads import KEY_HEADERS, RequestHead
 
 Mode = Literal["off", "observe", "on"]
@@ -74,8 +74,7 @@ class DoorCounts:
 class Door:
     """Admits requests by their items, and counts what is inside.
 
-    ``clock`` is monotonic seconds, ``wall`` Unix seconds; ``later`` calls back after so many seconds, the event loop's
-    where ``None``.
+    ``clock`` is monotonic seconds, ``wall`` Unix seconds; ``later`` calls back after so many seconds.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Door:
         limits: DoorLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        later: Callable[[float, Callable[[], None]], Timer] | None = None,
+        later: Later = on_the_loop,
     ) -> None:
         self.mode: Mode = mode
         self.limits = limits or DoorLimits()
@@ -93,7 +92,7 @@ class Door:
         self.inside = NOTHING
         self.encoded_tokens = self.most_tokens = 0  # since `take_tokens`
         self._clock, self._wall = clock, wall
-        self._later = later or (lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
+        self._later = later
         self._running: dict[Visit, None] = {}  # with items
         self._last: deque[RequestItems] = deque(maxlen=REQUESTS_KEPT)
         self._waiting: dict[Visit, None] = {}  # in the order in which they began to
@@ -101,7 +100,7 @@ class Door:
         self._shares: OrderedDict[str, Share] = OrderedDict()  # by key, the one that sent an item last at the end
         self._held_until = -math.inf
         self._held_for = ""
-        self._ticks: Timer | None = None  # while some wait
+        self._ticks: asyncio.TimerHandle | None = None  # while some wait
 
     # --- for those who watch and decide ---
 
@@ -148,12 +147,23 @@ class Door:
 
     # --- for requests ---
 
-    def visit(self, caller: Caller, head: RequestHead, path_class: str, piece: bytes) -> Visit | None:
-        """Return the visit of a request whose body begins so; None where the door is off, or that is a whole text."""
+    def visit(
+        self,
+        head: RequestHead,
+        path_class: str,
+        piece: bytes,
+        *,
+        opens: Callable[[], None],
+        refuses: Callable[[Failure], None],
+    ) -> Visit | None:
+        """Return the visit of a request whose body begins so; None where the door is off, or that is a whole text.
+
+        What had to wait goes on with ``opens``, or never with ``refuses``.
+        """
         is_whole = len(piece) == head.declared_bytes
         if self.mode == "off" or (is_whole and not may_have_media(piece)):
             return None
-        return Visit(caller, head, path_class)
+        return Visit(head, path_class, opens, refuses)
 
     def take(self, visit: Visit, piece: bytes) -> bool:
         """Look at a piece of its body, and return whether it may go on; if not, the caller is called when it may.
@@ -376,7 +386,7 @@ class Door:
         self._end_wait(visit)
         self.counts.refused[failure.reason] += 1
         visit.state = "refused"
-        visit.caller.door_refuses(failure)
+        visit.refuses(failure)
 
     def _waited_too_long(self, visit: Visit) -> Failure:
         short, device = self._short_of(visit), self.limits.device_tokens
@@ -407,4 +417,4 @@ class Door:
                 return
             self._end_wait(visit)
             self._admit(visit)
-            self._later(0.0, visit.caller.door_opens)
+            self._later(0.0, visit.opens)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 from gated_proxy.door_items import NOTHING, Cost, Media, RequestItems, State
 from gated_proxy.door_scanner import Scanner
 from gated_proxy.failures import Failure
-from gated_proxy.gate import Timer
 from gated_proxy.heads import RequestHead
 
 ITEMS_KEPT = 8
-
-
-class Caller(Protocol):
-    """The sender of a request at the door."""
-
-    def door_opens(self) -> None:
-        """Go on with the body: what waited has room now."""
-
-    def door_refuses(self, failure: Failure) -> None: ...
 
 
 class Share:
@@ -41,9 +32,12 @@ class Visit:
         wants: Its items that are known and have none yet.
     """
 
-    def __init__(self, caller: Caller, head: RequestHead, path_class: str) -> None:
+    def __init__(
+        self, head: RequestHead, path_class: str, opens: Callable[[], None], refuses: Callable[[Failure], None]
+    ) -> None:
         self.scanner: Scanner | None = Scanner()
-        self.caller, self.head, self.path_class = caller, head, path_class
+        self.head, self.path_class = head, path_class
+        self.opens, self.refuses = opens, refuses
         self.inside = self.wants = self.cost = NOTHING
         self.item_tokens = 0  # of its largest item
         self.is_whole = False  # all of its body has come
@@ -54,7 +48,7 @@ class Visit:
         self._largest: list[Media] = []
         self.started_at = self.waited_seconds = 0.0
         self.waits_since: float | None = None
-        self.deadline: Timer | None = None
+        self.deadline: asyncio.TimerHandle | None = None
 
     @property
     def waits(self) -> bool:

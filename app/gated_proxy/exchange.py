@@ -161,7 +161,9 @@ class EngineExchange(RequestRecord):
 
     def body(self, piece: bytes) -> None:
         if not self.request_bytes and self._is_gated and not self.head.websocket:
-            self._visit = self._proxy.door.visit(self, self.head, self._path_class, piece)
+            self._visit = self._proxy.door.visit(
+                self.head, self._path_class, piece, opens=self._door_opens, refuses=self.fail
+            )
             if self._visit is not None:
                 self._at_door = WaitingPieces(self._client.read_side, "door")
         self.request_bytes += len(piece)
@@ -181,7 +183,7 @@ class EngineExchange(RequestRecord):
         self._at_door.add(piece)
         return False
 
-    def door_opens(self) -> None:
+    def _door_opens(self) -> None:
         """Go on with the body, up to its next piece that has to wait."""
         if self._at_door is None:
             return
@@ -199,9 +201,6 @@ class EngineExchange(RequestRecord):
             self.body_ends()
         elif self._state is State.SENDING and self._last is None:
             self._quiet = 0
-
-    def door_refuses(self, failure: Failure) -> None:
-        self.fail(failure)
 
     def _pass_on(self, piece: bytes, *, is_followed: bool = False) -> None:
         if self.head.chunked:
@@ -297,7 +296,7 @@ class EngineExchange(RequestRecord):
         visit, last_is_at_door = self._visit, self._last is not None and self._held_since is None
         if visit is not None and (self._at_door or last_is_at_door or visit.has_lent):
             self._proxy.door.leave(visit)  # the engine responds to what it has, and reads on or not
-            self.door_opens()
+            self._door_opens()
         # Without a 100 the client may leave the body out: then its next request would look like the body.
         lacks_100 = self.head.expects_continue and not self._has_request
         self._closes = self._closes or head.until_close or lacks_100
@@ -355,26 +354,19 @@ class EngineExchange(RequestRecord):
         if engine is not None:
             unsent = engine.write_side.take_unsent()
             engine.cut()
+        # The engine may have acted on what was sent: then only a request that changes nothing is sent once more.
+        may_repeat = unsent is not None or (self.head.method in SAFE_METHODS and not self.head.has_body)
         if self._state is State.TUNNEL:
             # An end in order is in the frames that went through.
             self._end()
             self._client.cut(reset=False)
-        elif failure is DISCONNECTED and engine is not None and engine.served and self._may_repeat(unsent):
+        elif failure is DISCONNECTED and engine is not None and engine.served and may_repeat:
             self._proxy.pool.retries += 1
             self._state = State.CONNECTING
             self._waiting.put_back((unsent or [])[1:])  # the head is written anew
             self._task = self._proxy.spawn(self._open())
         else:
             self.fail(failure)
-
-    def _may_repeat(self, unsent: list[bytes] | None) -> bool:
-        """Return whether it may be sent once more, on a new connection, after the engine closed an idle one.
-
-        It may if no byte was sent, and `unsent` has them. Else the engine may have acted on some, and only a request
-        that changes nothing is sent again.
-        """
-        changes_nothing = self.head.method in SAFE_METHODS and not self.head.has_body
-        return unsent is not None or changes_nothing
 
     def client_full(self) -> None:
         self._client_is_full = True

@@ -14,7 +14,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from gated_proxy.failures import Failure, Refused
 
@@ -39,16 +38,18 @@ class Admission:
         self.since = since
 
 
-class Timer(Protocol):
-    def cancel(self) -> None:
-        """Do not make the call."""
+Later = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+
+
+def on_the_loop(seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, call)
 
 
 class Gate:
     """Counts requests under way, and holds new ones while it is closed.
 
     At most ``max_held`` wait, for ``hold_seconds`` each; then a request is shed. ``clock`` is monotonic seconds;
-    ``later`` calls back after so many seconds, the event loop's where ``None``.
+    ``later`` calls back after so many seconds.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class Gate:
         hold_seconds: float = 30.0,
         max_held: int = 1024,
         clock: Callable[[], float] = time.monotonic,
-        later: Callable[[float, Callable[[], None]], Timer] | None = None,
+        later: Later = on_the_loop,
     ) -> None:
         self.idle_since = clock()
         self._hold_seconds = hold_seconds
         self._max_held = max_held
         self._clock = clock
-        self._later = later or (lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
-        self._next: Timer | None = None
+        self._later = later
+        self._next: asyncio.TimerHandle | None = None
         self._paced: Admission | None = None  # the last one
         self._paced_until: float | None = None
         self._closed_until: float | None = None
@@ -113,7 +114,7 @@ class Gate:
         return admission
 
     async def enter(self) -> Admission:
-        """Admit one request, now or later; ``leave`` must follow. Raises Refused: it waited too long, or too many do."""
+        """Admit one request, now or later; ``leave`` must follow. Raises Refused."""
         if (admission := self.try_enter()) is not None:
             return admission
         if self.held >= self._max_held:

@@ -59,7 +59,7 @@ class Client:
         lines += f"authorization: Bearer {key}\r\n" if key else ""
         head = parse_head(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode())
         self.door = at.door
-        self.visit = at.door.visit(self, head, "chat_completions", b"{")
+        self.visit = at.door.visit(head, "chat_completions", b"{", opens=self.door_opens, refuses=self.door_refuses)
         self.opened = 0
         self.failure = None
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from gated_proxy.failures import Failure, Refused, head_too_large
 from gated_proxy.heads import (
     TAKEN_OUT,
+    Chunks,
     EngineOrigin,
     RequestHead,
     ResponseHead,
     parse_head,
 )
-from gated_proxy.incoming import Chunks
 
 HOST = b"host: engine\r\n"
 CAP = 300
