@@ -187,10 +187,13 @@ class Door:
         if visit not in self._running:
             self._begin(visit)
         limit = self.limits.request_bytes
+        takes = 0
         for media in found:
             self.counts.items[media.form] += 1
             visit.add(media, cost_of(media, self.limits))
-        takes = visit.takes.decoded_bytes
+            takes = visit.inside.decoded_bytes + visit.wants.decoded_bytes
+            if self.mode == "on" and limit is not None and takes > limit:
+                break  # the rest changes nothing, and may be thousands
         if limit is not None and takes > limit:
             words = f"the images and videos of this request take {takes} bytes once decoded"
             self._refuse(

@@ -271,7 +271,12 @@ def _judge(value: bytes, *, is_url: bool, is_video: bool, is_all: bool) -> Media
         if len(start) < len(_DATA) and not is_all:
             return None
         return BY_URL if start.startswith(_ADDRESSES) else False
-    media = measure(_decoded(value), is_all=is_all)
+    base64 = value.translate(None, _WHITESPACE)
+    try:
+        data = binascii.a2b_base64(base64[: len(base64) & ~3] + b"==")
+    except binascii.Error:
+        data = b""
+    media = measure(data, is_all=is_all)
     return replace(media, frames=VIDEO_FRAMES) if is_video and media is not None and media.pixels else media
 
 
@@ -289,11 +294,3 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
     if code is not None:
         return bytes((int(code, 16),))
     return character if character is not None and character in b'/\\"' else b""
-
-
-def _decoded(base64: bytes) -> bytes:
-    kept = base64.translate(None, _WHITESPACE)
-    try:
-        return binascii.a2b_base64(kept[: len(kept) & ~3] + b"==")
-    except binascii.Error:
-        return b""

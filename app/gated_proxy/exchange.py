@@ -112,14 +112,20 @@ class EngineExchange(RequestRecord):
             self.fail(shed.failure)
             return
         self._end_hold(time.perf_counter())
-        if self._state is not State.HELD:
-            self._admit(admission)
+        if self._state is State.HELD:
+            if self._has_request:
+                self._admission = admission
+            else:  # it may go on, but does not count yet
+                gate.leave(admission)
+            self._connect()
             return
-        if self._has_request:
+        if self._admission is None and self._state is not State.OVER:
             self._admission = admission
-        else:  # it may go on, but does not count yet
+        else:  # a response came early, or the request ended while it waited
             gate.leave(admission)
-        self._connect()
+        last, self._last = self._last, None
+        if last is not None:
+            self._send(last)
 
     def _end_hold(self, now: float) -> None:
         if self._held_since is not None:
@@ -227,15 +233,6 @@ class EngineExchange(RequestRecord):
                 return
         self._last = None
         self._send(piece)
-
-    def _admit(self, admission: Admission) -> None:
-        if self._admission is None and self._state is not State.OVER:
-            self._admission = admission
-        else:  # a response came early, or the request ended while it waited
-            self._proxy.gate.leave(admission)
-        last, self._last = self._last, None
-        if last is not None:
-            self._send(last)
 
     def _leave_gate(self) -> None:
         admission, self._admission = self._admission, None

@@ -155,7 +155,14 @@ class Gate:
                 response to the one before has begun, or did not for half a second.
         """
         self._closed_until = self._clock() + at_most_seconds
-        overdue = self._later(at_most_seconds, lambda: self._open_overdue(at_most_seconds, then_pace=then_pace))
+
+        def open_overdue() -> None:
+            log.warning(
+                "requests were held for %g s, the most that was allowed, and are held no longer", at_most_seconds
+            )
+            self._open(then_pace=then_pace)
+
+        overdue = self._later(at_most_seconds, open_overdue)
         try:
             yield
         except BaseException:
@@ -165,10 +172,6 @@ class Gate:
             overdue.cancel()
             if not self.is_open:  # else it opened by itself, and requests pass already
                 self._open(then_pace=then_pace)
-
-    def _open_overdue(self, seconds: float, *, then_pace: bool) -> None:
-        log.warning("requests were held for %g s, the most that was allowed, and are held no longer", seconds)
-        self._open(then_pace=then_pace)
 
     def _open(self, *, then_pace: bool) -> None:
         self._closed_until = None

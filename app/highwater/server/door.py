@@ -52,7 +52,9 @@ class DoorWatch:
     def notice(self, report: Report) -> None:
         budgets = map(self._budget_of, report.ranks)
         budget = next((each for each in budgets if each is not None and each.encoder is not None), None)
-        self._learn(report.ranks, budget)
+        encoded, most = self._door.take_tokens()
+        step = None if budget is None or budget.encoder is None else budget.encoder.compute_budget
+        self._peaks.notice(report.ranks, encoded_tokens=encoded, tokens_in_flight=min(most, step or most))
         self._change(report.ranks, budget)
         now = self._clock()
         is_urgent = self._door.mode == "on" and self._level() == "urgent"
@@ -63,12 +65,6 @@ class DoorWatch:
         elif self._held_for is not None:
             self._held_for = None
             self._door.open()
-
-    def _learn(self, ranks: Sequence[RankReading], budget: EngineBudget | None) -> None:
-        """Take the tokens since the last report, and learn from them what an encoded one costs."""
-        encoded, most = self._door.take_tokens()
-        step = None if budget is None or budget.encoder is None else budget.encoder.compute_budget
-        self._peaks.notice(ranks, encoded_tokens=encoded, tokens_in_flight=min(most, step or most))
 
     def _change(self, ranks: Sequence[RankReading], budget: EngineBudget | None) -> None:
         facts = self._facts(ranks, budget)
