@@ -9,11 +9,10 @@ from gated_proxy.door import Door
 from gated_proxy.door_items import DoorLimits
 from highwater.act.door import DoorFacts, EncoderPeaks, limits_of, mode_of
 from highwater.host.reading import HostReading
-from highwater.model.door import DoorFigure, DoorState
 from highwater.model.engine_budget import EngineBudget
 from highwater.model.policy import PolicyLevel
 from highwater.model.rank import RankReading
-from highwater.model.report import Report
+from highwater.model.report import DoorFigure, DoorState, Report
 from highwater.server.settings.sections import DoorSettings
 
 # Images wait for a relief for so long; one that has not helped by then will not, and they are let in.
