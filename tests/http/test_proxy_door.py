@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import struct
@@ -53,11 +54,18 @@ def answered(upstream):
     return answer
 
 
-async def test_an_image_without_room_waits_and_is_served_when_there_is_some(start_proxy, upstream, answered):
-    async with start_proxy(door=door()) as front:
+@contextlib.asynccontextmanager
+async def full(start_proxy, **limits):
+    """A door whose room the first client's image has, and another client."""
+    async with start_proxy(door=door(**limits)) as front:
         first, second = [await front.connect() for _ in range(2)]
         await first.request("POST", PATH, body=chat(png()))
         await until(lambda: front.door.inside.items == 1)
+        yield front, first, second
+
+
+async def test_an_image_without_room_waits_and_is_served_when_there_is_some(start_proxy, upstream, answered):
+    async with full(start_proxy) as (front, first, second):
         body = chat(png())
         await second.request("POST", PATH, body=body)
         await until(lambda: front.door.waiting == 1)
@@ -105,10 +113,7 @@ async def test_a_decode_bomb_is_refused_before_all_of_it_has_come(start_proxy):
 
 
 async def test_an_image_that_waits_too_long_gets_503_and_when_to_come_back(start_proxy, answered):
-    async with start_proxy(door=door(wait_seconds=0.05)) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy, wait_seconds=0.05) as (_, _, second):
         await second.request("POST", PATH, body=chat(png()))
         answer = await second.answer()
         assert (answer.status, bool(answer.header("retry-after"))) == (503, True)
@@ -121,10 +126,7 @@ async def test_an_image_that_waits_too_long_gets_503_and_when_to_come_back(start
 
 
 async def test_a_client_that_leaves_while_it_waits_frees_its_place(start_proxy, answered):
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, _, second):
         await second.request("POST", PATH, body=chat(png()))
         await until(lambda: front.door.waiting == 1)
         await second.leave()
@@ -193,10 +195,7 @@ async def test_a_body_goes_on_as_it_comes_up_to_the_image_without_room(start_pro
 
 
 async def test_what_follows_the_waiting_piece_stays_with_the_client(start_proxy, answered):
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         body = chat(png(pixels=30 * MIB))
         sending = asyncio.create_task(second.request("POST", PATH, body=body))
         await until(lambda: front.door.waiting == 1)
@@ -210,10 +209,7 @@ async def test_what_follows_the_waiting_piece_stays_with_the_client(start_proxy,
 
 
 async def test_many_pieces_that_wait_go_on_in_their_order(start_proxy, answered):
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         body = chat(png(SIDE // 2), png(SIDE // 4), png(SIDE // 8), url="https://example.com/x.png" * 999)
         pieces = [body[at : at + 7] for at in range(0, len(body), 7)]
         await second.request("POST", PATH, ("transfer-encoding", "chunked"))
@@ -288,10 +284,7 @@ async def test_a_body_that_lent_its_room_and_finds_none_gets_503(start_proxy, an
 
 async def test_a_request_at_the_door_does_not_hold_up_a_reset(start_proxy, answered):
     """It does not count at the gate before the engine can act on it."""
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         await second.request("POST", PATH, body=chat(png()))
         await until(lambda: front.door.waiting == 1)
         with front.gate.closed(60):
@@ -308,10 +301,7 @@ async def test_a_response_that_comes_early_ends_the_wait(start_proxy, upstream, 
         await call.answer(b'{"error": {}}', 401)
         call.close()
 
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         await second.request("POST", "/v1/early", body=chat(png()))
         assert (await second.answer()).status == 401
         await until(lambda: front.door.waiting == 0)
@@ -320,10 +310,7 @@ async def test_a_response_that_comes_early_ends_the_wait(start_proxy, upstream, 
 
 
 async def test_the_engines_death_ends_the_wait(start_proxy, upstream, answered):
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         await second.request("POST", PATH, body=chat(png()))
         await until(lambda: front.door.waiting == 1 and len(upstream.calls) == 2)
         for call in upstream.calls:
