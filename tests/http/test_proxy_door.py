@@ -7,12 +7,12 @@ import base64
 import contextlib
 import hashlib
 import json
-import struct
 
 import pytest
 
 from gated_proxy.door import Door
 from gated_proxy.door_items import NOTHING, DoorLimits
+from tests.fakes import images
 from tests.patience import until
 
 PATH = "/v1/chat/completions"
@@ -21,13 +21,11 @@ SIDE = 512  # pixels; such an image takes 1 MiB once decoded
 
 
 def png(width: int = SIDE, height: int = SIDE, *, pixels: int = 8) -> bytes:
-    """An image by its header; nobody decodes it here."""
-    header = struct.pack(">I4sIIBBBBB", 13, b"IHDR", width, height, 8, 2, 0, 0, 0) + bytes(4)
-    return b"\x89PNG\r\n\x1a\n" + header + struct.pack(">I4s", pixels, b"IDAT") + bytes(pixels)
+    return images.png(width, height, pixels=pixels)
 
 
-def chat(*images: bytes, url: str | None = None) -> bytes:
-    urls = [f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in images] + ([url] if url else [])
+def chat(*pngs: bytes, url: str | None = None) -> bytes:
+    urls = [images.data_url(each) for each in pngs] + ([url] if url else [])
     parts = [{"type": "text", "text": "what?"}, *({"type": "image_url", "image_url": {"url": each}} for each in urls)]
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": parts}]}).encode()
 
