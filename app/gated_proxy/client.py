@@ -11,7 +11,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gated_proxy.exchange import EngineExchange
-from gated_proxy.failures import Failure, Refused, error_response
+from gated_proxy.failures import Failure, Refused
 from gated_proxy.heads import NOT_HTTP, Chunks, Forwarding, RequestHead, forwarding, parse_head
 from gated_proxy.proxy import Clients, Proxy
 from gated_proxy.routes import LIVE_STREAM, Destination
@@ -48,7 +48,7 @@ class IncomingRequest:
     def __init__(self, proxy: Proxy, head: RequestHead) -> None:
         self.head = head
         self.exchange: EngineExchange | SidecarExchange | None = None
-        self.is_complete = not (head.chunked or head.declared_bytes or head.websocket)
+        self.is_complete = not (head.has_body or head.websocket)
         self._proxy = proxy
         self._left = head.declared_bytes  # of a counted body
         self._body_bytes = 0  # of a chunked body
@@ -369,7 +369,7 @@ class ClientConnection(asyncio.Protocol):
             self._linger()
 
     def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:
-        response = error_response(failure, head.request_id(), close=close, without_body=head.method == b"HEAD")
+        response = head.error(failure, close=close)
         self.write_side.write(response)
         self._proxy.refused(failure, head, self.peer, len(response))
 

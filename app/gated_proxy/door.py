@@ -141,7 +141,6 @@ class Door:
         self._later(seconds, self._admit_waiting)
 
     def open(self) -> None:
-        """End a hold."""
         self._held_until = -math.inf
         self._admit_waiting()
 

@@ -22,7 +22,6 @@ from gated_proxy.failures import (
     Failure,
     Refused,
     body_too_slow,
-    error_response,
 )
 from gated_proxy.gate import Admission
 from gated_proxy.heads import RequestHead, ResponseHead
@@ -62,7 +61,7 @@ class EngineExchange(RequestRecord):
         self._proxy = proxy
         self._client = client
         self._path_class = path_class
-        self._has_request = not (head.chunked or head.declared_bytes)  # the whole request has come
+        self._has_request = not head.has_body  # the whole request has come
         self._closes = not head.keep_alive
         self._state = State.HELD
         self._engine: EngineConnection | None = None
@@ -71,9 +70,9 @@ class EngineExchange(RequestRecord):
         self._last: bytes | None = None  # the piece that makes the request whole, until door and gate let it through
         self._body_ticks = 0  # ticks in which more of the body was waited for
         self._task: asyncio.Task[None] | None = None
-        self._pieces: WaitingPieces | None = None  # for the engine, once some had to wait
+        self._pieces = WaitingPieces(client.read_side, "waiting")  # for the engine
         self._visit: Visit | None = None  # at the door
-        self._at_door: WaitingPieces | None = None  # of which the first has been looked at
+        self._at_door = WaitingPieces(client.read_side, "door")  # of which the first has been looked at
         self._held_since: float | None = None  # while it waits at the gate
         self._engine_is_full = False
         self._client_is_full = False
@@ -158,7 +157,7 @@ class EngineExchange(RequestRecord):
         self._quiet = 0
         engine.begin(self)
         engine.write_side.write(self._proxy.head_for_engine(self.head, self._client.forwarding))
-        if self._pieces is not None and not self.head.websocket:
+        if not self.head.websocket:
             self._pieces.send(engine.write_side)
         if self._last is not None:
             self._send_last(self._last)
@@ -170,14 +169,12 @@ class EngineExchange(RequestRecord):
             self._visit = self._proxy.door.visit(
                 self.head, self._path_class, piece, opens=self._door_opens, refuses=self.fail
             )
-            if self._visit is not None:
-                self._at_door = WaitingPieces(self._client.read_side, "door")
         self.request_bytes += len(piece)
         if self._passes_door(piece):
             self._pass_on(piece)
 
     def _passes_door(self, piece: bytes) -> bool:
-        if self._visit is None or self._at_door is None:
+        if self._visit is None:
             return True
         if not self._at_door:
             try:
@@ -191,8 +188,6 @@ class EngineExchange(RequestRecord):
 
     def _door_opens(self) -> None:
         """Go on with the body, up to its next piece that has to wait."""
-        if self._at_door is None:
-            return
         pieces = self._at_door.take()
         for at, piece in enumerate(pieces, 1):
             if at > 1 and not self._passes_door(piece):
@@ -245,13 +240,7 @@ class EngineExchange(RequestRecord):
         if engine is not None and (not self.head.websocket or self._state is State.TUNNEL):
             engine.write_side.write(piece)
             return
-        self._waiting.add(piece)
-
-    @property
-    def _waiting(self) -> WaitingPieces:
-        if self._pieces is None:
-            self._pieces = WaitingPieces(self._client.read_side, "waiting")
-        return self._pieces
+        self._pieces.add(piece)
 
     def body_ends(self) -> None:
         self._has_request = True
@@ -342,7 +331,7 @@ class EngineExchange(RequestRecord):
         data = head.for_tunnel(self.head.request_id())
         self.response_bytes += len(data)
         self._client.write_side.write(data)
-        if self._engine is not None and self._pieces is not None:
+        if self._engine is not None:
             self._pieces.send(self._engine.write_side)
 
     def engine_failed(self, failure: Failure) -> None:
@@ -360,7 +349,7 @@ class EngineExchange(RequestRecord):
         elif failure is DISCONNECTED and engine is not None and engine.served and may_repeat:
             self._proxy.pool.retries += 1
             self._state = State.CONNECTING
-            self._waiting.put_back((unsent or [])[1:])  # the head is written anew
+            self._pieces.put_back((unsent or [])[1:])  # the head is written anew
             self._task = self._proxy.spawn(self._open())
         else:
             self.fail(failure)
@@ -412,8 +401,7 @@ class EngineExchange(RequestRecord):
                 # case, or the body itself was the fault, or would come only after a 100.
                 body_ends_it = self.head.expects_continue or failure.status in UNREADABLE
                 closes = closes or (body_ends_it and not self._has_request)
-                is_to_head = self.head.method == b"HEAD"
-                error = error_response(failure, self.head.request_id(), close=closes, without_body=is_to_head)
+                error = self.head.error(failure, close=closes)
                 self.response_bytes += len(error)
         self._end()
         if error:
@@ -443,7 +431,7 @@ class EngineExchange(RequestRecord):
         if self._engine_is_full:
             self._client.read_side.let_go("engine")
         for pieces in (self._pieces, self._at_door):
-            if pieces is not None:
+            if pieces:
                 pieces.take()
         seconds = now - self.started
         status = self.status or CLIENT_LEFT.status

@@ -123,7 +123,7 @@ def error_body(status: int, code: str, message: str) -> dict[str, object]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def error_response(failure: Failure, request_id: bytes, *, close: bool, without_body: bool = False) -> bytes:
+def error_response(failure: Failure, request_id: bytes, *, close: bool, without_body: bool) -> bytes:
     body = json.dumps(error_body(failure.status, failure.reason, failure.message)).encode()
     lines = [
         b"HTTP/1.1 %d %b" % (failure.status, HTTPStatus(failure.status).phrase.encode()),

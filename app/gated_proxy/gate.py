@@ -102,9 +102,7 @@ class Gate:
 
     def try_enter(self) -> Admission | None:
         """Admit one request if that can be done now; ``leave`` must follow if it was."""
-        if self._closed_until is not None or self._paced_until is not None:
-            return None
-        return self.admit()
+        return self.admit() if self.passes_at_once else None
 
     def admit(self) -> Admission:
         """Count a request that the engine has already, whether the gate is open or not; ``leave`` must follow."""

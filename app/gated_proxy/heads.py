@@ -14,7 +14,7 @@ from typing import Literal
 
 import httptools
 
-from gated_proxy.failures import Failure, Refused, bad_request
+from gated_proxy.failures import Failure, Refused, bad_request, error_response
 
 NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
 
@@ -137,6 +137,9 @@ class RequestHead:
         if self._request_id is None:
             self._request_id = next(_fresh)
         return self._request_id
+
+    def error(self, failure: Failure, *, close: bool) -> bytes:
+        return error_response(failure, self.request_id(), close=close, without_body=self.method == b"HEAD")
 
     def for_engine(self, host_line: bytes, forwarding: Forwarding | None = None) -> bytes:
         if self.declared_bytes:
