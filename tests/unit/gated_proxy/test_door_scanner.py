@@ -121,6 +121,7 @@ def test_an_animated_webp_counts_with_the_canvases_of_its_decoder():
         chat({"type": "image_url", "image_url": url(PNG)}),
         chat({"type": "image_url", "image_url": {"detail": "high", "url": url(PNG)}}),
         chat({"type": "input_image", "image_url": url(PNG), "detail": "auto"}),
+        chat({"type": "input_image", "image_url": url(PNG)}).replace(b"data:", b"dat\\u0061:"),
         chat({"type": "image_url", "image_url": {"url": url(PNG, "x/y;charset=z")}}),
         chat(
             {
@@ -159,6 +160,7 @@ def test_an_animated_webp_counts_with_the_canvases_of_its_decoder():
 def test_every_spelling_of_an_image_is_found_wherever_it_is_cut(body):
     assert sizes(scan(body)) == [(640, 480)]
     assert sizes(scan(body, *range(1, len(body)))) == [(640, 480)]
+    assert all(sizes(scan(body, at)) == [(640, 480)] for at in range(1, 300))
     assert sizes(scan(b'{"a":[' + b'"x",' * 99 + b'"x"],"b":' + body + b"}")) == [(640, 480)]
 
 
