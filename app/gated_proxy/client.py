@@ -11,13 +11,20 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gated_proxy.exchange import EngineExchange
-from gated_proxy.failures import BadRequest, Failure, error_response
-from gated_proxy.heads import NOT_HTTP, Forwarding, RequestHead, forwarding, parse_head
-from gated_proxy.incoming import IncomingRequest
+from gated_proxy.failures import Failure, Refused
+from gated_proxy.heads import NOT_HTTP, Chunks, Forwarding, RequestHead, forwarding, parse_head
 from gated_proxy.proxy import Clients, Proxy
 from gated_proxy.routes import LIVE_STREAM, Destination
 from gated_proxy.sidecar import SidecarExchange
-from gated_proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has_hung_up, keep_alive, peer_of
+from gated_proxy.transports import (
+    FULL_READ_BYTES,
+    ReadSide,
+    UnreadWatch,
+    WriteSide,
+    has_hung_up,
+    keep_alive,
+    peer_of,
+)
 
 _CR = ord("\r")
 # Bytes of requests that wait; above it no more are read. Not before: only reading notices that the client leaves.
@@ -32,35 +39,39 @@ Route = Callable[[bytes, bytes, bool], Destination]
 """Decides where a request goes, by its method, its raw path, and whether it asks for a WebSocket."""
 
 
-class UnreadWatch:
-    """Judges, tick by tick, a client that does not take a complete response: it holds memory meanwhile.
+class IncomingRequest:
+    """A request that is being received, or served by ``exchange``; without one, the rest of its body is dropped.
 
-    It has ``wait_ticks``, and one more for each ``held_bytes_per_tick``; in ``wait_ticks`` it must take something.
+    A WebSocket's bytes end with the connection alone: it is never complete.
     """
 
-    def __init__(self, wait_ticks: float, held_bytes_per_tick: float) -> None:
-        self._wait_ticks = wait_ticks
-        self._held_bytes_per_tick = held_bytes_per_tick
-        self._unsent = 0  # bytes at the last tick
-        self._ticks = 0.0  # for which they have waited
-        self._patience = 0.0  # ticks for which they may wait
-        self._untaken_ticks = 0  # in which the client took none of them
+    def __init__(self, proxy: Proxy, head: RequestHead) -> None:
+        self.head = head
+        self.exchange: EngineExchange | SidecarExchange | None = None
+        self.is_complete = not (head.has_body or head.websocket)
+        self._proxy = proxy
+        self._left = head.declared_bytes  # of a counted body
+        self._body_bytes = 0  # of a chunked body
+        self._chunks = Chunks(proxy.head_too_large, proxy.limits.max_header_bytes) if head.chunked else None
 
-    def restart(self) -> None:
-        self._ticks = 0.0
+    def take(self, data: bytes, at: int) -> tuple[bytes, int]:
+        """Take a piece of the body from a place in the data; return it, without chunks, and the place behind it.
 
-    def is_over(self, unsent: int) -> bool:
-        """Count one tick with so many bytes unsent, and return whether the time has passed."""
-        if not unsent:
-            self._unsent = self._untaken_ticks = 0
-            self._ticks = 0.0
-            return False
-        if not self._ticks:
-            self._patience = self._wait_ticks + unsent / self._held_bytes_per_tick
-        self._ticks += 1
-        self._untaken_ticks = self._untaken_ticks + 1 if unsent == self._unsent else 0
-        self._unsent = unsent
-        return self._untaken_ticks > self._wait_ticks or self._ticks > self._patience
+        Raises Refused where the data is not in chunks, or the body is too large.
+        """
+        if self.head.websocket:
+            return data[at:] if at else data, len(data)
+        if self._chunks is None:
+            end = min(at + self._left, len(data))
+            self._left -= end - at
+            self.is_complete = not self._left
+            return data[at:end] if end - at < len(data) else data, end
+        body, rest = self._chunks.take(data[at:] if at else data)
+        self._body_bytes += len(body)
+        if self._body_bytes > self._proxy.limits.max_body_bytes:
+            raise Refused(self._proxy.body_too_large)
+        self.is_complete = self._chunks.is_complete
+        return body, len(data) - len(rest)
 
 
 class ClientConnection(asyncio.Protocol):
@@ -220,7 +231,7 @@ class ClientConnection(asyncio.Protocol):
         """Take a piece of a body; return the place behind it."""
         try:
             piece, at = incoming.take(data, at)
-        except BadRequest as bad:
+        except Refused as bad:
             self._refuse(bad.failure)
             return len(data)
         if piece and incoming.exchange is not None:
@@ -358,7 +369,7 @@ class ClientConnection(asyncio.Protocol):
             self._linger()
 
     def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:
-        response = error_response(failure, head.request_id(), close=close, without_body=head.method == b"HEAD")
+        response = head.error(failure, close=close)
         self.write_side.write(response)
         self._proxy.refused(failure, head, self.peer, len(response))
 

@@ -33,20 +33,19 @@ import re
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol
+from typing import Literal
 
-from gated_proxy.door_cost import FIGURES, NOTHING, DoorLimits, cost_of
-from gated_proxy.door_items import Cost, Media, RequestItems, State
-from gated_proxy.door_scanner import Scanner, may_have_media
-from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure
-from gated_proxy.gate import Timer
+from gated_proxy.door_items import FIGURES, NOTHING, Cost, DoorLimits, Media, RequestItems, cost_of
+from gated_proxy.door_scanner import may_have_media
+from gated_proxy.door_visit import Share, Visit
+from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure, Refused
+from gated_proxy.gate import Later, on_the_loop
 from gated_proxy.heads import KEY_HEADERS, RequestHead
 
 Mode = Literal["off", "observe", "on"]
 REASONS = TOO_LARGE, TIMEOUT, FULL = "door_too_large", "door_timeout", "door_full"
 
 REQUESTS_KEPT = 256
-ITEMS_KEPT = 8
 # A client that has sent no image for so long takes no part in the sharing.
 _SHARES_SECONDS = 60.0
 _MAX_SHARES = 1024
@@ -58,23 +57,6 @@ _SLOW_TICKS = 4
 _OK = 200
 
 log = logging.getLogger("highwater.door")
-
-
-class DoorRefusal(Exception):
-    """A request that does not go in; ``failure`` is the error for the client."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
-
-class Caller(Protocol):
-    """The sender of a request at the door."""
-
-    def door_opens(self) -> None:
-        """Go on with the body: what waited has room now."""
-
-    def door_refuses(self, failure: Failure) -> None: ...
 
 
 class DoorCounts:
@@ -89,134 +71,10 @@ class DoorCounts:
         self.faults = 0  # bodies that were passed on unread, because the scanner failed
 
 
-class Share:
-    """What the requests of one API key have inside, and when one of them came last."""
-
-    def __init__(self, client: str) -> None:
-        self.client = client
-        self.inside = NOTHING
-        self.seen_at = -math.inf
-
-
-class Visit:
-    """One request at the door.
-
-    Attributes:
-        inside: Its items that have room.
-        wants: Its items that are known and have none yet.
-        pieces: Of its body, that wait: ``waiting_bytes`` in all; the first has been looked at.
-        last: The piece that makes it whole, if it waits to take back its room.
-        body_has_ended: With the pieces that wait.
-    """
-
-    def __init__(self, door: Door, caller: Caller, head: RequestHead, path_class: str) -> None:
-        self._door = door
-        self._scanner: Scanner | None = Scanner()
-        self.caller, self.head, self.path_class = caller, head, path_class
-        self.inside = self.wants = self.cost = NOTHING
-        self.item_tokens = 0  # of its largest item
-        self.pieces: list[bytes] = []
-        self.waiting_bytes = 0
-        self.last: bytes | None = None
-        self.body_has_ended = False
-        self.is_whole = False  # all of its body has come
-        self.has_lent = False  # its room, until then
-        self.slow_ticks = 0  # in which others waited, while it had room and was not whole
-        self.state: State = "inside"
-        self.share: Share | None = None
-        self.largest: list[Media] = []
-        self.started_at = self.waited_seconds = 0.0
-        self.waits_since: float | None = None
-        self.deadline: Timer | None = None
-
-    @property
-    def waits(self) -> bool:
-        return self.waits_since is not None
-
-    @property
-    def moves(self) -> bool:
-        """True if it has items inside, and its body goes on."""
-        return self.inside.items > 0 and not self.waits
-
-    @property
-    def keeps_some(self) -> bool:
-        """True if some of its body has not gone on."""
-        return self.last is not None or len(self.pieces) > 0
-
-    def keep(self, piece: bytes) -> None:
-        self.pieces.append(piece)
-        self.waiting_bytes += len(piece)
-
-    def take_pieces(self) -> list[bytes]:
-        pieces, self.pieces, self.waiting_bytes = self.pieces, [], 0
-        return pieces
-
-    def take(self, piece: bytes) -> bool:
-        """Look at a piece of the body, and return whether it may go on; if not, the caller is called when it may.
-
-        Raises DoorRefusal: it cannot go in.
-        """
-        if self._scanner is None:
-            return True
-        try:
-            found = self._scanner.feed(piece)
-        except Exception:
-            # Broad: a fault of ours in reading an image must not cost the request.
-            log.exception("the images of a request could not be read: it is passed on")
-            self._door.counts.faults += 1
-            self._scanner = None
-            return True
-        return not found or self._door.ask(self, found)
-
-    def finish(self) -> bool:
-        """Return whether the last piece of the body may go on; as ``take``, and may be asked again."""
-        if not self.is_whole:
-            self.is_whole = True
-            if self.has_lent:
-                self._door.take_back(self)
-        return not self.waits
-
-    def add(self, media: Media, cost: Cost) -> None:
-        self.wants += cost
-        self.cost += cost
-        self.item_tokens = max(self.item_tokens, cost.encoder_tokens)
-        self.largest.append(media)
-        if len(self.largest) > ITEMS_KEPT:
-            self.largest.sort(key=lambda each: each.pixels, reverse=True)
-            del self.largest[ITEMS_KEPT:]
-
-    def leave(self) -> None:
-        """Give back its room for good; the rest of its body is not looked at."""
-        self._scanner = None
-        self._door.leave(self)
-
-    def end(self, status: int) -> None:
-        # One that ends inside without a response of its own has not been answered: its images may be why.
-        state: State = "passed" if self.state == "inside" and status == _OK else self.state
-        self.leave()
-        self.state = state
-        self._door.end(self, status)
-
-    def record(self, ended_at: float | None = None, status: int | None = None) -> RequestItems:
-        return RequestItems(
-            request_id=self.head.request_id().decode(),
-            client=None if self.share is None else self.share.client,
-            path_class=self.path_class,
-            state=self.state,
-            cost=self.cost,
-            largest=tuple(sorted(self.largest, key=lambda each: each.pixels, reverse=True)),
-            started_at=self.started_at,
-            waited_seconds=self.waited_seconds,
-            ended_at=ended_at,
-            status=status,
-        )
-
-
 class Door:
     """Admits requests by their items, and counts what is inside.
 
-    ``clock`` is monotonic seconds, ``wall`` Unix seconds; ``later`` calls back after so many seconds, the event loop's
-    where ``None``.
+    ``clock`` is monotonic seconds, ``wall`` Unix seconds; ``later`` calls back after so many seconds.
     """
 
     def __init__(
@@ -226,7 +84,7 @@ class Door:
         limits: DoorLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        later: Callable[[float, Callable[[], None]], Timer] | None = None,
+        later: Later = on_the_loop,
     ) -> None:
         self.mode: Mode = mode
         self.limits = limits or DoorLimits()
@@ -234,7 +92,7 @@ class Door:
         self.inside = NOTHING
         self.encoded_tokens = self.most_tokens = 0  # since `take_tokens`
         self._clock, self._wall = clock, wall
-        self._later = later or (lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
+        self._later = later
         self._running: dict[Visit, None] = {}  # with items
         self._last: deque[RequestItems] = deque(maxlen=REQUESTS_KEPT)
         self._waiting: dict[Visit, None] = {}  # in the order in which they began to
@@ -242,7 +100,7 @@ class Door:
         self._shares: OrderedDict[str, Share] = OrderedDict()  # by key, the one that sent an item last at the end
         self._held_until = -math.inf
         self._held_for = ""
-        self._ticks: Timer | None = None  # while some wait
+        self._ticks: asyncio.TimerHandle | None = None  # while some wait
 
     # --- for those who watch and decide ---
 
@@ -283,27 +141,58 @@ class Door:
         self._later(seconds, self._admit_waiting)
 
     def open(self) -> None:
-        """End a hold."""
         self._held_until = -math.inf
         self._admit_waiting()
 
     # --- for requests ---
 
-    def visit(self, caller: Caller, head: RequestHead, path_class: str, piece: bytes) -> Visit | None:
-        """Return the visit of a request whose body begins so; None where the door is off, or that is a whole text."""
+    def visit(
+        self,
+        head: RequestHead,
+        path_class: str,
+        piece: bytes,
+        *,
+        opens: Callable[[], None],
+        refuses: Callable[[Failure], None],
+    ) -> Visit | None:
+        """Return the visit of a request whose body begins so; None where the door is off, or that is a whole text.
+
+        What had to wait goes on with ``opens``, or never with ``refuses``.
+        """
         is_whole = len(piece) == head.declared_bytes
         if self.mode == "off" or (is_whole and not may_have_media(piece)):
             return None
-        return Visit(self, caller, head, path_class)
+        return Visit(head, path_class, opens, refuses)
+
+    def take(self, visit: Visit, piece: bytes) -> bool:
+        """Look at a piece of its body, and return whether it may go on; if not, the caller is called when it may.
+
+        Raises Refused: it cannot go in.
+        """
+        if visit.scanner is None:
+            return True
+        try:
+            found = visit.scanner.feed(piece)
+        except Exception:
+            # Broad: a fault of ours in reading an image must not cost the request.
+            log.exception("the images of a request could not be read: it is passed on")
+            self.counts.faults += 1
+            visit.scanner = None
+            return True
+        return not found or self.ask(visit, found)
 
     def ask(self, visit: Visit, found: list[Media]) -> bool:
-        """Admit a visit's further items: True, or False where it waits for that. Raises DoorRefusal."""
+        """Admit a visit's further items: True, or False where it waits for that. Raises Refused."""
         if visit not in self._running:
             self._begin(visit)
+        limit = self.limits.request_bytes
+        takes = 0
         for media in found:
             self.counts.items[media.form] += 1
             visit.add(media, cost_of(media, self.limits))
-        limit, takes = self.limits.request_bytes, (visit.inside + visit.wants).decoded_bytes
+            takes = visit.inside.decoded_bytes + visit.wants.decoded_bytes
+            if self.mode == "on" and limit is not None and takes > limit:
+                break  # the rest changes nothing, and may be thousands
         if limit is not None and takes > limit:
             words = f"the images and videos of this request take {takes} bytes once decoded"
             self._refuse(
@@ -313,27 +202,36 @@ class Door:
             return True
         return visit.has_lent or self._enter(visit)
 
-    def take_back(self, visit: Visit) -> None:
-        """Admit a visit that has lent its room, or have it wait for that. Raises DoorRefusal."""
-        visit.has_lent = False
-        self._enter(visit)
+    def finish(self, visit: Visit) -> bool:
+        """Return whether the last piece of the body may go on; as ``take``, and may be asked again."""
+        if not visit.is_whole:
+            visit.is_whole = True
+            if visit.has_lent:
+                visit.has_lent = False
+                self._enter(visit)
+        return not visit.waits
 
     def leave(self, visit: Visit) -> None:
+        """Give back its room for good; the rest of its body is not looked at."""
+        visit.scanner = None
         if visit not in self._running:
             return
         if visit.waits:
             self._end_wait(visit)
-        self._moving -= visit.moves
-        self.inside -= visit.inside
-        if visit.share is not None:
-            visit.share.inside -= visit.inside
-        visit.inside = visit.wants = NOTHING
+        self._take_out(visit)
+        visit.wants = NOTHING
         visit.has_lent = False
-        visit.state = "refused" if visit.state == "refused" else "passed"
+        if visit.state != "refused":
+            visit.state = "passed"
         self._admit_waiting()
 
     def end(self, visit: Visit, status: int) -> None:
+        state = visit.state
+        self.leave(visit)
         if visit in self._running:
+            if state != "inside" or status != _OK:
+                # One that ends inside without a response of its own has not been answered: its images may be why.
+                visit.state = state
             del self._running[visit]
             if status == _OK:
                 self.encoded_tokens = max(self.encoded_tokens, visit.item_tokens)
@@ -356,7 +254,10 @@ class Door:
     # --- room ---
 
     def _enter(self, visit: Visit) -> bool:
-        if not self._has_room(visit):
+        self._waiting[visit] = None
+        is_next = self._next() is visit
+        del self._waiting[visit]
+        if not is_next:
             self.counts.waited += 1
             if self.mode == "on":
                 self._wait(visit)
@@ -374,6 +275,15 @@ class Door:
         visit.wants = NOTHING
         visit.state = "inside"
 
+    def _take_out(self, visit: Visit) -> Cost:
+        """Take out its items, and return what they took."""
+        self._moving -= visit.moves
+        taken, visit.inside = visit.inside, NOTHING
+        self.inside -= taken
+        if visit.share is not None:
+            visit.share.inside -= taken
+        return taken
+
     def _short_of(self, visit: Visit) -> tuple[str, str, int, int] | None:
         """Return the first figure that would be exceeded: its setting, its unit, what is taken, the limit."""
         after = self.inside + visit.wants
@@ -382,12 +292,6 @@ class Door:
             if limit is not None and getattr(after, name) > limit:
                 return name, unit, getattr(self.inside, name), limit
         return None
-
-    def _has_room(self, visit: Visit) -> bool:
-        self._waiting[visit] = None
-        is_next = self._next() is visit
-        del self._waiting[visit]
-        return is_next
 
     def _next(self) -> Visit | None:
         """Return the first of those waiting that may go on, those with a part inside before the others.
@@ -407,7 +311,7 @@ class Door:
 
     def _is_over_room(self, visit: Visit) -> bool:
         """Return whether it is too large for the room that there is just now, even if nobody else were inside."""
-        limits, takes = self.limits, visit.inside + visit.wants
+        limits, takes = self.limits, visit.takes
         if limits.device_tokens is not None and takes.encoder_tokens > limits.device_tokens:
             return True
         return limits.decoded_bytes is not None and takes.decoded_bytes > limits.decoded_bytes
@@ -425,20 +329,13 @@ class Door:
         limits = ((getattr(after, name), getattr(self.limits, name)) for name, _ in FIGURES)
         return any(limit is not None and 2 * takes > limit for takes, limit in limits)
 
-    def _lend(self, visit: Visit) -> None:
-        """Give its room to others until its body is whole: the engine decodes nothing before."""
-        self._moving -= visit.moves
-        self.inside -= visit.inside
-        if visit.share is not None:
-            visit.share.inside -= visit.inside
-        visit.wants += visit.inside
-        visit.inside = NOTHING
-        visit.has_lent, visit.state = True, "waiting"
-
     # --- waiting ---
 
     def _tick(self) -> None:
-        """Count the time in which others wait for a body that comes slowly; from a limit on it lends its room."""
+        """Count the time in which others wait for a body that comes slowly; from a limit on it lends its room.
+
+        The engine decodes nothing before a body is whole.
+        """
         self._ticks = None
         if not self._waiting:
             return
@@ -446,7 +343,8 @@ class Door:
             if visit.moves and not visit.is_whole:
                 visit.slow_ticks += 1
                 if visit.slow_ticks >= _SLOW_TICKS:
-                    self._lend(visit)
+                    visit.wants += self._take_out(visit)
+                    visit.has_lent, visit.state = True, "waiting"
         self._admit_waiting()
         self._start_ticks()
 
@@ -461,26 +359,19 @@ class Door:
         if self.waiting >= self.limits.max_waiting:
             message = f"{self.waiting} requests wait already for room for their images (door.max_waiting)"
             failure = Failure(503, FULL, message, RETRY_AFTER_SECONDS)
-            gives_way = self._one_too_many(visit)
-            if gives_way is None:
+            # The last that began to wait gives way, of another's key that has more than half of the places.
+            places = Counter(each.share for each in self._waiting if each.share is not None)
+            greedy, taken = next(iter(places.most_common(1)), (None, 0))
+            if greedy is visit.share or 2 * taken <= self.limits.max_waiting:
                 self._refuse(visit, failure)
-            else:
-                self._turn_away(gives_way, failure)
+            self._turn_away(next(each for each in reversed(self._waiting) if each.share is greedy), failure)
         self._moving -= visit.moves
         visit.waits_since = self._clock()
         visit.state = "waiting"
         self._waiting[visit] = None
-        visit.deadline = self._later(left, lambda: self._give_up(visit))
+        visit.deadline = self._later(left, lambda: self._turn_away(visit, self._waited_too_long(visit)))
         self._later(0.0, self._admit_waiting)  # it may be the last that moved
         self._start_ticks()
-
-    def _one_too_many(self, visit: Visit) -> Visit | None:
-        """Return the last that began to wait of another's key that has more than half of the places."""
-        places = Counter(each.share for each in self._waiting if each.share is not None)
-        for share, taken in places.most_common(1):
-            if share is not visit.share and 2 * taken > self.limits.max_waiting:
-                return next(each for each in reversed(self._waiting) if each.share is share)
-        return None
 
     def _end_wait(self, visit: Visit) -> None:
         if visit.waits_since is not None:
@@ -493,21 +384,17 @@ class Door:
         self._moving += visit.moves
         del self._waiting[visit]
 
-    def _give_up(self, visit: Visit) -> None:
-        self._turn_away(visit, self._waited_too_long(visit))
-
     def _turn_away(self, visit: Visit, failure: Failure) -> None:
         self._end_wait(visit)
-        try:
-            self._refuse(visit, failure)
-        except DoorRefusal:
-            visit.caller.door_refuses(failure)
+        self.counts.refused[failure.reason] += 1
+        visit.state = "refused"
+        visit.refuses(failure)
 
     def _waited_too_long(self, visit: Visit) -> Failure:
         short, device = self._short_of(visit), self.limits.device_tokens
         if self.is_held:
             why = self._held_for
-        elif device is not None and (takes := (visit.inside + visit.wants).encoder_tokens) > device:
+        elif device is not None and (takes := visit.takes.encoder_tokens) > device:
             why = f"they take {takes} encoder tokens, and the device has memory for {device} just now"
             why += " (door.encoder_tokens)"
         elif short is not None:
@@ -519,11 +406,11 @@ class Door:
         return Failure(503, TIMEOUT, message, RETRY_AFTER_SECONDS)
 
     def _refuse(self, visit: Visit, failure: Failure) -> None:
-        """Count a refusal, and raise DoorRefusal unless the door only observes."""
+        """Count a refusal, and raise Refused unless the door only observes."""
         self.counts.refused[failure.reason] += 1
         if self.mode == "on":
             visit.state = "refused"
-            raise DoorRefusal(failure)
+            raise Refused(failure)
 
     def _admit_waiting(self) -> None:
         while self._waiting:
@@ -532,4 +419,4 @@ class Door:
                 return
             self._end_wait(visit)
             self._admit(visit)
-            self._later(0.0, visit.caller.door_opens)
+            self._later(0.0, visit.opens)

@@ -117,7 +117,7 @@ def _webp(data: bytes, sizes: list[_Size]) -> int:
 def _gif(data: bytes, sizes: list[_Size]) -> int:
     """Read the screen's size, and the first frame's, which may reach beyond it: vLLM decodes no other."""
     sizes.append(struct.unpack_from("<HH", data, 6))
-    at = 13 + _color_table_bytes(data[10])
+    at = 13 + (3 * (2 << (data[10] & 7)) if data[10] & 0x80 else 0)  # behind the colors
     is_in_extension = False
     for _ in range(_MAX_PARTS):
         if is_in_extension:
@@ -137,10 +137,6 @@ def _gif(data: bytes, sizes: list[_Size]) -> int:
         else:
             at += 1
     raise _Unmeasured
-
-
-def _color_table_bytes(flags: int) -> int:
-    return 3 * (2 << (flags & 7)) if flags & 0x80 else 0
 
 
 def _bmp(data: bytes, sizes: list[_Size]) -> int:

@@ -37,8 +37,9 @@ def _spelled(*names: str) -> bytes:
 
 
 _HOLDERS = ("image_url", "video_url", "source", "images")
-# No value, or none that begins as what vLLM loads.
-_IDLE = rb'\s*+(?:[,}\]]|:\s*+(?:[^\s"{\[]|"[^\s\\dDhHfF]))'
+# No value, or none that begins as what vLLM loads, as far as that is seen.
+_LOADED = rb"\s|(?i:data:|http|file:)|[a-zA-Z]{0,4}(?:\\|\Z)"
+_IDLE = rb'\s*+(?:[,}\]]|:\s*+(?:[^\s"{\[]|"(?!%b)))' % _LOADED
 _KEY = re.compile(rb'"(?=[ivs\\])(%b)"(?!%b)' % (_spelled(*_HOLDERS), _IDLE))
 # Within a holder, behind whole strings that are no names: braces up to the next string, or a string's beginning.
 _NAME = rb'(?=[disuv\\])(?:%b)"' % _spelled(*_HOLDERS, "url", "data")
@@ -50,6 +51,8 @@ _OPENERS = {b"source": b"{", b"images": b'["'}
 _ANY_OPENER = b'{"'
 # vLLM loads one item of a holder that is no list; each takes a few.
 _MOST_TOKENS = 64
+# So many quotes are looked at one by one: the C library finds a byte several times as fast as CPython finds two.
+_FEW_QUOTES = 64
 # Where a body has none of these vLLM finds no image and no video in it.
 _MARKS = (b'_url"', b'source"', b'images"')
 _HIDDEN = re.compile(rb"\\u00[2-7]")
@@ -64,11 +67,24 @@ _WIDEST_CHARACTER = 4
 
 def may_have_media(body: bytes) -> bool:
     """Return whether a whole body is worth a scan: mostly it is not, and this is all that it costs."""
+    return _is_wide(body) or _next_key(body, 0) is not None
+
+
+def _next_key(text: bytes, at: int) -> re.Match[bytes] | None:
+    """Find the next key that may have an image: most texts have none, and pass at a third of a nanosecond a byte."""
+    for _ in range(_FEW_QUOTES):
+        at = text.find(b'"', at)
+        if at < 0:
+            return None
+        key = _KEY.match(text, at)
+        if key is not None:
+            return key
+        at += 1
     # CPython's search from the right is several times as fast, and mostly there is nothing.
     for mark in _MARKS:
-        if body.rfind(mark) >= 0:
-            return True
-    return _is_wide(body) or (body.rfind(b"\\u00") >= 0 and _HIDDEN.search(body) is not None)
+        if text.rfind(mark, at) >= 0:
+            return _KEY.search(text, at)
+    return _KEY.search(text, at) if text.rfind(b"\\u00", at) >= 0 and _HIDDEN.search(text, at) else None
 
 
 def _is_wide(body: bytes) -> bool:
@@ -128,7 +144,7 @@ class Scanner:
     def _search(self, text: bytes, at: int) -> int:
         """Go to the next key or string of interest; return the place behind it, or the text's end."""
         self._is_list = self._is_video = False
-        key = _KEY.search(text, at) if at or may_have_media(text) else None
+        key = _next_key(text, at)
         if key is None:
             quote = text.rfind(b'"', max(at, len(text) - _KEY_BYTES))
             self._tail = text[quote:] if quote >= 0 else b""
@@ -255,7 +271,12 @@ def _judge(value: bytes, *, is_url: bool, is_video: bool, is_all: bool) -> Media
         if len(start) < len(_DATA) and not is_all:
             return None
         return BY_URL if start.startswith(_ADDRESSES) else False
-    media = measure(_decoded(value), is_all=is_all)
+    base64 = value.translate(None, _WHITESPACE)
+    try:
+        data = binascii.a2b_base64(base64[: len(base64) & ~3] + b"==")
+    except binascii.Error:
+        data = b""
+    media = measure(data, is_all=is_all)
     return replace(media, frames=VIDEO_FRAMES) if is_video and media is not None and media.pixels else media
 
 
@@ -273,11 +294,3 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
     if code is not None:
         return bytes((int(code, 16),))
     return character if character is not None and character in b'/\\"' else b""
-
-
-def _decoded(base64: bytes) -> bytes:
-    kept = base64.translate(None, _WHITESPACE)
-    try:
-        return binascii.a2b_base64(kept[: len(kept) & ~3] + b"==")
-    except binascii.Error:
-        return b""

@@ -7,7 +7,7 @@ import math
 import time
 from enum import Enum
 
-from gated_proxy.door import DoorRefusal, Visit
+from gated_proxy.door_visit import Visit
 from gated_proxy.engine import EngineConnection
 from gated_proxy.failures import (
     CLIENT_LEFT,
@@ -20,10 +20,10 @@ from gated_proxy.failures import (
     UNREADABLE,
     UPLOAD_STALLED,
     Failure,
+    Refused,
     body_too_slow,
-    error_response,
 )
-from gated_proxy.gate import Admission, Shed
+from gated_proxy.gate import Admission
 from gated_proxy.heads import RequestHead, ResponseHead
 from gated_proxy.logs import RequestRecord
 from gated_proxy.proxy import Client, Proxy
@@ -32,8 +32,6 @@ from gated_proxy.transports import WaitingPieces
 
 # With these the first byte of a response means that the engine has encoded the images: it is of the first token.
 _BEGINS_WITH_A_TOKEN = frozenset({"chat_completions", "messages"})
-# Of a body that waits at the door; above it the client is not read.
-_MAX_BYTES_AT_DOOR = 64 * 1024
 
 
 class State(Enum):
@@ -63,22 +61,22 @@ class EngineExchange(RequestRecord):
         self._proxy = proxy
         self._client = client
         self._path_class = path_class
-        self._has_request = not (head.chunked or head.declared_bytes)  # the whole request has come
+        self._has_request = not head.has_body  # the whole request has come
         self._closes = not head.keep_alive
         self._state = State.HELD
         self._engine: EngineConnection | None = None
         self._response: ResponseHead | None = None
         self._admission: Admission | None = None  # while the gate counts it
-        self._last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
+        self._last: bytes | None = None  # the piece that makes the request whole, until door and gate let it through
         self._body_ticks = 0  # ticks in which more of the body was waited for
         self._task: asyncio.Task[None] | None = None
-        self._pieces: WaitingPieces | None = None  # for the engine, once some had to wait
+        self._pieces = WaitingPieces(client.read_side, "waiting")  # for the engine
         self._visit: Visit | None = None  # at the door
+        self._at_door = WaitingPieces(client.read_side, "door")  # of which the first has been looked at
         self._held_since: float | None = None  # while it waits at the gate
         self._engine_is_full = False
         self._client_is_full = False
         self._quiet = 0  # ticks since the last byte in either direction
-        self._patience = math.inf  # ticks that it may be quiet
 
     # --- the way to the engine ---
 
@@ -93,7 +91,7 @@ class EngineExchange(RequestRecord):
             else:
                 passes = gate.passes_at_once
             if not passes:
-                self._task = self._proxy.spawn(self._wait_at_gate())
+                self._hold()
                 return
         self._connect()
 
@@ -101,23 +99,32 @@ class EngineExchange(RequestRecord):
     def _is_gated(self) -> bool:
         return self.head.method not in SAFE_METHODS or self.head.websocket
 
+    def _hold(self) -> None:
+        self._held_since = time.perf_counter()
+        self._task = self._proxy.spawn(self._wait_at_gate())
+
     async def _wait_at_gate(self) -> None:
         gate = self._proxy.gate
-        self._held_since = time.perf_counter()
         try:
             admission = await gate.enter()
-        except Shed as shed:
-            self.fail(Failure(503, shed.reason, str(shed), shed.retry_after))
+        except Refused as shed:
+            self.fail(shed.failure)
             return
         self._end_hold(time.perf_counter())
-        if self._state is not State.HELD:
-            self._admit(admission)
+        if self._state is State.HELD:
+            if self._has_request:
+                self._admission = admission
+            else:  # it may go on, but does not count yet
+                gate.leave(admission)
+            self._connect()
             return
-        if self._has_request:
+        if self._admission is None and self._state is not State.OVER:
             self._admission = admission
-        else:  # it may go on, but does not count yet
+        else:  # a response came early, or the request ended while it waited
             gate.leave(admission)
-        self._connect()
+        last, self._last = self._last, None
+        if last is not None:
+            self._send(last)
 
     def _end_hold(self, now: float) -> None:
         if self._held_since is not None:
@@ -148,10 +155,9 @@ class EngineExchange(RequestRecord):
         else:
             self._proxy.requests_on_new += 1
         self._quiet = 0
-        self._patience = self._patience_for_more()
         engine.begin(self)
         engine.write_side.write(self._proxy.head_for_engine(self.head, self._client.forwarding))
-        if self._pieces is not None and not self.head.websocket:
+        if not self.head.websocket:
             self._pieces.send(engine.write_side)
         if self._last is not None:
             self._send_last(self._last)
@@ -160,75 +166,42 @@ class EngineExchange(RequestRecord):
 
     def body(self, piece: bytes) -> None:
         if not self.request_bytes and self._is_gated and not self.head.websocket:
-            self._visit = self._proxy.door.visit(self, self.head, self._path_class, piece)
+            self._visit = self._proxy.door.visit(
+                self.head, self._path_class, piece, opens=self._door_opens, refuses=self.fail
+            )
         self.request_bytes += len(piece)
-        if self._visit is None or self._passes_door(self._visit, piece):
+        if self._passes_door(piece):
             self._pass_on(piece)
 
-    def _passes_door(self, visit: Visit, piece: bytes) -> bool:
-        if not visit.pieces:
+    def _passes_door(self, piece: bytes) -> bool:
+        if self._visit is None:
+            return True
+        if not self._at_door:
             try:
-                if visit.take(piece):
+                if self._proxy.door.take(self._visit, piece):
                     return True
-            except DoorRefusal as refusal:
-                self.fail(refusal.failure)
+            except Refused as refused:
+                self.fail(refused.failure)
                 return False
-            if self._state is State.SENDING:
-                self._patience = math.inf  # room is waited for, up to door.wait_seconds
-        visit.keep(piece)
-        if visit.waiting_bytes > _MAX_BYTES_AT_DOOR:
-            self._client.read_side.hold("door")
+        self._at_door.add(piece)
         return False
 
-    def _leaves_door(self, visit: Visit, last: bytes) -> bool:
-        try:
-            if visit.finish():
-                return True
-        except DoorRefusal as refusal:
-            self.fail(refusal.failure)
-            return False
-        visit.last = last
-        if self._state is State.SENDING:
-            self._patience = math.inf
-        return False
-
-    @property
-    def _is_at_door(self) -> bool:
-        return self._visit is not None and self._visit.keeps_some
-
-    def door_opens(self) -> None:
+    def _door_opens(self) -> None:
         """Go on with the body, up to its next piece that has to wait."""
-        visit = self._visit
-        if visit is None or self._state is State.OVER:
-            return
-        last, visit.last = visit.last, None
-        pieces = visit.take_pieces()
+        pieces = self._at_door.take()
         for at, piece in enumerate(pieces, 1):
-            if at > 1 and not self._passes_door(visit, piece):
-                if visit.pieces:
+            if at > 1 and not self._passes_door(piece):
+                if self._state is not State.OVER:
                     for later in pieces[at:]:
-                        visit.keep(later)
+                        self._at_door.add(later)
                 return
             self._pass_on(piece, is_followed=at < len(pieces))
-        if last is not None:
-            self._send_last(last)
-        if self not in self._proxy.exchanges:  # its last piece was refused
-            return
-        self._client.read_side.let_go("door")
-        has_ended, visit.body_has_ended = visit.body_has_ended, False
-        if has_ended:
+        if self._last is not None and self._held_since is None:
+            self._send_last(self._last)
+        if pieces and self._has_request:
             self.body_ends()
         elif self._state is State.SENDING and self._last is None:
             self._quiet = 0
-            self._patience = self._patience_for_more()
-
-    def door_refuses(self, failure: Failure) -> None:
-        self.fail(failure)
-
-    def _patience_for_more(self) -> float:
-        if self._is_at_door:
-            return math.inf
-        return self._proxy.first_byte_ticks if self._has_request else self._proxy.idle_ticks
 
     def _pass_on(self, piece: bytes, *, is_followed: bool = False) -> None:
         if self.head.chunked:
@@ -239,32 +212,22 @@ class EngineExchange(RequestRecord):
         self._send(piece)
 
     def _send_last(self, piece: bytes) -> None:
-        if self._visit is not None and not self._leaves_door(self._visit, piece):
+        self._last = piece
+        try:
+            if self._visit is not None and not self._proxy.door.finish(self._visit):
+                return
+        except Refused as refused:
+            self.fail(refused.failure)
             return
         if self._is_gated and self._admission is None and self._state is not State.HELD:
             if self._state is State.CONNECTING:
-                self._last = piece
                 return
             self._admission = self._proxy.gate.try_enter()
             if self._admission is None:
-                self._last = piece
-                if self._state is State.SENDING:
-                    self._patience = math.inf  # the gate is waited for, up to gate.hold_seconds
-                self._task = self._proxy.spawn(self._wait_at_gate())
+                self._hold()
                 return
         self._last = None
         self._send(piece)
-
-    def _admit(self, admission: Admission) -> None:
-        if self._admission is None and self._state is not State.OVER:
-            self._admission = admission
-        else:  # a response came early, or the request ended while it waited
-            self._proxy.gate.leave(admission)
-        last, self._last = self._last, None
-        if last is not None:
-            self._send(last)
-        if self._state is State.SENDING:
-            self._patience = self._proxy.first_byte_ticks
 
     def _leave_gate(self) -> None:
         admission, self._admission = self._admission, None
@@ -277,24 +240,16 @@ class EngineExchange(RequestRecord):
         if engine is not None and (not self.head.websocket or self._state is State.TUNNEL):
             engine.write_side.write(piece)
             return
-        self._waiting.add(piece)
-
-    @property
-    def _waiting(self) -> WaitingPieces:
-        if self._pieces is None:
-            self._pieces = WaitingPieces(self._client.read_side)
-        return self._pieces
+        self._pieces.add(piece)
 
     def body_ends(self) -> None:
         self._has_request = True
-        if self._visit is not None and self._is_at_door:
-            self._visit.body_has_ended = True
+        if self._at_door:
             return
         if self.head.chunked:
             self._send_last(b"0\r\n\r\n")
-        if self._state is State.SENDING and self._last is None and not self._is_at_door:
+        if self._state is State.SENDING:
             self._quiet = 0
-            self._patience = self._proxy.first_byte_ticks
 
     def engine_full(self) -> None:
         self._engine_is_full = True
@@ -324,10 +279,10 @@ class EngineExchange(RequestRecord):
             self._admission = self._proxy.gate.admit()
         self._response = head
         self.status = head.status
-        visit = self._visit
-        if visit is not None and (visit.keeps_some or visit.has_lent):
-            visit.leave()  # the engine responds to what it has, and reads on or not
-            self.door_opens()
+        visit, last_is_at_door = self._visit, self._last is not None and self._held_since is None
+        if visit is not None and (self._at_door or last_is_at_door or visit.has_lent):
+            self._proxy.door.leave(visit)  # the engine responds to what it has, and reads on or not
+            self._door_opens()
         # Without a 100 the client may leave the body out: then its next request would look like the body.
         lacks_100 = self.head.expects_continue and not self._has_request
         self._closes = self._closes or head.until_close or lacks_100
@@ -338,7 +293,6 @@ class EngineExchange(RequestRecord):
         self.response_bytes += len(data)
         self._client.write_side.write(data)
         self._quiet = 0
-        self._patience = self._proxy.idle_ticks
 
     def response_continues(self, data: bytes) -> None:
         self._quiet = 0
@@ -353,7 +307,7 @@ class EngineExchange(RequestRecord):
             self.note_first_byte()
         engine, self._engine = self._engine, None
         if engine is not None:
-            if reusable and self._has_request and self._last is None and not self._is_at_door:
+            if reusable and self._has_request and self._last is None and not self._at_door:
                 engine.release()
             else:
                 engine.cut()
@@ -363,14 +317,13 @@ class EngineExchange(RequestRecord):
     def note_first_byte(self) -> None:
         super().note_first_byte()
         if self._visit is not None and self._path_class in _BEGINS_WITH_A_TOKEN:
-            self._visit.leave()
+            self._proxy.door.leave(self._visit)
 
     def tunnel_opens(self, head: ResponseHead) -> None:
         self._state = State.TUNNEL
         self._response = head
         self.status = head.status
         self._quiet = 0
-        self._patience = self._proxy.idle_ticks
         self._proxy.tunnels += 1
         self.note_first_byte()
         if self._admission is not None:
@@ -378,7 +331,7 @@ class EngineExchange(RequestRecord):
         data = head.for_tunnel(self.head.request_id())
         self.response_bytes += len(data)
         self._client.write_side.write(data)
-        if self._engine is not None and self._pieces is not None:
+        if self._engine is not None:
             self._pieces.send(self._engine.write_side)
 
     def engine_failed(self, failure: Failure) -> None:
@@ -387,26 +340,19 @@ class EngineExchange(RequestRecord):
         if engine is not None:
             unsent = engine.write_side.take_unsent()
             engine.cut()
+        # The engine may have acted on what was sent: then only a request that changes nothing is sent once more.
+        may_repeat = unsent is not None or (self.head.method in SAFE_METHODS and not self.head.has_body)
         if self._state is State.TUNNEL:
             # An end in order is in the frames that went through.
             self._end()
             self._client.cut(reset=False)
-        elif failure is DISCONNECTED and engine is not None and engine.served and self._may_repeat(unsent):
+        elif failure is DISCONNECTED and engine is not None and engine.served and may_repeat:
             self._proxy.pool.retries += 1
             self._state = State.CONNECTING
-            self._waiting.put_back((unsent or [])[1:])  # the head is written anew
+            self._pieces.put_back((unsent or [])[1:])  # the head is written anew
             self._task = self._proxy.spawn(self._open())
         else:
             self.fail(failure)
-
-    def _may_repeat(self, unsent: list[bytes] | None) -> bool:
-        """Return whether it may be sent once more, on a new connection, after the engine closed an idle one.
-
-        It may if no byte was sent, and `unsent` has them. Else the engine may have acted on some, and only a request
-        that changes nothing is sent again.
-        """
-        changes_nothing = self.head.method in SAFE_METHODS and not self.head.has_body
-        return unsent is not None or changes_nothing
 
     def client_full(self) -> None:
         self._client_is_full = True
@@ -455,8 +401,7 @@ class EngineExchange(RequestRecord):
                 # case, or the body itself was the fault, or would come only after a 100.
                 body_ends_it = self.head.expects_continue or failure.status in UNREADABLE
                 closes = closes or (body_ends_it and not self._has_request)
-                is_to_head = self.head.method == b"HEAD"
-                error = error_response(failure, self.head.request_id(), close=closes, without_body=is_to_head)
+                error = self.head.error(failure, close=closes)
                 self.response_bytes += len(error)
         self._end()
         if error:
@@ -481,14 +426,13 @@ class EngineExchange(RequestRecord):
         self._task = None
         self._leave_gate()
         if self._visit is not None:
-            self._visit.end(self.status or CLIENT_LEFT.status)
+            proxy.door.end(self._visit, self.status or CLIENT_LEFT.status)
             self.held_seconds += self._visit.waited_seconds
-            self._visit.take_pieces()
-            self._client.read_side.let_go("door")
         if self._engine_is_full:
             self._client.read_side.let_go("engine")
-        if self._pieces is not None:
-            self._pieces.drop()
+        for pieces in (self._pieces, self._at_door):
+            if pieces:
+                pieces.take()
         seconds = now - self.started
         status = self.status or CLIENT_LEFT.status
         proxy.observer.request_ended(
@@ -511,17 +455,25 @@ class EngineExchange(RequestRecord):
 
     def tick(self) -> None:
         self._quiet += 1
-        if self._quiet > self._patience:
+        if self._quiet > self._patience():
             if self._state is State.TUNNEL:
                 self.engine_failed(RESPONSE_STALLED)
             else:
                 self.fail(self._stalled())
-        elif self._engine is not None and not (self._has_request or self._engine_is_full or self._is_at_door):
+        elif self._engine is not None and not (self._has_request or self._engine_is_full or self._at_door):
             self._body_ticks += 1  # no piece renews this time
             limits = self._proxy.limits
             allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
             if self._body_ticks * limits.tick_seconds > allowed:
                 self.fail(body_too_slow(limits.body_bytes_per_second))
+
+    def _patience(self) -> float:
+        """Return the ticks that it may be quiet: to connect, at the door and at the gate it waits by their limits."""
+        if self._state in (State.RESPONDING, State.TUNNEL):
+            return self._proxy.idle_ticks
+        if self._state is not State.SENDING or self._last is not None or self._at_door:
+            return math.inf
+        return self._proxy.first_byte_ticks if self._has_request else self._proxy.idle_ticks
 
     def _stalled(self) -> Failure:
         if self._state is State.RESPONDING:

@@ -37,8 +37,8 @@ class Failure:
     retry_after: int | None = None  # seconds after which the same request may succeed
 
 
-class BadRequest(Exception):
-    """The client's bytes are not a request that may be passed on; ``failure`` is the error for the client."""
+class Refused(Exception):
+    """A request that is not passed on: it is none, or gate or door do not let it in. ``failure`` is for the client."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -123,7 +123,7 @@ def error_body(status: int, code: str, message: str) -> dict[str, object]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def error_response(failure: Failure, request_id: bytes, *, close: bool, without_body: bool = False) -> bytes:
+def error_response(failure: Failure, request_id: bytes, *, close: bool, without_body: bool) -> bytes:
     body = json.dumps(error_body(failure.status, failure.reason, failure.message)).encode()
     lines = [
         b"HTTP/1.1 %d %b" % (failure.status, HTTPStatus(failure.status).phrase.encode()),

@@ -14,7 +14,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+
+from gated_proxy.failures import Failure, Refused
 
 # How long requests are paced after a closing with `then_pace`.
 PACE_SECONDS = 8.0
@@ -24,15 +25,6 @@ STEP_SECONDS = 0.02
 ALONE_SECONDS = 0.5
 
 log = logging.getLogger("highwater.gate")
-
-
-class Shed(Exception):
-    """A request that is not admitted, for a bounded reason; the gate should open in ``retry_after`` seconds."""
-
-    def __init__(self, reason: str, message: str, retry_after: int) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.retry_after = retry_after
 
 
 class Admission:
@@ -46,16 +38,18 @@ class Admission:
         self.since = since
 
 
-class Timer(Protocol):
-    def cancel(self) -> None:
-        """Do not make the call."""
+Later = Callable[[float, Callable[[], None]], asyncio.TimerHandle]
+
+
+def on_the_loop(seconds: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, call)
 
 
 class Gate:
     """Counts requests under way, and holds new ones while it is closed.
 
     At most ``max_held`` wait, for ``hold_seconds`` each; then a request is shed. ``clock`` is monotonic seconds;
-    ``later`` calls back after so many seconds, the event loop's where ``None``.
+    ``later`` calls back after so many seconds.
     """
 
     def __init__(
@@ -64,14 +58,14 @@ class Gate:
         hold_seconds: float = 30.0,
         max_held: int = 1024,
         clock: Callable[[], float] = time.monotonic,
-        later: Callable[[float, Callable[[], None]], Timer] | None = None,
+        later: Later = on_the_loop,
     ) -> None:
         self.idle_since = clock()
         self._hold_seconds = hold_seconds
         self._max_held = max_held
         self._clock = clock
-        self._later = later or (lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
-        self._next: Timer | None = None
+        self._later = later
+        self._next: asyncio.TimerHandle | None = None
         self._paced: Admission | None = None  # the last one
         self._paced_until: float | None = None
         self._closed_until: float | None = None
@@ -108,9 +102,7 @@ class Gate:
 
     def try_enter(self) -> Admission | None:
         """Admit one request if that can be done now; ``leave`` must follow if it was."""
-        if self._closed_until is not None or self._paced_until is not None:
-            return None
-        return self.admit()
+        return self.admit() if self.passes_at_once else None
 
     def admit(self) -> Admission:
         """Count a request that the engine has already, whether the gate is open or not; ``leave`` must follow."""
@@ -120,7 +112,7 @@ class Gate:
         return admission
 
     async def enter(self) -> Admission:
-        """Admit one request, now or later; ``leave`` must follow. Raises Shed: it waited too long, or too many wait."""
+        """Admit one request, now or later; ``leave`` must follow. Raises Refused."""
         if (admission := self.try_enter()) is not None:
             return admission
         if self.held >= self._max_held:
@@ -161,7 +153,14 @@ class Gate:
                 response to the one before has begun, or did not for half a second.
         """
         self._closed_until = self._clock() + at_most_seconds
-        overdue = self._later(at_most_seconds, lambda: self._open_overdue(at_most_seconds, then_pace=then_pace))
+
+        def open_overdue() -> None:
+            log.warning(
+                "requests were held for %g s, the most that was allowed, and are held no longer", at_most_seconds
+            )
+            self._open(then_pace=then_pace)
+
+        overdue = self._later(at_most_seconds, open_overdue)
         try:
             yield
         except BaseException:
@@ -171,10 +170,6 @@ class Gate:
             overdue.cancel()
             if not self.is_open:  # else it opened by itself, and requests pass already
                 self._open(then_pace=then_pace)
-
-    def _open_overdue(self, seconds: float, *, then_pace: bool) -> None:
-        log.warning("requests were held for %g s, the most that was allowed, and are held no longer", seconds)
-        self._open(then_pace=then_pace)
 
     def _open(self, *, then_pace: bool) -> None:
         self._closed_until = None
@@ -221,6 +216,6 @@ class Gate:
     async def drained(self) -> None:
         await self._drained.wait()
 
-    def _shed(self, reason: str, message: str) -> Shed:
+    def _shed(self, reason: str, message: str) -> Refused:
         left = (self._closed_until or 0.0) - self._clock()
-        return Shed(reason, message, max(1, math.ceil(left)))
+        return Refused(Failure(503, reason, message, retry_after=max(1, math.ceil(left))))

@@ -1,7 +1,7 @@
-"""Heads of requests and of the engine's responses: what they declare, and how each is written for the far side. No I/O.
+"""Heads of requests and of the engine's responses: what they declare, how each is written for the far side; and chunks.
 
 llhttp has parsed every head strictly: no bare CR or LF, no folded lines, no space before a colon, not both a length and
-chunks. What it accepts of a request although it can be read in two ways is refused here.
+chunks. What it accepts of a request although it can be read in two ways is refused here. No I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 import httptools
 
-from gated_proxy.failures import BadRequest, Failure, bad_request
+from gated_proxy.failures import Failure, Refused, bad_request, error_response
 
 NOT_HTTP = bad_request("this is not an HTTP/1.1 request")
 
@@ -79,7 +79,7 @@ class RequestHead:
         self._tokens: set[bytes] | None = None  # of its Connection lines
 
     def read_taken_out(self) -> None:
-        """Read the lines that do not travel. Raises BadRequest: they contradict each other, or cannot be passed on."""
+        """Read the lines that do not travel. Raises Refused: they contradict each other, or cannot be passed on."""
         hosts = framings = 0
         parts = self._parts
         for at in range(1, len(parts), 3):
@@ -90,19 +90,19 @@ class RequestHead:
             elif name == b"content-length":
                 framings += 1
                 if not _DIGITS.fullmatch(value):
-                    raise BadRequest(bad_request("Content-Length must be a number"))
+                    raise Refused(bad_request("Content-Length must be a number"))
                 self.declared_bytes = int(value)
             elif name == b"transfer-encoding":
                 framings += 1
                 self.chunked = True
                 if value.lower() != b"chunked" or self.is_http10:
-                    raise BadRequest(bad_request("Transfer-Encoding can only be 'chunked', in HTTP/1.1"))
+                    raise Refused(bad_request("Transfer-Encoding can only be 'chunked', in HTTP/1.1"))
             else:
                 self._read_rare_line(name, value)
         if framings > 1:
-            raise BadRequest(bad_request("a request has one Content-Length, or one Transfer-Encoding"))
+            raise Refused(bad_request("a request has one Content-Length, or one Transfer-Encoding"))
         if hosts != 1 and (hosts or not self.is_http10):
-            raise BadRequest(bad_request("a request has one Host"))
+            raise Refused(bad_request("a request has one Host"))
         if self._upgrade == b"websocket" and self._tokens and b"upgrade" in self._tokens:
             # Any other protocol is not taken up: the request is served without it (RFC 9110 7.8).
             # With another method it would be that method that the engine acts on.
@@ -137,6 +137,9 @@ class RequestHead:
         if self._request_id is None:
             self._request_id = next(_fresh)
         return self._request_id
+
+    def error(self, failure: Failure, *, close: bool) -> bytes:
+        return error_response(failure, self.request_id(), close=close, without_body=self.method == b"HEAD")
 
     def for_engine(self, host_line: bytes, forwarding: Forwarding | None = None) -> bytes:
         if self.declared_bytes:
@@ -192,11 +195,80 @@ def parse_head(raw: bytes) -> RequestHead | Failure:
     head = RequestHead(raw, method, target, is_http10=version == _HTTP10)
     try:
         head.read_taken_out()
-    except BadRequest as bad:
+    except Refused as bad:
         return bad.failure
     if absolute is not None and absolute[1].lower() != head.host.lower():
         return bad_request("the target's authority must be the Host")
     return head
+
+
+# llhttp does not report where in its input a chunked body (RFC 9112 7.1) ended, and what follows may be another
+# request: so the lines of chunk sizes are read here, to the letter. Extensions are between the client and us (7.1.1),
+# and are dropped. So are trailers: no server of vLLM's hands them to a handler (uvicorn drops them).
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
+# Lines that one call takes at most; a body may have a line for every three bytes.
+LINES_AT_ONCE = 128
+
+
+class Chunks:
+    """One body. A line, or the trailers together, of more than `max_line_bytes` are too large."""
+
+    def __init__(self, too_large: Failure, max_line_bytes: int) -> None:
+        self._too_large = too_large
+        self._max_line_bytes = max_line_bytes
+        self._start = b""  # of a line that is not complete
+        self._left = 0  # of a chunk's data
+        self._is_behind_data = False  # where its line end must come
+        self._is_behind_chunks = False
+        self._trailer_bytes = 0
+        self.is_complete = False
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """Take as many chunks out of the data as may be taken at once; return their body, and the rest of the data.
+
+        The rest is for the next call, or, where the body is complete, another request's. Raises Refused: no chunks.
+        """
+        if self._start:
+            data, self._start = self._start + data, b""
+        pieces: list[bytes] = []
+        at = lines = 0
+        while not self.is_complete and lines < LINES_AT_ONCE:
+            if self._left:
+                piece = data[at : at + self._left]
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if self._left:
+                    break
+                self._is_behind_data = True
+            end = data.find(b"\r\n", at)
+            if (len(data) if end < 0 else end) - at > self._max_line_bytes:
+                raise Refused(self._too_large)
+            if end < 0:
+                self._start = data[at:]
+                at = len(data)
+                break
+            self._take_line(data[at:end])
+            at = end + 2
+            lines += 1
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), data[at:]
+
+    def _take_line(self, line: bytes) -> None:
+        if self._is_behind_chunks:
+            self._trailer_bytes += len(line) + 2
+            if self._trailer_bytes > self._max_line_bytes:
+                raise Refused(self._too_large)
+            self.is_complete = not line
+        elif self._is_behind_data:
+            if line:
+                raise Refused(NOT_HTTP)
+            self._is_behind_data = False
+        else:
+            size = _CHUNK_SIZE.fullmatch(line)
+            if size is None:
+                raise Refused(NOT_HTTP)
+            self._left = int(size[1], 16)
+            self._is_behind_chunks = not self._left
 
 
 Mode = Literal["pass", "replace", "append"]

@@ -141,12 +141,15 @@ class AccessLog:
         self._writing = threading.Thread(target=self._write_lines, daemon=True)
         self._writing.start()
 
-    def write(self, line: Mapping[str, object]) -> None:
-        self._put(line)
+    def write(self, line: Mapping[str, object] | Literal["reopen"]) -> None:
+        try:
+            self._queue.put_nowait(line)
+        except queue.Full:
+            self._failed(line, "the queue is full")
 
     def reopen(self) -> None:
         """Open the file again if it was moved away, also while no line is to be written."""
-        self._put("reopen")
+        self.write("reopen")
 
     def close(self) -> None:
         if self._is_closed:
@@ -156,12 +159,6 @@ class AccessLog:
         with contextlib.suppress(queue.Full):
             self._queue.put("end", timeout=CLOSE_SECONDS)
             self._writing.join(end - time.monotonic())
-
-    def _put(self, item: Mapping[str, object] | Literal["reopen"]) -> None:
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
-            self._failed(item, "the queue is full")
 
     def _failed(self, item: Mapping[str, object] | Literal["reopen"], why: str) -> None:
         with self._lock:  # called by the loop's thread and by the writing one

@@ -112,9 +112,9 @@ class Exchange(Protocol):
 class Clients:
     """The clients connected to one port: at most ``limit``, and the error for those above it. None: no limit."""
 
-    def __init__(self, limit: int | None, too_many: Failure, log: LimitedLog) -> None:
+    def __init__(self, limit: int | None, where: str, log: LimitedLog) -> None:
         self.limit = limit
-        self.too_many = too_many
+        self.too_many = too_many_connections(limit or 0, where)
         self._log = log
         self._connected: set[Client] = set()
 
@@ -210,11 +210,8 @@ class Proxy:
         self.client_ticks = self._ticks(self.limits.client_wait_seconds)
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
         self.exchanges: set[Exchange] = set()
-        limit, control_limit = self.limits.max_connections, self.limits.max_control_connections
-        too_many = too_many_connections(limit or 0, "(proxy.max_connections)")
-        too_many_control = too_many_connections(control_limit or 0, "to the control port")
-        self.clients = Clients(limit, too_many, self._log)
-        self.control_clients = Clients(control_limit, too_many_control, self._log)
+        self.clients = Clients(self.limits.max_connections, "(proxy.max_connections)", self._log)
+        self.control_clients = Clients(self.limits.max_control_connections, "to the control port", self._log)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._pool: ConnectionPool | None = None

@@ -14,7 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gated_proxy.failures import BODY_LATE, CLIENT_LEFT, CLIENT_NOT_READING, Failure, error_response
+from gated_proxy.failures import BODY_LATE, CLIENT_LEFT, CLIENT_NOT_READING, Failure
 from gated_proxy.heads import RequestHead
 from gated_proxy.logs import RequestRecord
 from gated_proxy.proxy import Client, Proxy
@@ -109,7 +109,7 @@ class SidecarExchange(RequestRecord):
                 client.cut(reset=True)
         elif not self._client_is_full and self._quiet > self._proxy.client_ticks:
             if self._client is not None and not self._server.cycle.response_started:
-                self._write_response(error_response(BODY_LATE, self.head.request_id(), close=True))
+                self._write_response(self.head.error(BODY_LATE, close=True))
             self.fail(BODY_LATE)
 
     def _write_response(self, data: bytes) -> None:

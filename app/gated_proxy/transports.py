@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 # buffer. One upload would keep every stream waiting.
 FULL_READ_BYTES = 256 * 1024
 _MUCH_BYTES = 32 * 1024
-# Pieces that wait for the engine; above it the client is not read.
+# Pieces that wait for the engine, or at the door; above it the client is not read.
 _MAX_WAITING_BYTES = 64 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
 # The far end has closed its side, or the connection is closed; reported for a socket that is not read, too.
@@ -189,36 +189,68 @@ class ReadSide:
 
 
 class WaitingPieces:
-    """Pieces in the order in which they go to the engine; too many of them stop the client's read side."""
+    """Pieces of a body that wait, in their order; too many of them hold the client's read side."""
 
-    __slots__ = ("_bytes", "_pieces", "_read_side")
+    __slots__ = ("_bytes", "_pieces", "_read_side", "_why")
 
-    def __init__(self, read_side: ReadSide) -> None:
+    def __init__(self, read_side: ReadSide, why: str) -> None:
         self._read_side = read_side
+        self._why = why
         self._pieces: list[bytes] = []
         self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
 
     def add(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._bytes += len(piece)
         if self._bytes > _MAX_WAITING_BYTES:
-            self._read_side.hold("waiting")
+            self._read_side.hold(self._why)
 
     def put_back(self, pieces: list[bytes]) -> None:
         self._pieces[:0] = pieces
         self._bytes += sum(len(piece) for piece in pieces)
 
-    def send(self, write_side: WriteSide) -> None:
-        if self._pieces:
-            for piece in self._pieces:
-                write_side.write(piece)
-            self.drop()
+    def take(self) -> list[bytes]:
+        taken, self._pieces, self._bytes = self._pieces, [], 0
+        self._read_side.let_go(self._why)
+        return taken
 
-    def drop(self) -> None:
-        if self._bytes:
-            self._pieces.clear()
-            self._bytes = 0
-            self._read_side.let_go("waiting")
+    def send(self, write_side: WriteSide) -> None:
+        for piece in self.take():
+            write_side.write(piece)
+
+
+class UnreadWatch:
+    """Judges, tick by tick, a client that does not take a complete response: it holds memory meanwhile.
+
+    It has ``wait_ticks``, and one more for each ``held_bytes_per_tick``; in ``wait_ticks`` it must take something.
+    """
+
+    def __init__(self, wait_ticks: float, held_bytes_per_tick: float) -> None:
+        self._wait_ticks = wait_ticks
+        self._held_bytes_per_tick = held_bytes_per_tick
+        self._unsent = 0  # bytes at the last tick
+        self._ticks = 0.0  # for which they have waited
+        self._patience = 0.0  # ticks for which they may wait
+        self._untaken_ticks = 0  # in which the client took none of them
+
+    def restart(self) -> None:
+        self._ticks = 0.0
+
+    def is_over(self, unsent: int) -> bool:
+        """Count one tick with so many bytes unsent, and return whether the time has passed."""
+        if not unsent:
+            self._unsent = self._untaken_ticks = 0
+            self._ticks = 0.0
+            return False
+        if not self._ticks:
+            self._patience = self._wait_ticks + unsent / self._held_bytes_per_tick
+        self._ticks += 1
+        self._untaken_ticks = self._untaken_ticks + 1 if unsent == self._unsent else 0
+        self._unsent = unsent
+        return self._untaken_ticks > self._wait_ticks or self._ticks > self._patience
 
 
 # Each costs a system call that finds nothing whenever a single client connects.

@@ -1,17 +1,16 @@
 """Bodies with images, honest and hostile: the door looks at each, and the engine gets the bytes that were sent."""
 
 import asyncio
-import base64
 import io
 import json
 import random
-import struct
 from itertools import pairwise
 
 import pytest
 from PIL import Image
 
 from tests.faithful.fronts import Profile, fronted_by
+from tests.fakes.images import data_url, png
 from tests.patience import until
 
 MIB = 1024**2
@@ -30,16 +29,7 @@ JSON = ("content-type", "application/json")
 def url(form: str, width: int, height: int) -> str:
     file = io.BytesIO()
     Image.new("RGB", (width, height), "teal").save(file, form)
-    return f"data:image/{form};base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def liar(width: int, height: int) -> str:
-    header = (
-        struct.pack(">I4sIIBBBBB", 13, b"IHDR", width, height, 8, 2, 0, 0, 0)
-        + bytes(4)
-        + struct.pack(">I4s", 0, b"IDAT")
-    )
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + header).decode()
+    return data_url(file.getvalue(), f"image/{form}")
 
 
 def chat(*urls: str, **more: object) -> bytes:
@@ -64,7 +54,7 @@ HOSTILE = {
     "keys in a holder": b'{"source":{' + b'"data":"","url":"x",{}' * 2_000,
     "keys alone": b'"url":"data":' * 20_000,
     "broken base64": chat("data:image/png;base64,!!!!", "data:image/png;base64,", "data:"),
-    "size nothing": chat(liar(0, 0)),
+    "size nothing": chat(data_url(png(0, 0, pixels=0))),
     "ten thousand tiny images": chat(*[url("png", 2, 2)] * 10_000),
     "UTF-16": chat(PHOTO).decode().encode("utf-16"),
     "not JSON": bytes(range(256)) * 1000,
@@ -137,7 +127,7 @@ async def test_hostile_bodies_hold_no_memory(through, engine):
 
 @fronted_by("sidecar")
 async def test_a_decode_bomb_never_reaches_the_engine(through, engine):
-    answer = await through.ask("POST", PATH, JSON, body=chat(liar(60_000, 60_000)))
+    answer = await through.ask("POST", PATH, JSON, body=chat(data_url(png(60_000, 60_000, pixels=0))))
     assert answer.status == 413
     assert json.loads(answer.body)["error"]["type"] == "request_too_large"
     assert not any(call.body for call in engine.calls)

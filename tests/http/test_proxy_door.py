@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
-import struct
 
 import pytest
 
 from gated_proxy.door import Door
-from gated_proxy.door_cost import NOTHING, DoorLimits
+from gated_proxy.door_items import NOTHING, DoorLimits
+from tests.fakes import images
 from tests.patience import until
 
 PATH = "/v1/chat/completions"
@@ -20,13 +21,11 @@ SIDE = 512  # pixels; such an image takes 1 MiB once decoded
 
 
 def png(width: int = SIDE, height: int = SIDE, *, pixels: int = 8) -> bytes:
-    """An image by its header; nobody decodes it here."""
-    header = struct.pack(">I4sIIBBBBB", 13, b"IHDR", width, height, 8, 2, 0, 0, 0) + bytes(4)
-    return b"\x89PNG\r\n\x1a\n" + header + struct.pack(">I4s", pixels, b"IDAT") + bytes(pixels)
+    return images.png(width, height, pixels=pixels)
 
 
-def chat(*images: bytes, url: str | None = None) -> bytes:
-    urls = [f"data:image/png;base64,{base64.b64encode(each).decode()}" for each in images] + ([url] if url else [])
+def chat(*pngs: bytes, url: str | None = None) -> bytes:
+    urls = [images.data_url(each) for each in pngs] + ([url] if url else [])
     parts = [{"type": "text", "text": "what?"}, *({"type": "image_url", "image_url": {"url": each}} for each in urls)]
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": parts}]}).encode()
 
@@ -53,11 +52,18 @@ def answered(upstream):
     return answer
 
 
-async def test_an_image_without_room_waits_and_is_served_when_there_is_some(start_proxy, upstream, answered):
-    async with start_proxy(door=door()) as front:
+@contextlib.asynccontextmanager
+async def full(start_proxy, **limits):
+    """A door whose room the first client's image has, and another client."""
+    async with start_proxy(door=door(**limits)) as front:
         first, second = [await front.connect() for _ in range(2)]
         await first.request("POST", PATH, body=chat(png()))
         await until(lambda: front.door.inside.items == 1)
+        yield front, first, second
+
+
+async def test_an_image_without_room_waits_and_is_served_when_there_is_some(start_proxy, upstream, answered):
+    async with full(start_proxy) as (front, first, second):
         body = chat(png())
         await second.request("POST", PATH, body=body)
         await until(lambda: front.door.waiting == 1)
@@ -105,10 +111,7 @@ async def test_a_decode_bomb_is_refused_before_all_of_it_has_come(start_proxy):
 
 
 async def test_an_image_that_waits_too_long_gets_503_and_when_to_come_back(start_proxy, answered):
-    async with start_proxy(door=door(wait_seconds=0.05)) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy, wait_seconds=0.05) as (_, _, second):
         await second.request("POST", PATH, body=chat(png()))
         answer = await second.answer()
         assert (answer.status, bool(answer.header("retry-after"))) == (503, True)
@@ -121,10 +124,7 @@ async def test_an_image_that_waits_too_long_gets_503_and_when_to_come_back(start
 
 
 async def test_a_client_that_leaves_while_it_waits_frees_its_place(start_proxy, answered):
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, _, second):
         await second.request("POST", PATH, body=chat(png()))
         await until(lambda: front.door.waiting == 1)
         await second.leave()
@@ -193,16 +193,13 @@ async def test_a_body_goes_on_as_it_comes_up_to_the_image_without_room(start_pro
 
 
 async def test_what_follows_the_waiting_piece_stays_with_the_client(start_proxy, answered):
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         body = chat(png(pixels=30 * MIB))
         sending = asyncio.create_task(second.request("POST", PATH, body=body))
         await until(lambda: front.door.waiting == 1)
-        (exchange,) = [each for each in front.proxy.exchanges if each._is_at_door]
+        (exchange,) = [each for each in front.proxy.exchanges if each._at_door]
         await asyncio.sleep(0.05)
-        assert sum(map(len, exchange._visit.pieces)) < MIB
+        assert exchange._at_door._bytes < MIB
         answered.set()
         await first.answer()
         assert (await second.answer()).body == body
@@ -210,10 +207,7 @@ async def test_what_follows_the_waiting_piece_stays_with_the_client(start_proxy,
 
 
 async def test_many_pieces_that_wait_go_on_in_their_order(start_proxy, answered):
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         body = chat(png(SIDE // 2), png(SIDE // 4), png(SIDE // 8), url="https://example.com/x.png" * 999)
         pieces = [body[at : at + 7] for at in range(0, len(body), 7)]
         await second.request("POST", PATH, ("transfer-encoding", "chunked"))
@@ -288,10 +282,7 @@ async def test_a_body_that_lent_its_room_and_finds_none_gets_503(start_proxy, an
 
 async def test_a_request_at_the_door_does_not_hold_up_a_reset(start_proxy, answered):
     """It does not count at the gate before the engine can act on it."""
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         await second.request("POST", PATH, body=chat(png()))
         await until(lambda: front.door.waiting == 1)
         with front.gate.closed(60):
@@ -308,10 +299,7 @@ async def test_a_response_that_comes_early_ends_the_wait(start_proxy, upstream, 
         await call.answer(b'{"error": {}}', 401)
         call.close()
 
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         await second.request("POST", "/v1/early", body=chat(png()))
         assert (await second.answer()).status == 401
         await until(lambda: front.door.waiting == 0)
@@ -320,10 +308,7 @@ async def test_a_response_that_comes_early_ends_the_wait(start_proxy, upstream, 
 
 
 async def test_the_engines_death_ends_the_wait(start_proxy, upstream, answered):
-    async with start_proxy(door=door()) as front:
-        first, second = [await front.connect() for _ in range(2)]
-        await first.request("POST", PATH, body=chat(png()))
-        await until(lambda: front.door.inside.items == 1)
+    async with full(start_proxy) as (front, first, second):
         await second.request("POST", PATH, body=chat(png()))
         await until(lambda: front.door.waiting == 1 and len(upstream.calls) == 2)
         for call in upstream.calls:

@@ -13,7 +13,7 @@ import uvloop
 
 from gated_proxy.client import STEPS_PER_TURN, ClientConnection
 from gated_proxy.failures import Failure
-from gated_proxy.incoming import LINES_AT_ONCE
+from gated_proxy.heads import LINES_AT_ONCE
 from gated_proxy.proxy import Proxy
 from gated_proxy.routes import Destination
 from tests.fakes.upstream import Upstream

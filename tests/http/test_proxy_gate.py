@@ -260,14 +260,14 @@ async def test_a_websocket_is_held_like_a_request(front, upstream):
     await until(lambda: upstream.calls)
 
 
-def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted():
+async def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted():
     """Its place at the gate would never be given back, and no reset would be safe again."""
     gate = Gate()
     client = SimpleNamespace(read_side=None, write_side=SimpleNamespace(write=lambda _: None))
     head = parse_head(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
     exchange = EngineExchange(SimpleNamespace(gate=gate), client, head, "completions")
     exchange._state = State.OVER
-    exchange._admit(gate.admit())
+    await exchange._wait_at_gate()
     assert gate.in_flight == 0
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
+
+from tests.fakes.images import data_url, png
 
 PATH = "/v1/chat/completions"
 TEXT_SECONDS = 2.0
@@ -88,7 +88,4 @@ async def _ask(client: httpx.AsyncClient, body: object) -> int:
 
 
 def _image(side: int) -> dict[str, object]:
-    """An image by its header: nobody decodes it here."""
-    header = struct.pack(">I4sIIBBBBB", 13, b"IHDR", side, side, 8, 2, 0, 0, 0) + bytes(4)
-    data = b"\x89PNG\r\n\x1a\n" + header + struct.pack(">I4s", 8, b"IDAT") + bytes(8)
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}}
+    return {"type": "image_url", "image_url": {"url": data_url(png(side, side))}}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gated_proxy.door import Mode
-from gated_proxy.door_cost import DoorLimits, TokenRule
+from gated_proxy.door_items import DoorLimits, TokenRule
 from highwater.model.engine_budget import EncoderLimits, EngineBudget
 from highwater.model.rank import RankKey, RankReading
 from highwater.model.units import MIB

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from gated_proxy.door import Door
-from gated_proxy.door_cost import DoorLimits
+from gated_proxy.door_items import DoorLimits
 from highwater.act.door import DoorFacts, EncoderPeaks, limits_of, mode_of
 from highwater.host.reading import HostReading
-from highwater.model.door import DoorFigure, DoorState
 from highwater.model.engine_budget import EngineBudget
 from highwater.model.policy import PolicyLevel
 from highwater.model.rank import RankReading
-from highwater.model.report import Report
+from highwater.model.report import DoorFigure, DoorState, Report
 from highwater.server.settings.sections import DoorSettings
 
 # Images wait for a relief for so long; one that has not helped by then will not, and they are let in.
@@ -52,7 +51,9 @@ class DoorWatch:
     def notice(self, report: Report) -> None:
         budgets = map(self._budget_of, report.ranks)
         budget = next((each for each in budgets if each is not None and each.encoder is not None), None)
-        self._learn(report.ranks, budget)
+        encoded, most = self._door.take_tokens()
+        step = None if budget is None or budget.encoder is None else budget.encoder.compute_budget
+        self._peaks.notice(report.ranks, encoded_tokens=encoded, tokens_in_flight=min(most, step or most))
         self._change(report.ranks, budget)
         now = self._clock()
         is_urgent = self._door.mode == "on" and self._level() == "urgent"
@@ -63,12 +64,6 @@ class DoorWatch:
         elif self._held_for is not None:
             self._held_for = None
             self._door.open()
-
-    def _learn(self, ranks: Sequence[RankReading], budget: EngineBudget | None) -> None:
-        """Take the tokens since the last report, and learn from them what an encoded one costs."""
-        encoded, most = self._door.take_tokens()
-        step = None if budget is None or budget.encoder is None else budget.encoder.compute_budget
-        self._peaks.notice(ranks, encoded_tokens=encoded, tokens_in_flight=min(most, step or most))
 
     def _change(self, ranks: Sequence[RankReading], budget: EngineBudget | None) -> None:
         facts = self._facts(ranks, budget)

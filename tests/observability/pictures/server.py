@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gated_proxy.door import Door, DoorLimits
-from gated_proxy.door_items import Cost
+from gated_proxy.door import Door
+from gated_proxy.door_items import Cost, DoorLimits
 from gated_proxy.traffic import Connections
 from highwater.host.watch import HostNow
 from highwater.http.metrics import Counters, Exporter

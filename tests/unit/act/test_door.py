@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gated_proxy.door_cost import DoorLimits, TokenRule
+from gated_proxy.door_items import DoorLimits, TokenRule
 from highwater.act.door import DoorFacts, EncoderPeaks, limits_of, mode_of
 from highwater.model.engine_budget import EncoderLimits, EngineBudget, ImageRule, StartMemory
 from highwater.model.rank import EncoderCache, TorchMemory

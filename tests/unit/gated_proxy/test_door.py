@@ -11,11 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gated_proxy.door import Door, DoorRefusal
-from gated_proxy.door_cost import NOTHING, DoorLimits, TokenRule, cost_of
-from gated_proxy.door_items import Cost, Media
+from gated_proxy.door import Door
+from gated_proxy.door_items import NOTHING, Cost, DoorLimits, Media, TokenRule, cost_of
 from gated_proxy.door_media import BY_URL, UNKNOWN
-from gated_proxy.failures import RETRY_AFTER_SECONDS
+from gated_proxy.failures import RETRY_AFTER_SECONDS, Refused
 from gated_proxy.heads import parse_head
 from tests.fakes.clock import FakeClock
 
@@ -59,7 +58,8 @@ class Client:
         lines = f"{line}\r\n" if line else ""
         lines += f"authorization: Bearer {key}\r\n" if key else ""
         head = parse_head(f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode())
-        self.visit = at.door.visit(self, head, "chat_completions", b"{")
+        self.door = at.door
+        self.visit = at.door.visit(head, "chat_completions", b"{", opens=self.door_opens, refuses=self.door_refuses)
         self.opened = 0
         self.failure = None
 
@@ -71,13 +71,13 @@ class Client:
         self.leave(failure.status)
 
     def brings(self, *mib: float) -> bool:
-        return self.visit._door.ask(self.visit, [image(each) for each in mib])
+        return self.door.ask(self.visit, [image(each) for each in mib])
 
     def finish(self) -> bool:
-        return self.visit.finish()
+        return self.door.finish(self.visit)
 
     def leave(self, status: int = 200) -> None:
-        self.visit.end(status)
+        self.door.end(self.visit, status)
 
 
 def image(mib: float) -> Media:
@@ -168,7 +168,7 @@ def test_a_request_that_can_never_fit_is_refused_with_figure_limit_and_setting()
     desk = Desk()
     alone = desk.client()
     assert alone.brings(7)
-    with pytest.raises(DoorRefusal) as refusal:
+    with pytest.raises(Refused) as refusal:
         alone.brings(7)
     failure = refusal.value.failure
     assert (failure.status, failure.reason) == (413, "door_too_large")
@@ -187,7 +187,7 @@ def test_what_may_fit_later_waits_and_gets_503():
     small.leave()
     desk.timers.run(10)
     assert (large.failure.status, large.failure.retry_after) == (503, RETRY_AFTER_SECONDS)
-    with pytest.raises(DoorRefusal, match=r"at most 33554432 .*door\.decoded_bytes"):
+    with pytest.raises(Refused, match=r"at most 33554432 .*door\.decoded_bytes"):
         desk.client().brings(33)
 
 
@@ -374,7 +374,7 @@ def test_too_many_that_wait_are_refused():
     desk = Desk(DoorLimits(items=1, max_waiting=2))
     assert desk.client().brings(1)
     assert [desk.client().brings(1) for _ in range(2)] == [False, False]
-    with pytest.raises(DoorRefusal, match=r"2 requests wait already .*door\.max_waiting") as refusal:
+    with pytest.raises(Refused, match=r"2 requests wait already .*door\.max_waiting") as refusal:
         desk.client().brings(1)
     assert (refusal.value.failure.status, refusal.value.failure.reason) == (503, "door_full")
 
@@ -388,7 +388,7 @@ def test_one_key_has_half_of_the_places_to_wait_where_others_want_some():
     assert [each.brings(1) for each in others] == [False, False]
     assert [each.failure and each.failure.reason for each in greedy] == [None, None, "door_full", "door_full"]
     for key in ("greedy", "third"):  # nobody has more than half
-        with pytest.raises(DoorRefusal, match=r"door\.max_waiting"):
+        with pytest.raises(Refused, match=r"door\.max_waiting"):
             desk.client(key).brings(1)
     assert (desk.door.waiting, desk.door.counts.refused) == (4, {"door_full": 4})
 
@@ -439,7 +439,7 @@ def test_a_body_that_lent_its_room_goes_in_at_once_where_there_is_some():
     desk.pass_time(5)
     other.leave()
     assert (desk.mib, slow.finish(), desk.mib) == (0, True, 8)
-    with pytest.raises(DoorRefusal, match=r"door\.decoded_bytes"):
+    with pytest.raises(Refused, match=r"door\.decoded_bytes"):
         slow.brings(1)
 
 
@@ -470,8 +470,8 @@ def test_a_fault_of_the_scanner_fails_nobody(monkeypatch, caplog):
     one = desk.client()
     monkeypatch.setattr("gated_proxy.door_scanner.Scanner.feed", lambda *_: 1 / 0)
     with caplog.at_level(logging.CRITICAL, "highwater.door"):
-        assert one.visit.take(b"anything")
-    assert one.visit.take(b"more")
+        assert desk.door.take(one.visit, b"anything")
+    assert desk.door.take(one.visit, b"more")
     assert desk.door.counts.faults == 1
 
 
@@ -529,7 +529,7 @@ class AnyTraffic(RuleBasedStateMachine):
     def bring(self, client, mib):
         try:
             client.brings(*mib)
-        except DoorRefusal as refusal:
+        except Refused as refusal:
             client.door_refuses(refusal.failure)
 
     @rule(which=st.integers(0, FAR))
@@ -540,7 +540,7 @@ class AnyTraffic(RuleBasedStateMachine):
     @rule(which=st.integers(0, FAR))
     def respond(self, which):
         if self.clients:
-            self.clients[which % len(self.clients)].visit.leave()
+            self.desk.door.leave(self.clients[which % len(self.clients)].visit)
 
     @rule(which=st.integers(0, FAR))
     def finish(self, which):
@@ -548,7 +548,7 @@ class AnyTraffic(RuleBasedStateMachine):
             client = moving[which % len(moving)]
             try:
                 client.finish()
-            except DoorRefusal as refusal:
+            except Refused as refusal:
                 client.door_refuses(refusal.failure)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 1.25, 9.0, 11.0]))

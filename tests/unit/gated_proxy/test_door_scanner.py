@@ -121,6 +121,7 @@ def test_an_animated_webp_counts_with_the_canvases_of_its_decoder():
         chat({"type": "image_url", "image_url": url(PNG)}),
         chat({"type": "image_url", "image_url": {"detail": "high", "url": url(PNG)}}),
         chat({"type": "input_image", "image_url": url(PNG), "detail": "auto"}),
+        chat({"type": "input_image", "image_url": url(PNG)}).replace(b"data:", b"dat\\u0061:"),
         chat({"type": "image_url", "image_url": {"url": url(PNG, "x/y;charset=z")}}),
         chat(
             {
@@ -159,6 +160,8 @@ def test_an_animated_webp_counts_with_the_canvases_of_its_decoder():
 def test_every_spelling_of_an_image_is_found_wherever_it_is_cut(body):
     assert sizes(scan(body)) == [(640, 480)]
     assert sizes(scan(body, *range(1, len(body)))) == [(640, 480)]
+    assert all(sizes(scan(body, at)) == [(640, 480)] for at in range(1, 300))
+    assert sizes(scan(b'{"a":[' + b'"x",' * 99 + b'"x"],"b":' + body + b"}")) == [(640, 480)]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_every_spelling_of_an_image_is_found_wherever_it_is_cut(body):
         (chat(part(url(PNG))).replace(b"image_url", b"image\\u005furl"), True),
         (chat(part(url(PNG))).decode().encode("utf-16"), True),
         (chat({"type": "text", "text": 'a "url" and\n some \u00e9 data'}), False),
-        (chat({"type": "text", "text": "image_url, source"}), True),
+        (chat({"type": "text", "text": "image_url, source"}), False),
         (chat({"type": "text", "text": "an image_url of some source."}), False),
         (chat(annotations=[{"type": "url_citation", "url_citation": {"url": "https://x"}}]), False),
         (b"", False),
@@ -320,7 +323,10 @@ def test_no_more_is_held_than_the_first_bytes_of_one_string():
 
 @pytest.mark.parametrize(
     "repeated",
-    ['"data":"",', '"text":"",', '"url":"https://x",', '"\\u0075rl":"",', '{"source":{"a":[]}},', "}", '"', '\\"'],
+    [
+        *('"data":"",', '"text":"",', '"url":"https://x",', '"\\u0075rl":"",', '{"source":{"a":[]}},', "}", '"', '\\"'),
+        *('"image_url":"d",', '"image_url":"http",'),
+    ],
 )
 def test_the_time_for_a_body_grows_with_its_length_alone(repeated):
     def seconds(times: int) -> float:

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gated_proxy.gate import ALONE_SECONDS, PACE_SECONDS, STEP_SECONDS, Admission, Gate, Shed
+from gated_proxy.failures import Refused
+from gated_proxy.gate import ALONE_SECONDS, PACE_SECONDS, STEP_SECONDS, Admission, Gate
 
 
 async def settle() -> None:
@@ -73,13 +74,13 @@ async def test_too_many_are_shed_with_the_time_to_come_back():
         held = asyncio.create_task(gate.enter())
         await settle()
         now[0] = 2.0
-        with pytest.raises(Shed) as caught:
+        with pytest.raises(Refused) as caught:
             await gate.enter()
-        assert (caught.value.reason, caught.value.retry_after) == ("gate_full", 6)
+        assert (caught.value.failure.reason, caught.value.failure.retry_after) == ("gate_full", 6)
         now[0] = 60.0
-        with pytest.raises(Shed) as caught:
+        with pytest.raises(Refused) as caught:
             await gate.enter()
-        assert caught.value.retry_after == 1
+        assert caught.value.failure.retry_after == 1
     await held
     assert gate.in_flight == 1
 
@@ -87,9 +88,9 @@ async def test_too_many_are_shed_with_the_time_to_come_back():
 async def test_a_request_that_waits_too_long_is_shed_and_not_counted():
     gate = Gate(hold_seconds=0.001, max_held=1)
     with gate.closed(10):
-        with pytest.raises(Shed, match=r"held for 0.001 s") as caught:
+        with pytest.raises(Refused, match=r"held for 0.001 s") as caught:
             await gate.enter()
-        assert (caught.value.reason, gate.held) == ("held_too_long", 0)
+        assert (caught.value.failure.reason, gate.held) == ("held_too_long", 0)
     assert gate.in_flight == 0
     await gate.drained()
 

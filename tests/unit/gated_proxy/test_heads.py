@@ -11,15 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gated_proxy.failures import BadRequest, Failure, head_too_large
+from gated_proxy.failures import Failure, Refused, head_too_large
 from gated_proxy.heads import (
     TAKEN_OUT,
+    Chunks,
     EngineOrigin,
     RequestHead,
     ResponseHead,
     parse_head,
 )
-from gated_proxy.incoming import Chunks
 
 HOST = b"host: engine\r\n"
 CAP = 300
@@ -390,7 +390,7 @@ def test_a_chunked_body_ends_where_it_ends(pieces, cuts, trailers, rest):
 
 @pytest.mark.parametrize("wire", [b"3\nabc\r\n", b"x\r\n", b"-1\r\n", b"3\r\nabcd\r\n"])
 def test_what_are_no_chunks_is_refused(wire):
-    with pytest.raises(BadRequest) as bad:
+    with pytest.raises(Refused) as bad:
         Chunks(TOO_LARGE, CAP).take(wire)
     assert bad.value.failure.status == 400
 
@@ -406,7 +406,7 @@ def test_what_stands_between_chunks_is_capped(start, more):
         for _ in range(CAP // len(more) + 1):
             chunks.take(more)
 
-    with pytest.raises(BadRequest) as bad:
+    with pytest.raises(Refused) as bad:
         take_more()
     assert bad.value.failure is TOO_LARGE
 

@@ -17,8 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from gated_proxy.door import Door
-from gated_proxy.door_cost import DoorLimits
-from gated_proxy.door_items import Cost
+from gated_proxy.door_items import Cost, DoorLimits
 from gated_proxy.traffic import Connections
 from highwater import __version__
 from highwater.host.past import Outlook

@@ -8,12 +8,11 @@ from highwater.diagnose.verdict import JudgedReport
 from highwater.growth.words import growth_line
 from highwater.http.text.status import headline
 from highwater.model.components import COMPONENTS
-from highwater.model.door import DoorState
 from highwater.model.engine import EngineStatus
 from highwater.model.policy import WORDS, RuleStatus
 from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase
 from highwater.model.remedies import can_give
-from highwater.model.report import HostSummary, Report
+from highwater.model.report import DoorState, HostSummary, Report
 from highwater.model.titles import (
     component_title,
     device_title,

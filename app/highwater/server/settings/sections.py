@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_val
 
 from gated_proxy.allowlist import SETTING, extra_path_flaw
 from gated_proxy.door import Mode as DoorMode
-from gated_proxy.door_cost import DoorLimits
+from gated_proxy.door_items import DoorLimits
 from gated_proxy.heads import Mode as ForwardedMode
 from gated_proxy.proxy import ProxyLimits
 from highwater.act.rules import Finite

@@ -9,12 +9,11 @@ import pytest
 
 from highwater.diagnose.verdict import JudgedReport
 from highwater.http.text.report import report_text as text_of
-from highwater.model.door import DoorFigure, DoorState
 from highwater.model.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
 from highwater.model.growth import Growth
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import Components, Device, EncoderCacheTotals, Note, StartPhase
-from highwater.model.report import Report
+from highwater.model.report import DoorFigure, DoorState, Report
 from highwater.model.titles import device_title, table
 from highwater.model.units import gib, gib_text, mib
 from tests.fakes.engine import FakeEngine
