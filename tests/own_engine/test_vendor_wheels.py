@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from highwater_worker import MemoryExtension
-from highwater_worker.devices.accelerator import _KEYS
+from highwater_worker.devices import ALLOCATOR_KEYS
 from highwater_worker.encoder_cache.sleep import ALL_TAGS, ALLOCATORS
 from highwater_worker.encoder_cache.spilling_dict import FREEING
 from highwater_worker.memory.start_phases import CAPTURE, PHASES
@@ -184,7 +184,7 @@ def test_torch_npu_counts_what_we_read(version, wheel):
     tree = wheel("torch_npu", version).tree("torch_npu/npu/memory.py")
     node = next(item for item in tree.body if isinstance(item, ast.FunctionDef) and item.name == "memory_stats")
     documented = ast.get_docstring(node) or ""
-    for key in _KEYS.values():
+    for key in ALLOCATOR_KEYS.values():
         assert f'"{key.partition(".")[0]}' in documented, key
 
 

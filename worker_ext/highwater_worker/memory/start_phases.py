@@ -18,8 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from highwater_worker.devices import device_of, is_host_memory, read_allocator, read_space
-from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.devices import HostMemory, device_of, is_host_memory, read_allocator, read_host, read_space
 from highwater_worker.engine_view import (
     ENCODER_RUNNER,
     INIT_FREE,

@@ -12,8 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from highwater_worker.devices import Device, device_of
-from highwater_worker.devices.family import read_host
+from highwater_worker.devices import Device, device_of, read_host
 from highwater_worker.encoder_cache.sleep import asleep_tags
 from highwater_worker.encoder_cache.spilling_dict import SpillingDict, spilling_cache
 from highwater_worker.engine_view import encoder_cache_kind, needed_hashes, refuse_suspended
@@ -39,9 +38,9 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
     device = device_of(worker)
     before = _figures(device, notes)
     collected = 0 if is_asleep else gc.collect()
-    mechanism = device.family.give_back(device.index)
+    mechanism = device.give_back()
     # After the device's: copies to the host that are done by now let go of their pinned blocks.
-    notes.attempt("freed_pinned_bytes", device.family.give_back_pinned)
+    notes.attempt("freed_pinned_bytes", device.give_back_pinned)
     after = _figures(device, Notes(), None if is_asleep else state_of(worker).allocator_reserve)
     if mechanism == "unsupported":
         notes.add("mechanism", "the C library offers no way to return free memory to the kernel")
@@ -60,8 +59,8 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
 
 def _figures(device: Device, notes: Notes, learning: AllocatorReserve | None = None) -> dict[str, int | None]:
     host = read_host(notes)
-    space = notes.attempt("free_bytes", lambda: device.family.space(device.index, host))
-    torch = device.family.allocator(device.index, notes)
+    space = notes.attempt("free_bytes", lambda: device.space(host))
+    torch = device.allocator(notes)
     if learning is not None:
         learning.learn_after_release(device, torch)
     return {
@@ -69,7 +68,7 @@ def _figures(device: Device, notes: Notes, learning: AllocatorReserve | None = N
         "reserved_bytes": torch.reserved_bytes,
         "allocated_bytes": torch.allocated_bytes,
         "rss_bytes": host.rss_bytes,
-        "pinned_bytes": notes.attempt("pinned_bytes", device.family.pinned_bytes),
+        "pinned_bytes": notes.attempt("pinned_bytes", device.pinned_bytes),
     }
 
 

@@ -80,7 +80,7 @@ def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.
     refuse_now(worker)
     device = device_of(worker)
-    taken = device.family.snapshot(device.index)
+    taken = device.snapshot()
     traces = taken.get("device_traces") or ()
     total, newest = sum(map(len, traces)), [trace[-_MAX_TRACE_ENTRIES:] for trace in traces]
     if sum(map(len, newest)) < total:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from highwater_worker.devices import Device
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import Device, HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Entry, read_entry, spilling_cache
 from highwater_worker.engine_view import encoder_budget, find_encoder_cache, look_up
 from highwater_worker.errors import printable

@@ -12,8 +12,16 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Any
 
-from highwater_worker.devices import NO_DEVICE, Device, describe_device, device_of, read_allocator, read_space
-from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.devices import (
+    NO_DEVICE,
+    Device,
+    HostMemory,
+    describe_device,
+    device_of,
+    read_allocator,
+    read_host,
+    read_space,
+)
 from highwater_worker.encoder_cache.sleep import asleep_tags
 from highwater_worker.engine_view import note_odd_absence
 from highwater_worker.errors import Notes
@@ -90,7 +98,7 @@ class MemoryReader:
             return figures
 
         encoder_cache = notes.attempt("encoder_cache", read_encoder_cache)
-        pinned = None if device is None else notes.attempt("host_memory.pinned_bytes", device.family.pinned_bytes)
+        pinned = None if device is None else notes.attempt("host_memory.pinned_bytes", device.pinned_bytes)
         memory = {
             **space._asdict(),
             "torch": torch._asdict(),

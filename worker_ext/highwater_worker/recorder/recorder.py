@@ -18,7 +18,7 @@ from multiprocessing import parent_process
 from threading import Event, get_ident, main_thread
 from typing import Any, NamedTuple
 
-from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.devices import HostMemory, read_host
 from highwater_worker.errors import Notes
 from highwater_worker.memory.engine_budget import read_budget, read_engine_budget
 from highwater_worker.recorder.reading import Depth, MemoryReader

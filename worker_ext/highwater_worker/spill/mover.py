@@ -30,7 +30,7 @@ class HostCopies:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._pins = device.family.pins_host_memory
+        self._pins = device.pins_host_memory
         self._plain: type | None = None
         self._strided: object = None
         self._under_way: deque[tuple[Tensor, Any]] = deque()
@@ -206,7 +206,7 @@ class Mover:
             try:
                 if not is_waited_for:
                     # A step that is under way on the device may still read the tensors that are about to go.
-                    self._device.family.synchronize(self._device.index)
+                    self._device.synchronize()
                     is_waited_for = True
                 together = SpilledGroup(group.nbytes)
                 spilled = {

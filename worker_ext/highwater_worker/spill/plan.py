@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.devices import HostMemory, read_host
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
 from highwater_worker.engine_view import ranks_on_machine
 from highwater_worker.errors import Notes, RefusedError

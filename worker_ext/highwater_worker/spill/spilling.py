@@ -17,8 +17,7 @@ from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
-from highwater_worker.devices import Device
-from highwater_worker.devices.family import HostMemory, on_main_thread
+from highwater_worker.devices import Device, HostMemory, on_main_thread
 from highwater_worker.encoder_cache.sleep import refuse_while_asleep
 from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict, spilling_cache
 from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up, needed_hashes
@@ -296,10 +295,9 @@ class Restorer:
         self.reserve.drop()
 
     def _empty_cache(self) -> int:
-        family, index = self._device.family, self._device.index
-        family.give_back(index)
+        self._device.give_back()
         # Our own reserve is in use, and so no part of what is left unused.
-        self._allocator_reserve.learn_after_release(self._device, family.allocator(index, Notes()))
+        self._allocator_reserve.learn_after_release(self._device, self._device.allocator(Notes()))
         return 0
 
     def _spill_idle(self, cache: SpillingDict, spilled: Spilled, asked: int | None) -> int | None:

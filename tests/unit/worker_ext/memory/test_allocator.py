@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater_worker.devices import FAMILIES, Device
-from highwater_worker.devices.family import AllocatorFigures, Space
+from highwater_worker.devices import FAMILIES, AllocatorFigures, Space
 from highwater_worker.errors import Notes
 from highwater_worker.memory.allocator import LOOK_AGAIN_SECONDS, LOOK_SHARE, MAX_BLOCKS, AllocatorReserve
 from tests.unit.worker_ext.fake_allocator import DEFAULT_POOL, MIB, Block, FakeAllocator, Segment
@@ -97,15 +96,15 @@ def made(parts, pool, is_expandable, kind):
 def device(allocator):
     torch = SimpleNamespace(**{name: getattr(allocator, name) for name in ("memory_stats", "memory_snapshot")})
 
-    class Family(type(FAMILIES[0])):
+    class OnAllocator(FAMILIES[0]):
         def _module(self):
             return torch
 
-    return Device(Family(), 1)
+    return OnAllocator(1)
 
 
 def figures(allocator) -> AllocatorFigures:
-    return device(allocator).family.allocator(1, Notes())
+    return device(allocator).allocator(Notes())
 
 
 @given(layout=st.lists(segments, max_size=8))

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker, refusal
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices import device_of
-from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.devices import HostMemory, device_of, read_host
 from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.recorder import encoder_index
 from highwater_worker.recorder.encoder_index import EncoderIndex

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import HostMemory
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.spill.plan import read_host_budget
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Spilled
 from tests.unit.worker_ext.fakes import ask, fake_runner, fake_worker, imported_as
 from tests.unit.worker_ext.full_device import DeviceFullError, DeviceStorage, FullDevice

@@ -10,8 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices import device_of
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import HostMemory, device_of
 from highwater_worker.recorder.encoder_index import EncoderIndex
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 from tests.unit.worker_ext.operations.test_trim import REFUSED, batch, request, tensors, trim, worker_with

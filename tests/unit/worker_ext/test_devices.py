@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices import FAMILIES, device_of
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import FAMILIES, HostMemory, device_of
 from highwater_worker.errors import UnreadableError
 from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
 
