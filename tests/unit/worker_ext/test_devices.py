@@ -88,7 +88,7 @@ def machine_gives(monkeypatch):
 
     def put(available):
         host = HostMemory(10, None, None, 5_000, available)
-        for module in ("recorder.reading", "operations.relief"):
+        for module in ("recorder.reading", "operations.memory"):
             monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _: host)
 
     return put

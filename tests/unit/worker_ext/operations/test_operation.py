@@ -7,7 +7,7 @@ import json
 import pytest
 
 from highwater_worker.errors import BadPayloadError
-from highwater_worker.operations.operation import choice, integer, number, parse_payload
+from highwater_worker.operations import choice, integer, number, parse_payload
 from tests.unit.worker_ext.fakes import fake_worker
 
 FIELDS = {

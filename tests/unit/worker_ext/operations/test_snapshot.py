@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.errors import BadPayloadError
-from highwater_worker.operations import OPERATIONS
-from highwater_worker.operations.operation import parse_payload
+from highwater_worker.operations import OPERATIONS, parse_payload
 from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
 
 NAME = "20261121T161500123Z"
@@ -156,7 +155,7 @@ def test_what_a_dead_process_left_is_replaced(module, take, tmp_path):
 
 def test_of_a_long_history_the_newest_is_written(module, take, tmp_path, monkeypatch):
     """All of it could be gigabytes, while the engine stands still."""
-    monkeypatch.setattr("highwater_worker.operations.writing._MAX_TRACE_ENTRIES", 3)
+    monkeypatch.setattr("highwater_worker.operations.memory._MAX_TRACE_ENTRIES", 3)
     module.snapshot = taken(entries=5)
     for number, entry in enumerate(module.snapshot["device_traces"][1]):
         entry["addr"] = number

@@ -19,8 +19,7 @@ import pytest
 import highwater_worker
 from highwater_worker.errors import BadPayloadError, Notes
 from highwater_worker.kernel.proc import file_system_of, is_in_memory
-from highwater_worker.operations import OPERATIONS
-from highwater_worker.operations.operation import Operation, parse_payload
+from highwater_worker.operations import OPERATIONS, Operation, parse_payload
 from highwater_worker.recorder.begin import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
 from highwater_worker.recorder.stacks import Watchdog

@@ -1,82 +1,68 @@
-"""The operations that give memory back: `release`, `trim` and `restore`.
+"""The operations on the encoder cache's entries.
 
-`release` frees no tensor: a block goes back once the last view of its storage is gone. What the allocator still keeps
-after that, no release gives back; the worker remembers it. `trim` moves the least recently used encoder outputs to host
-memory, and `restore` brings them back. Neither drops an entry: its next access brings it back.
+`encoder_cache` lists them. `trim` moves the least recently used ones to host memory, and `restore` brings them back.
+Neither drops an entry: its next access brings it back.
 """
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from highwater_worker.devices import Device, device_of, read_host
-from highwater_worker.encoder_cache.sleep import asleep_tags
-from highwater_worker.encoder_cache.spilling_dict import SpillingDict, spilling_cache
-from highwater_worker.engine_view import encoder_cache_kind, needed_hashes, refuse_suspended
-from highwater_worker.errors import BadPayloadError, Notes, RefusedError
-from highwater_worker.memory.allocator import AllocatorReserve
-from highwater_worker.recorder.encoder_index import encoder_cache_figures
+from highwater_worker.devices import device_of
+from highwater_worker.encoder_cache.spilling_dict import Entry, SpillingDict, read_entries, spilling_cache
+from highwater_worker.engine_view import encoder_cache_kind, needed_hashes
+from highwater_worker.errors import BadPayloadError, Notes, RefusedError, printable
+from highwater_worker.recorder.encoder_index import encoder_cache_figures, read_index
 from highwater_worker.spill.mover import Mover
 from highwater_worker.spill.plan import SpillPlan, Target, make_plan, read_host_budget
 from highwater_worker.spill.spilling import refuse_now, restorer_of, watch
 from highwater_worker.state import state_of
 
+MAX_ENTRIES = 10_000
 
-def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
-    """Collect garbage, then return the allocator's unused blocks to the device.
 
-    While pools sleep nothing is collected, as garbage may lie in one that is unmapped. The rest is what vLLM itself
-    does at a sleep's end (vllm 0.32.0 device_allocator/cumem.py:298), and vllm-ascend does not (0.18 to 0.23, issue
-    9563): an operator's workspace stays then.
-    """
-    notes = Notes()
-    refuse_suspended(worker)
-    is_asleep = bool(asleep_tags(worker, state_of(worker).sleep))
-    device = device_of(worker)
-    before = _figures(device, notes)
-    collected = 0 if is_asleep else gc.collect()
-    mechanism = device.give_back()
-    # After the device's: copies to the host that are done by now let go of their pinned blocks.
-    notes.attempt("freed_pinned_bytes", device.give_back_pinned)
-    after = _figures(device, Notes(), None if is_asleep else state_of(worker).allocator_reserve)
-    if mechanism == "unsupported":
-        notes.add("mechanism", "the C library offers no way to return free memory to the kernel")
-    # On CPU by the process's own size: the machine's free memory moves with every process.
-    sizes = (after["rss_bytes"], before["rss_bytes"]), (before["free_bytes"], after["free_bytes"])
+def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """List the largest or oldest entries; equal ones by mm_hash, so that rows do not change places."""
+    device, ledger = device_of(worker), state_of(worker).ledger
+    entries, index = read_entries(worker), read_index(worker, device)
+    figures, ages = index.figures(worker) or {}, index.ages()
+    needed = None if entries is None else needed_hashes(worker)
+    sharers: dict[tuple[str, int], set[str]] = {}
+    for entry in entries or ():
+        for key in entry.storages:
+            sharers.setdefault(key, set()).add(entry.mm_hash)
+
+    def order(entry: Entry) -> tuple[float, str]:
+        return -(ages.get(entry.mm_hash, 0.0) if arguments["sort"] == "age" else entry.nbytes), entry.mm_hash
+
+    def row(entry: Entry) -> dict[str, Any]:
+        only = entry.tensors[0] if len(entry.tensors) == 1 else None
+        on_device = any(storage.device_type == device.type for storage in entry.storages.values())
+        return {
+            "mm_hash": printable(entry.mm_hash),
+            "shape": None if only is None else [int(size) for size in only.shape],
+            "dtype": None if only is None else str(only.dtype).removeprefix("torch."),
+            "bytes": entry.nbytes,
+            "storage_bytes": sum(storage.nbytes for storage in entry.storages.values()),
+            "shared_with": len(set().union(*(sharers[key] for key in entry.storages)) - {entry.mm_hash}),
+            "age_seconds": round(ages.get(entry.mm_hash, 0.0), 3),
+            "idle_seconds": None if entry.idle_seconds is None else round(entry.idle_seconds, 3),
+            "residency": "device" if on_device else "host",
+            "referenced": None if needed is None else entry.mm_hash in needed,
+        }
+
     return {
-        "before": before,
-        "after": after,
-        "freed_bytes": _gain(*sizes[not device.is_host_memory]),  # negative where others allocated meanwhile
-        "freed_pinned_bytes": _gain(after["pinned_bytes"], before["pinned_bytes"]),
-        "gc_collected": collected,
-        "mechanism": mechanism,
-        "notes": notes.as_list(),
+        "present": entries is not None,
+        "entries": [row(entry) for entry in sorted(entries or (), key=order)[: arguments["limit"]]],
+        "entries_total": len(entries or ()),
+        "storages": len(sharers),
+        "device_bytes": figures.get("device_bytes", 0),
+        "host_bytes": figures.get("host_bytes", 0),
+        "capacity_embeds": figures.get("capacity_embeds"),
+        **ledger.figures(),
     }
-
-
-def _figures(device: Device, notes: Notes, learning: AllocatorReserve | None = None) -> dict[str, int | None]:
-    host = read_host(notes)
-    space = notes.attempt("free_bytes", lambda: device.space(host))
-    torch = device.allocator(notes)
-    if learning is not None:
-        learning.learn_after_release(device, torch)
-    return {
-        "free_bytes": space.free_bytes if space else None,
-        "reserved_bytes": torch.reserved_bytes,
-        "allocated_bytes": torch.allocated_bytes,
-        "rss_bytes": host.rss_bytes,
-        "pinned_bytes": notes.attempt("pinned_bytes", device.pinned_bytes),
-    }
-
-
-def _gain(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None else after - before
-
-
-# --- encoder outputs ---
 
 
 def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
