@@ -8,7 +8,7 @@ import pytest
 
 from highwater_worker.encoder_cache.spilling_dict import read_entries
 from highwater_worker.engine_view import encoder_cache_kind
-from highwater_worker.operations import reading
+from highwater_worker.operations import encoder_cache
 from highwater_worker.recorder import encoder_index
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 
@@ -184,7 +184,7 @@ def test_an_entry_that_leaves_during_the_call_is_still_listed(monkeypatch):
         del of.model_runner.encoder_cache["leaves"]
         return entries
 
-    monkeypatch.setattr(reading, "read_entries", read_then_lose)
+    monkeypatch.setattr(encoder_cache, "read_entries", read_then_lose)
     for sort in ("age", "bytes"):
         worker.model_runner.encoder_cache["leaves"] = FakeTensor(5, 5)
         answer = ask(worker, "encoder_cache", f'{{"sort": "{sort}"}}')
