@@ -16,11 +16,10 @@ import pytest
 
 from highwater_worker import MemoryExtension
 from highwater_worker.devices import ALLOCATOR_KEYS
-from highwater_worker.encoder_cache.sleep import ALL_TAGS, ALLOCATORS
+from highwater_worker.encoder_cache.spilling import ASCENDS_OWN
 from highwater_worker.encoder_cache.spilling_dict import FREEING
 from highwater_worker.memory.start_phases import CAPTURE, PHASES
-from highwater_worker.spill.spilling import ASCENDS_OWN
-from highwater_worker.state import ATTRIBUTE
+from highwater_worker.state import ALL_TAGS, ALLOCATORS, ATTRIBUTE
 from tests.engine.published import source_tree_of, wheel_of
 
 OURS = {name for name in dir(MemoryExtension) if not name.startswith("__")} | {ATTRIBUTE}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from highwater_worker import MemoryExtension, extension
 from highwater_worker.operations import OPERATIONS, Operation
-from highwater_worker.recorder.begin import end_recorder
+from highwater_worker.recorder import end_recorder
 from tests.unit.worker_ext.fakes import fake_runner, fake_worker
 
 HEAD = {

@@ -30,7 +30,7 @@ from highwater_worker.engine_view import (
     look_up,
 )
 from highwater_worker.errors import Notes, describe
-from highwater_worker.memory.kv_cache import describe_layers
+from highwater_worker.memory.storages import describe_layers
 from highwater_worker.wrapping import notice_calls, unwrap_method, wrap_method
 
 PHASES = {

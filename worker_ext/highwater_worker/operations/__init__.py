@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from highwater_worker.errors import BadPayloadError, describe, printable
 from highwater_worker.operations import encoder_cache, memory
-from highwater_worker.recorder.begin import MAX_RATE, MAX_SECONDS, MIN_RATE, MIN_SECONDS, RATE, SECONDS
+from highwater_worker.recorder import MAX_RATE, MAX_SECONDS, MIN_RATE, MIN_SECONDS, RATE, SECONDS
 
 
 class Field(NamedTuple):

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from highwater_worker.devices import device_of
+from highwater_worker.encoder_cache.index import encoder_cache_figures, read_index
+from highwater_worker.encoder_cache.mover import Mover, SpillPlan, Target, make_plan, read_host_budget
+from highwater_worker.encoder_cache.spilling import refuse_now, restorer_of, watch
 from highwater_worker.encoder_cache.spilling_dict import Entry, SpillingDict, read_entries, spilling_cache
 from highwater_worker.engine_view import encoder_cache_kind, needed_hashes
 from highwater_worker.errors import BadPayloadError, Notes, RefusedError, printable
-from highwater_worker.recorder.encoder_index import encoder_cache_figures, read_index
-from highwater_worker.spill.mover import Mover
-from highwater_worker.spill.plan import SpillPlan, Target, make_plan, read_host_budget
-from highwater_worker.spill.spilling import refuse_now, restorer_of, watch
 from highwater_worker.state import state_of
 
 MAX_ENTRIES = 10_000

@@ -25,17 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from highwater_worker.devices import Device, device_of, read_host
-from highwater_worker.encoder_cache.sleep import asleep_tags
+from highwater_worker.encoder_cache.spilling import refuse_now
 from highwater_worker.engine_view import identity, refuse_suspended
 from highwater_worker.errors import BadPayloadError, NoSpaceError, Notes
 from highwater_worker.memory.allocator import AllocatorReserve
 from highwater_worker.memory.engine_budget import read_engine_budget
-from highwater_worker.recorder.begin import begin_recorder, running_recorder
+from highwater_worker.recorder import begin_recorder, running_recorder
 from highwater_worker.recorder.reading import Depth, MemoryReader
-from highwater_worker.spill.spilling import refuse_now
-from highwater_worker.state import state_of
-from highwater_worker.wire import Options, new_file
-from highwater_worker.writer import NOT_ENDED
+from highwater_worker.state import asleep_tags, state_of
+from highwater_worker.wire import NOT_ENDED, Options, new_file
 
 _ROOM = 2  # the free space needed, in file sizes: other ranks write theirs beside it
 _MAX_TRACE_ENTRIES = 200_000
@@ -63,7 +61,7 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
     """
     notes = Notes()
     refuse_suspended(worker)
-    is_asleep = bool(asleep_tags(worker, state_of(worker).sleep))
+    is_asleep = bool(asleep_tags(worker))
     device = device_of(worker)
     before = _figures(device, notes)
     collected = 0 if is_asleep else gc.collect()

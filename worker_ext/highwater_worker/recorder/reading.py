@@ -22,16 +22,14 @@ from highwater_worker.devices import (
     read_host,
     read_space,
 )
-from highwater_worker.encoder_cache.sleep import asleep_tags
+from highwater_worker.encoder_cache.index import EncoderIndex, index_of_operations
 from highwater_worker.engine_view import note_odd_absence
 from highwater_worker.errors import Notes
 from highwater_worker.kernel.proc import rss_bytes
 from highwater_worker.memory.allocator import look_at_segments
 from highwater_worker.memory.engine_budget import read_budget
-from highwater_worker.memory.kv_cache import NO_KV_CACHE, read_kv_cache
-from highwater_worker.memory.storages import counting_caveat, weights_bytes
-from highwater_worker.recorder.encoder_index import EncoderIndex, index_of_operations
-from highwater_worker.state import WorkerState, state_of
+from highwater_worker.memory.storages import NO_KV_CACHE, counting_caveat, read_kv_cache, weights_bytes
+from highwater_worker.state import WorkerState, asleep_tags, state_of
 
 _SELDOM_SECONDS = 10.0
 """The time for which the KV cache's size and the pools that are asleep are reused: a large model has hundreds of
@@ -82,7 +80,7 @@ class MemoryReader:
             notes.attempt("releasable_bytes", lambda: look_at_segments(worker, device, reserve))
         torch = read_allocator(device, notes)
         if is_full or is_due:
-            self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker, state.sleep))
+            self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker))
         weights = self._weights(worker, state, depth, notes)
         if device is not None and is_due:
             self._seldom_due = now + _SELDOM_SECONDS

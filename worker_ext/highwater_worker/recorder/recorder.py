@@ -25,8 +25,7 @@ from highwater_worker.recorder.reading import Depth, MemoryReader
 from highwater_worker.recorder.stacks import GIVES_WAY, Stacks, Watchdog, is_timer_taken
 from highwater_worker.recorder.steps import Steps
 from highwater_worker.state import state_of
-from highwater_worker.wire import MAX_HEAD_BYTES, Options, Ring, encoded
-from highwater_worker.writer import Writer
+from highwater_worker.wire import MAX_HEAD_BYTES, Options, Ring, Writer, encoded
 
 BUSY_SECONDS = 0.1
 IDLE_SECONDS = 1.0

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from highwater_worker.encoder_cache import index as encoder_index
 from highwater_worker.encoder_cache.spilling_dict import read_entries
 from highwater_worker.engine_view import encoder_cache_kind
 from highwater_worker.operations import encoder_cache
-from highwater_worker.recorder import encoder_index
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 
 
@@ -142,7 +142,7 @@ def test_ages_count_from_the_first_call_that_saw_the_entry(monkeypatch):
     cache = {"old": FakeTensor(1)}
     worker = worker_with(cache)
     now = 1000.0
-    monkeypatch.setattr("highwater_worker.recorder.encoder_index.time.monotonic", lambda: now)
+    monkeypatch.setattr("highwater_worker.encoder_cache.index.time.monotonic", lambda: now)
     ask(worker, "encoder_cache")
     now += 5
     cache["young"] = FakeTensor(100)

@@ -165,7 +165,7 @@ def test_an_older_ascend_worker_kept_only_the_free_bytes(torch_device):
 
 
 def test_a_cpu_workers_memory_is_its_process(monkeypatch):
-    monkeypatch.setattr("highwater_worker.memory.kv_cache.resident_bytes", lambda _pointer, nbytes: nbytes // 4)
+    monkeypatch.setattr("highwater_worker.memory.storages.resident_bytes", lambda _pointer, nbytes: nbytes // 4)
     runner = fake_runner("cpu", get_model=lambda: FakeModel(device="cpu"))
     answer = ask(fake_worker("cpu", None, model_runner=runner), "memory")
     assert answer["used_bytes"] == answer["host_memory"]["rss_bytes"]

@@ -24,7 +24,7 @@ HOST = HostMemory(
 
 @pytest.fixture(autouse=True)
 def npu(torch_device, monkeypatch):
-    monkeypatch.setattr("highwater_worker.spill.plan.read_host", lambda _notes: HOST)
+    monkeypatch.setattr("highwater_worker.encoder_cache.mover.read_host", lambda _notes: HOST)
     return torch_device("npu")
 
 
@@ -401,7 +401,7 @@ def test_an_entry_keeps_its_age_wherever_it_lies(monkeypatch):
         worker.model_runner.encoder_cache.get("a")
     later = time.monotonic() + 30
     clock = SimpleNamespace(monotonic=lambda: later, perf_counter=time.perf_counter)
-    monkeypatch.setattr("highwater_worker.recorder.encoder_index.time", clock)
+    monkeypatch.setattr("highwater_worker.encoder_cache.index.time", clock)
     rows = ask(worker, "encoder_cache")["entries"]
     assert all(row["age_seconds"] >= 29 for row in rows)
     assert all(0 <= row["idle_seconds"] < 5 for row in rows)

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.devices import HostMemory, device_of, read_host
+from highwater_worker.encoder_cache import index as encoder_index
+from highwater_worker.encoder_cache.index import EncoderIndex
 from highwater_worker.errors import Notes, UnreadableError
-from highwater_worker.recorder import encoder_index
-from highwater_worker.recorder.encoder_index import EncoderIndex
 from highwater_worker.recorder.reading import Depth, MemoryReader
 from highwater_worker.state import state_of
 from highwater_worker.wire import ROW
@@ -95,7 +95,7 @@ def test_sleep_modes_allocator_is_asked_as_any_other(torch_device):
 
 def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
     reads = []
-    monkeypatch.setattr("highwater_worker.memory.kv_cache.kv_cache_storages", lambda *args: reads.append(args) or [])
+    monkeypatch.setattr("highwater_worker.memory.storages.kv_cache_storages", lambda *args: reads.append(args) or [])
     for n in range(150):
         bench.now = 100.0 + n / 10
         bench.memory()
@@ -115,7 +115,7 @@ def test_a_sleep_shows_in_the_next_whole_sample(bench):
 
 def test_what_cannot_be_read_is_noted_where_everything_was_read(bench, monkeypatch):
     monkeypatch.setattr(
-        "highwater_worker.memory.kv_cache.kv_cache_storages", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
+        "highwater_worker.memory.storages.kv_cache_storages", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
     )
     bench.memory(in_full=True)
     noted = {"name": "kv_cache_bytes", "reason": "RuntimeError: no"}

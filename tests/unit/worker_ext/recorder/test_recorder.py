@@ -20,7 +20,7 @@ import highwater_worker
 from highwater_worker.errors import BadPayloadError, Notes
 from highwater_worker.kernel.proc import file_system_of, is_in_memory
 from highwater_worker.operations import OPERATIONS, Operation, parse_payload
-from highwater_worker.recorder.begin import end_recorder, running_recorder
+from highwater_worker.recorder import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
 from highwater_worker.recorder.stacks import Watchdog
 from highwater_worker.wire import EXTENSION_VERSION, Layout, Options, make_ring
@@ -47,7 +47,7 @@ def start(worker, tmp_path, monkeypatch):
     """`start(**arguments)` asks for a recorder, and returns the whole answer."""
 
     # Then the test's own thread writes, and what it has done can be read at once.
-    monkeypatch.setattr("highwater_worker.recorder.begin.is_in_memory", lambda _: True)
+    monkeypatch.setattr("highwater_worker.recorder.is_in_memory", lambda _: True)
 
     def start(**arguments: object) -> dict[str, object]:
         given = {"directory": str(tmp_path), "instance": INSTANCE} | arguments
@@ -142,7 +142,7 @@ def test_a_stop_is_for_the_recorder_that_it_names(worker, start, tmp_path):
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "autofs", "lustre"])
 def test_a_folder_on_another_machine_is_refused(worker, tmp_path, monkeypatch, kind):
     """The engine would wait for a server that is gone; nothing there is touched."""
-    monkeypatch.setattr("highwater_worker.recorder.begin.file_system_of", lambda _: kind)
+    monkeypatch.setattr("highwater_worker.recorder.file_system_of", lambda _: kind)
     folder = tmp_path / "not" / "made"
     message = refusal(worker, "recorder_start", json.dumps({"directory": str(folder), "instance": INSTANCE}))
     assert f"lies on {kind}" in message
@@ -231,7 +231,7 @@ def test_the_engines_own_hook_never_raises(worker, monkeypatch):
 
 def test_a_thread_that_is_held_is_not_waited_for(worker, tmp_path, monkeypatch):
     """The engine stands still meanwhile: a second at most."""
-    monkeypatch.setattr("highwater_worker.writer._STOP_SECONDS", 0.0)
+    monkeypatch.setattr("highwater_worker.wire._STOP_SECONDS", 0.0)
     let_go = threading.Event()
     options = Options(tmp_path, INSTANCE, 10.0, 10.0)
     ring = make_ring(options.path(1), b"{}", Layout.of(5, 0))
@@ -692,7 +692,7 @@ import json, multiprocessing, os, sys
 from types import SimpleNamespace
 sys.path.insert(0, sys.argv[2])
 from highwater_worker import MemoryExtension
-from highwater_worker.recorder.begin import running_recorder
+from highwater_worker.recorder import running_recorder
 
 class Worker(MemoryExtension):
     device = SimpleNamespace(type="cpu", index=None)

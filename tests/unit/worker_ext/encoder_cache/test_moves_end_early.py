@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import highwater_worker
+from tests.unit.worker_ext.encoder_cache.test_restorer import Bench, changed
 from tests.unit.worker_ext.fakes import ask
-from tests.unit.worker_ext.spill.test_restorer import Bench, changed
 
 OURS = str(Path(highwater_worker.__file__).parent)
 
@@ -31,13 +31,13 @@ def clock(monkeypatch):
     """Seconds that pass with each copy."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    copied = highwater_worker.spill.mover.HostCopies._copy
+    copied = highwater_worker.encoder_cache.mover.HostCopies._copy
 
     def slow(*arguments, **options):
         now[0] += 0.125
         return copied(*arguments, **options)
 
-    monkeypatch.setattr(highwater_worker.spill.mover.HostCopies, "_copy", staticmethod(slow))
+    monkeypatch.setattr(highwater_worker.encoder_cache.mover.HostCopies, "_copy", staticmethod(slow))
     return now
 
 

@@ -1,4 +1,8 @@
-"""Moves encoder outputs between one worker's device and host memory, group by group, and keeps the accounts.
+"""Decides which encoder outputs go to host memory, and moves them: group by group, and keeps the accounts.
+
+Entries that are views of one storage go together or not at all: the device gets a storage back with its last view.
+Ranks that share a model should decide alike, so the decision uses what they have in common: sizes, order, the count of
+accesses. Seconds and the host's memory are each rank's own: a rank that decides otherwise is slower, not wrong.
 
 Whatever goes wrong in the middle, an entry is whole, on one side or the other. The engine waits meanwhile, so a move
 ends between two groups when its time is up, and reports what is left. torch is imported when the first tensor is
@@ -10,15 +14,138 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from highwater_worker.devices import Device
-from highwater_worker.encoder_cache.spilling_dict import Entry, Spilled, SpilledGroup, SpillingDict
-from highwater_worker.errors import Notes, describe
-from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, view_bytes
-from highwater_worker.spill.plan import Group, Movability
+from highwater_worker.devices import Device, HostMemory, read_host
+from highwater_worker.encoder_cache.spilling_dict import Spilled, SpilledGroup, SpillingDict
+from highwater_worker.engine_view import ranks_on_machine
+from highwater_worker.errors import Notes, RefusedError, describe
+from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, tensors_in, view_bytes
+
+
+class HostBudget(NamedTuple):
+    """Bytes of host memory for spilled entries."""
+
+    total: int
+    taken: int  # that lie there already
+
+    @property
+    def left(self) -> int:
+        """The bytes that may still be added; negative where more lie there than is allowed now."""
+        return self.total - self.taken
+
+    def __str__(self) -> str:
+        return f"the host's budget is {self.total} bytes, of which {self.taken} are taken"
+
+
+def read_host_budget(
+    worker: object, given: int | None, taken: int, notes: Notes, host: HostMemory | None = None
+) -> HostBudget:
+    """Return one worker's budget: the caller's, or half of what the host could give if nothing were spilled.
+
+    Never more than the host has left for this worker: the kernel ends a process that takes more, and so the engine. The
+    engine's other workers on the machine get the same call at the same time.
+
+    `taken` are the bytes that this worker has spilled already. `notes` gets the reason where the budget is less than
+    the caller's limit (`given`); without one, and with the host's free memory unknown, this raises RefusedError.
+    """
+    host = host or read_host(notes)
+    if host.free_bytes is None:
+        if given is None:
+            raise RefusedError("what the host's memory has left cannot be read: give host_budget_bytes")
+        return HostBudget(given, taken)
+    share = taken + host.free_bytes // ranks_on_machine(worker, notes)
+    if given is None:
+        return HostBudget(share // 2, taken)
+    if given > share:
+        notes.add("host_budget_bytes", f"{share} instead of {given}: the host has no more left for this worker")
+    return HostBudget(min(given, share), taken)
+
+
+class Target(NamedTuple):
+    """The goal of a trim; at most one of the three is given."""
+
+    free_bytes: int | None
+    keep_bytes: int | None
+    idle_seconds: float | None
+
+    def asked_bytes(self, device_bytes: int) -> int | None:
+        if self.keep_bytes is not None:
+            return max(0, device_bytes - self.keep_bytes)
+        return self.free_bytes
+
+
+@dataclass
+class Group:
+    nbytes: int  # that the device gets back for all of them
+    tensors: dict[Any, Tensor] = field(default_factory=dict)
+    is_needed: bool = False  # a running request has yet to read one of them
+    last_use: int = 0  # of the most recently used entry
+
+    @property
+    def is_larger_than_its_storage(self) -> bool:
+        """True where its entries overlap: copied one by one, they would come back larger than they went."""
+        return sum(map(view_bytes, self.tensors.values())) > self.nbytes
+
+
+class SpillPlan(NamedTuple):
+    groups: list[Group]
+    asked_bytes: int | None
+    kept_as_needed: int | None
+    """Entries that would go, were it not for a running request; None where that is not known."""
+    unspillable: int  # entries that cannot go: not one plain tensor on the device, or views that overlap
+
+
+def make_plan(
+    cache: SpillingDict, target: Target, can_take: Callable[[object], bool], needed: set[str] | None, device_type: str
+) -> SpillPlan:
+    """Decide which groups go, of values that `can_take` says can be copied to the host and back.
+
+    `needed` are the keys that running requests need; None where unknown, and then nothing is held back.
+    """
+    groups, fixed = _read(cache, can_take, device_type)
+    movable = [group for key, group in groups.items() if key not in fixed and not group.is_larger_than_its_storage]
+    on_device = sum(type(value) is not Spilled for value in dict.values(cache))
+    unspillable = on_device - sum(len(group.tensors) for group in movable)
+    storages = {key: group.nbytes for key, group in groups.items()} | fixed
+    asked = target.asked_bytes(sum(storages.values()))
+    if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
+        return SpillPlan([], asked, 0, unspillable)
+    if asked is None and target.idle_seconds:
+        movable = [group for group in movable if min(map(cache.idle_seconds, group.tensors)) >= target.idle_seconds]
+    for group in movable:
+        group.is_needed = any(str(key) in (needed or ()) for key in group.tensors)
+        group.last_use = max(map(cache.last_use, group.tensors))
+    # Stable: groups not used since the cache is watched keep the order in which they were made.
+    movable.sort(key=lambda group: (group.is_needed, group.last_use))
+    if asked is not None:
+        return SpillPlan(movable, asked, 0, unspillable)
+    kept = sum(len(group.tensors) for group in movable if group.is_needed)
+    return SpillPlan([group for group in movable if not group.is_needed], None, kept, unspillable)
+
+
+def _read(
+    cache: SpillingDict, can_take: Callable[[object], bool], device_type: str
+) -> tuple[dict[tuple[str, int], Group], dict[tuple[str, int], int]]:
+    """Return the groups, and the bytes of the storages on the device that something holds which cannot go."""
+    groups: dict[tuple[str, int], Group] = {}
+    fixed: dict[tuple[str, int], int] = {}
+    for key, value in dict.items(cache):
+        if type(value) is Spilled:
+            continue
+        storages = [storage_of(tensor) for tensor in tensors_in(value)]
+        if can_take(value) and storages[0].nbytes:
+            group = groups.setdefault(storages[0].key, Group(storages[0].nbytes))
+            group.tensors[key] = value
+        else:
+            fixed |= {storage.key: storage.nbytes for storage in storages if storage.device_type == device_type}
+    return groups, fixed
+
+
+# --- the moves ---
 
 
 class HostCopies:
@@ -51,16 +178,6 @@ class HostCopies:
             return False
         device = tensor.device
         return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
-
-    def movability(self, entry: Entry) -> Movability:
-        # Called for each entry of a cache of thousands: an entry that can be moved is one tensor, measured once.
-        storages, value = tuple(entry.storages.values()), entry.value
-        if type(value) is Spilled:
-            return Movability(storages, False, 0, 0, value.host_bytes)
-        if not self.can_take(value):
-            return Movability(storages, False, 0, 0, 0)
-        nbytes = view_bytes(value)
-        return Movability(storages, True, nbytes, self.copy_bytes(nbytes), 0)
 
     def host_bytes(self, tensor: Tensor) -> int:
         return self.copy_bytes(view_bytes(tensor))

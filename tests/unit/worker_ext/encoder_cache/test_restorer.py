@@ -37,7 +37,7 @@ class Bench:
         self.worker = fake_worker(model_runner=fake_runner(encoder_cache={}))
         self._patches = ExitStack()
         self._patches.enter_context(imported_as("torch", self.torch))
-        self._patches.enter_context(mock.patch("highwater_worker.spill.plan.read_host", return_value=host))
+        self._patches.enter_context(mock.patch("highwater_worker.encoder_cache.mover.read_host", return_value=host))
 
     def close(self) -> None:
         self._patches.close()

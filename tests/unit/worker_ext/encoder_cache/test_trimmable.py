@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from highwater_worker.devices import HostMemory, device_of
-from highwater_worker.recorder.encoder_index import EncoderIndex
+from highwater_worker.encoder_cache.index import EncoderIndex
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 from tests.unit.worker_ext.operations.test_trim import REFUSED, batch, request, tensors, trim, worker_with
 
@@ -22,7 +22,7 @@ def host(available: int = 1 << 30) -> HostMemory:
 
 @pytest.fixture(autouse=True)
 def npu(torch_device, monkeypatch):
-    for module in ("spill.plan", "recorder.reading"):
+    for module in ("encoder_cache.mover", "recorder.reading"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: host())
     return torch_device("npu")
 
@@ -110,7 +110,7 @@ def test_the_budget_of_the_last_trim_holds():
 def test_a_host_that_cannot_be_read_leaves_it_unknown(monkeypatch):
     """A trim would be refused."""
     unknown = HostMemory(None, None, None, None, None)
-    for module in ("spill.plan", "recorder.reading"):
+    for module in ("encoder_cache.mover", "recorder.reading"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: unknown)
     assert ask(worker_with(tensors()), "memory")["trimmable_bytes"] is None
 
@@ -212,7 +212,7 @@ def test_answer_sample_and_trim_agree_on_any_cache(seed):
 
 def test_it_costs_no_more_where_nothing_came_or_went(monkeypatch):
     calls = []
-    module = sys.modules["highwater_worker.recorder.encoder_index"]
+    module = sys.modules["highwater_worker.encoder_cache.index"]
     assert isinstance(module, ModuleType)
     real = module.trimmable_bytes
     monkeypatch.setattr(module, "trimmable_bytes", lambda *args: calls.append(1) or real(*args))

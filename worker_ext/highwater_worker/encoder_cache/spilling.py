@@ -11,22 +11,27 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
-from highwater_worker.devices import Device, HostMemory, on_main_thread
-from highwater_worker.encoder_cache.sleep import refuse_while_asleep
+from highwater_worker.devices import Device, on_main_thread
+from highwater_worker.encoder_cache.mover import (
+    HostCopies,
+    Mover,
+    RestoreReserve,
+    Target,
+    make_plan,
+    read_host_budget,
+)
 from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict, spilling_cache
 from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up, needed_hashes
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.memory.allocator import AllocatorReserve
-from highwater_worker.memory.storages import Storage, Tensor, view_bytes
-from highwater_worker.spill.mover import HostCopies, Mover, RestoreReserve
-from highwater_worker.spill.plan import Groups, Target, make_plan, read_host_budget
-from highwater_worker.state import WorkerState, state_of
+from highwater_worker.memory.storages import Tensor, view_bytes
+from highwater_worker.state import WorkerState, refuse_while_asleep
 from highwater_worker.wrapping import wrap_method
 
 _NO_TARGET = Target(free_bytes=None, keep_bytes=None, idle_seconds=None)
@@ -134,7 +139,7 @@ def refuse_now(worker: object) -> None:
     """Check what may change between two calls; raises RefusedError where tensors must not be moved now."""
     if not on_main_thread():
         raise RefusedError("this is not the worker's main thread, on which its steps run: one may be running now")
-    refuse_while_asleep(worker, state_of(worker).sleep)
+    refuse_while_asleep(worker)
 
 
 def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
@@ -185,34 +190,6 @@ def _busy_loop_waits() -> bool:
 
 def restorer_of(cache: SpillingDict) -> Restorer:
     return cast("Restorer", cache.restorer)
-
-
-def trimmable_bytes(
-    worker: object, device: Device, groups: Groups, storages_of: Callable[[str], Iterable[Storage]], host: HostMemory
-) -> int:
-    """Return what the device would gain by a `trim` without a target now, less what would be kept for the way back.
-
-    Nothing is moved. `trim` decides for itself: the needs of running requests, and the room on the host, may be
-    different a moment later.
-
-    `storages_of` returns the storages of the entry with a key. Raises RefusedError where a trim would be refused, or it
-    is unknown whether it would, and UnreadableError for a cache of an unknown kind.
-    """
-    if find_encoder_cache(worker) is None:
-        return 0
-    refuse_trim(worker)
-    cache = spilling_cache(worker)
-    reserve, allowed = RestoreReserve(device), None
-    if cache is not None:
-        reserve, allowed = restorer_of(cache).reserve, restorer_of(cache).host_budget_bytes
-    budget = read_host_budget(worker, allowed, groups.spilled_bytes, Notes(), host).left
-    # Where a runner does not show what is needed, a trim holds nothing back.
-    needed = (storage for key in needed_hashes(worker) or () for storage in storages_of(key))
-    movable, fitting = groups.without(needed, budget)
-    # As `trim` has it: where all that could go is what would be kept, nothing goes.
-    if movable.nbytes <= reserve.growth(movable.largest):
-        return 0
-    return max(0, fitting.nbytes - reserve.growth(fitting.largest))
 
 
 # --- the way back ---
