@@ -193,13 +193,7 @@ class EncoderIndex:
             if self._read(worker, now, change, None if in_full else started + _SLICE_SECONDS):
                 self.trimmable_bytes = None
                 with suppress(Exception):  # a trim would be refused, mostly, and a trim says why; this figure is lost
-                    self.trimmable_bytes = trimmable_bytes(
-                        worker,
-                        self._device,
-                        self._groups,
-                        lambda key: row.movability.storages if (row := self._rows.get(key)) else (),
-                        host,
-                    )
+                    self.trimmable_bytes = self._trimmable(worker, host)
         except BaseException:
             self._forget(now)
             raise
@@ -272,6 +266,28 @@ class EncoderIndex:
         self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
         return True
 
+    def _trimmable(self, worker: object, host: HostMemory) -> int:
+        """Return what the device would gain by a `trim` without a target now, less what would be kept for the way back.
+
+        Nothing is moved. `trim` decides for itself: the needs of running requests, and the room on the host, may be
+        different a moment later. Raises RefusedError where a trim would be refused, or may be.
+        """
+        if find_encoder_cache(worker) is None:
+            return 0
+        refuse_trim(worker)
+        cache = spilling_cache(worker)
+        restorer = None if cache is None else restorer_of(cache)
+        reserve = RestoreReserve(self._device) if restorer is None else restorer.reserve
+        allowed = None if restorer is None else restorer.host_budget_bytes
+        budget = read_host_budget(worker, allowed, self._groups.spilled_bytes, Notes(), host).left
+        # Where a runner does not show what is needed, a trim holds nothing back.
+        needed = (self._rows[key] for key in needed_hashes(worker) or () if key in self._rows)
+        movable, fitting = self._groups.without((one for row in needed for one in row.movability.storages), budget)
+        # As `trim` has it: where all that could go is what would be kept, nothing goes.
+        if movable.nbytes <= reserve.growth(movable.largest):
+            return 0
+        return max(0, fitting.nbytes - reserve.growth(fitting.largest))
+
     def _put(self, key: Any, value: object, entry: Entry, now: float) -> None:  # noqa: ANN401 - a dict's
         before = self._rows.get(key)
         # An entry that only went to the host and came back keeps its age.
@@ -312,34 +328,6 @@ class EncoderIndex:
         self._rows, self._groups, self._embeds, self._host_entries = {}, Groups(self._device_type), 0, 0
         self._figures = self._oldest_seen_at = self._keys = self._of = self._change = self.trimmable_bytes = None
         self._pass_due = now + _PASS_SECONDS
-
-
-def trimmable_bytes(
-    worker: object, device: Device, groups: Groups, storages_of: Callable[[str], Iterable[Storage]], host: HostMemory
-) -> int:
-    """Return what the device would gain by a `trim` without a target now, less what would be kept for the way back.
-
-    Nothing is moved. `trim` decides for itself: the needs of running requests, and the room on the host, may be
-    different a moment later.
-
-    `storages_of` returns the storages of the entry with a key. Raises RefusedError where a trim would be refused, or it
-    is unknown whether it would, and UnreadableError for a cache of an unknown kind.
-    """
-    if find_encoder_cache(worker) is None:
-        return 0
-    refuse_trim(worker)
-    cache = spilling_cache(worker)
-    reserve, allowed = RestoreReserve(device), None
-    if cache is not None:
-        reserve, allowed = restorer_of(cache).reserve, restorer_of(cache).host_budget_bytes
-    budget = read_host_budget(worker, allowed, groups.spilled_bytes, Notes(), host).left
-    # Where a runner does not show what is needed, a trim holds nothing back.
-    needed = (storage for key in needed_hashes(worker) or () for storage in storages_of(key))
-    movable, fitting = groups.without(needed, budget)
-    # As `trim` has it: where all that could go is what would be kept, nothing goes.
-    if movable.nbytes <= reserve.growth(movable.largest):
-        return 0
-    return max(0, fitting.nbytes - reserve.growth(fitting.largest))
 
 
 def index_of_operations(worker: object, device: Device) -> EncoderIndex:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -68,9 +68,9 @@ def read_host_budget(
 class Target(NamedTuple):
     """The goal of a trim; at most one of the three is given."""
 
-    free_bytes: int | None
-    keep_bytes: int | None
-    idle_seconds: float | None
+    free_bytes: int | None = None
+    keep_bytes: int | None = None
+    idle_seconds: float | None = None
 
     def asked_bytes(self, device_bytes: int) -> int | None:
         if self.keep_bytes is not None:
@@ -97,52 +97,6 @@ class SpillPlan(NamedTuple):
     kept_as_needed: int | None
     """Entries that would go, were it not for a running request; None where that is not known."""
     unspillable: int  # entries that cannot go: not one plain tensor on the device, or views that overlap
-
-
-def make_plan(
-    cache: SpillingDict, target: Target, can_take: Callable[[object], bool], needed: set[str] | None, device_type: str
-) -> SpillPlan:
-    """Decide which groups go, of values that `can_take` says can be copied to the host and back.
-
-    `needed` are the keys that running requests need; None where unknown, and then nothing is held back.
-    """
-    groups, fixed = _read(cache, can_take, device_type)
-    movable = [group for key, group in groups.items() if key not in fixed and not group.is_larger_than_its_storage]
-    on_device = sum(type(value) is not Spilled for value in dict.values(cache))
-    unspillable = on_device - sum(len(group.tensors) for group in movable)
-    storages = {key: group.nbytes for key, group in groups.items()} | fixed
-    asked = target.asked_bytes(sum(storages.values()))
-    if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
-        return SpillPlan([], asked, 0, unspillable)
-    if asked is None and target.idle_seconds:
-        movable = [group for group in movable if min(map(cache.idle_seconds, group.tensors)) >= target.idle_seconds]
-    for group in movable:
-        group.is_needed = any(str(key) in (needed or ()) for key in group.tensors)
-        group.last_use = max(map(cache.last_use, group.tensors))
-    # Stable: groups not used since the cache is watched keep the order in which they were made.
-    movable.sort(key=lambda group: (group.is_needed, group.last_use))
-    if asked is not None:
-        return SpillPlan(movable, asked, 0, unspillable)
-    kept = sum(len(group.tensors) for group in movable if group.is_needed)
-    return SpillPlan([group for group in movable if not group.is_needed], None, kept, unspillable)
-
-
-def _read(
-    cache: SpillingDict, can_take: Callable[[object], bool], device_type: str
-) -> tuple[dict[tuple[str, int], Group], dict[tuple[str, int], int]]:
-    """Return the groups, and the bytes of the storages on the device that something holds which cannot go."""
-    groups: dict[tuple[str, int], Group] = {}
-    fixed: dict[tuple[str, int], int] = {}
-    for key, value in dict.items(cache):
-        if type(value) is Spilled:
-            continue
-        storages = [storage_of(tensor) for tensor in tensors_in(value)]
-        if can_take(value) and storages[0].nbytes:
-            group = groups.setdefault(storages[0].key, Group(storages[0].nbytes))
-            group.tensors[key] = value
-        else:
-            fixed |= {storage.key: storage.nbytes for storage in storages if storage.device_type == device_type}
-    return groups, fixed
 
 
 # --- the moves ---
@@ -276,10 +230,9 @@ class Mover:
 
     def __init__(self, device: Device, notes: Notes, deadline: float = math.inf) -> None:
         self._device = device
-        self.device_type = device.type
         self.notes = notes
         self._deadline = deadline
-        self.copies = HostCopies(device)
+        self._copies = HostCopies(device)
         self.entries = self.device_bytes = self.host_bytes = 0
         """Entries moved, the bytes of the device for them, and those that the host had to give."""
         self.over_budget = 0  # entries that stayed because the host was to give no more
@@ -293,6 +246,41 @@ class Mover:
             "remaining_entries": self.remaining_entries,
             "remaining_bytes": self.remaining_bytes,
         }
+
+    def plan(self, cache: SpillingDict, target: Target, needed: set[str] | None) -> SpillPlan:
+        """Decide which groups go, of what can be copied to the host and back.
+
+        `needed` are the keys that running requests need; None where unknown, and then nothing is held back.
+        """
+        groups: dict[tuple[str, int], Group] = {}
+        fixed: dict[tuple[str, int], int] = {}  # the storages on the device that something holds which cannot go
+        on_device = 0
+        for key, value in dict.items(cache):
+            if type(value) is Spilled:
+                continue
+            on_device += 1
+            storages = [storage_of(tensor) for tensor in tensors_in(value)]
+            if self._copies.can_take(value) and storages[0].nbytes:
+                group = groups.setdefault(storages[0].key, Group(storages[0].nbytes))
+                group.tensors[key] = value
+            else:
+                fixed |= {one.key: one.nbytes for one in storages if one.device_type == self._device.type}
+        movable = [group for key, group in groups.items() if key not in fixed and not group.is_larger_than_its_storage]
+        unspillable = on_device - sum(len(group.tensors) for group in movable)
+        asked = target.asked_bytes(sum(({key: group.nbytes for key, group in groups.items()} | fixed).values()))
+        if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
+            return SpillPlan([], asked, 0, unspillable)
+        if asked is None and target.idle_seconds:
+            movable = [group for group in movable if min(map(cache.idle_seconds, group.tensors)) >= target.idle_seconds]
+        for group in movable:
+            group.is_needed = any(str(key) in (needed or ()) for key in group.tensors)
+            group.last_use = max(map(cache.last_use, group.tensors))
+        # Stable: groups not used since the cache is watched keep the order in which they were made.
+        movable.sort(key=lambda group: (group.is_needed, group.last_use))
+        if asked is not None:
+            return SpillPlan(movable, asked, 0, unspillable)
+        kept = sum(len(group.tensors) for group in movable if group.is_needed)
+        return SpillPlan([group for group in movable if not group.is_needed], None, kept, unspillable)
 
     def spill(
         self,
@@ -315,7 +303,7 @@ class Mover:
             if self.entries and self._is_late():
                 self._put_off(groups[place:], None if target is None else target + reserved - self.device_bytes)
                 break
-            host_bytes = sum(map(self.copies.host_bytes, group.tensors.values()))
+            host_bytes = sum(map(self._copies.host_bytes, group.tensors.values()))
             if self.host_bytes + host_bytes > budget:
                 self.over_budget += len(group.tensors)  # a smaller one may still fit
                 continue
@@ -327,7 +315,7 @@ class Mover:
                     is_waited_for = True
                 together = SpilledGroup(group.nbytes)
                 spilled = {
-                    key: self.copies.to_host(tensor, together, self.notes) for key, tensor in group.tensors.items()
+                    key: self._copies.to_host(tensor, together, self.notes) for key, tensor in group.tensors.items()
                 }
             except Exception as error:  # noqa: BLE001 - it costs only this group, which stays; it is noted
                 self.notes.add("spilled_entries", f"no more, because a copy failed: {describe(error)}")

@@ -18,23 +18,15 @@ from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 from highwater_worker.devices import Device, on_main_thread
-from highwater_worker.encoder_cache.mover import (
-    HostCopies,
-    Mover,
-    RestoreReserve,
-    Target,
-    make_plan,
-    read_host_budget,
-)
+from highwater_worker.encoder_cache.mover import HostCopies, Mover, RestoreReserve, Target, read_host_budget
 from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict, spilling_cache
 from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up, needed_hashes
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.memory.allocator import AllocatorReserve
 from highwater_worker.memory.storages import Tensor, view_bytes
-from highwater_worker.state import WorkerState, refuse_while_asleep
+from highwater_worker.state import refuse_while_asleep, state_of
 from highwater_worker.wrapping import wrap_method
 
-_NO_TARGET = Target(free_bytes=None, keep_bytes=None, idle_seconds=None)
 # What vllm-ascend keeps encoder outputs in while it moves them to host memory itself. Its runners have all three from
 # 0.27.1rc1 on, and use them where `use_score_encoder_cache` is set (vllm_ascend 0.27.1rc1
 # worker/model_runner_v1.py:589, `__init__`).
@@ -71,7 +63,7 @@ def _references(owner: object, name: str) -> int:
     return sys.getrefcount(getattr(owner, name))
 
 
-def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | None:
+def watch(worker: object, device: Device) -> SpillingDict | None:
     """Return the cache as a `SpillingDict`, None without one. Raises RefusedError where it must stay as it is."""
     if find_encoder_cache(worker) is None:
         return None
@@ -81,6 +73,7 @@ def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | 
         holders = other_holders(owner, name)
         if holders:
             raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
+        state = state_of(worker)
         restorer = Restorer(worker, device, state.allocator_reserve)
         # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
         setattr(owner, name, SpillingDict(getattr(owner, name), restorer, state.ledger))
@@ -280,7 +273,7 @@ class Restorer:
     def _spill_idle(self, cache: SpillingDict, spilled: Spilled, asked: int | None) -> int | None:
         worker, notes = self._worker(), Notes()
         mover = Mover(self._device, notes)
-        plan = make_plan(cache, _NO_TARGET, mover.copies.can_take, needed_hashes(worker), mover.device_type)
+        plan = mover.plan(cache, Target(), needed_hashes(worker))
         # Entries of the same group that came back are most likely needed by the same request.
         idle = [group for group in plan.groups if all(cache.group(key) is not spilled.group for key in group.tensors)]
         del plan  # it holds the tensors, and the device gets them back with the last reference

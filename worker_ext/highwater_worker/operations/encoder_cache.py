@@ -12,7 +12,7 @@ from typing import Any
 
 from highwater_worker.devices import device_of
 from highwater_worker.encoder_cache.index import encoder_cache_figures, read_index
-from highwater_worker.encoder_cache.mover import Mover, SpillPlan, Target, make_plan, read_host_budget
+from highwater_worker.encoder_cache.mover import Mover, SpillPlan, Target, read_host_budget
 from highwater_worker.encoder_cache.spilling import refuse_now, restorer_of, watch
 from highwater_worker.encoder_cache.spilling_dict import Entry, SpillingDict, read_entries, spilling_cache
 from highwater_worker.engine_view import encoder_cache_kind, needed_hashes
@@ -72,11 +72,23 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if len(given) > 1:
         raise BadPayloadError(f"payload keys {given[0]!r} and {given[1]!r} exclude each other; give one of them")
     notes, device = Notes(), device_of(worker)
-    cache = watch(worker, device, state_of(worker))
+    cache = watch(worker, device)
     mover = Mover(device, notes, deadline)
-    plan = _plan(worker, cache, target, mover, notes)
-    if cache is not None and plan.groups and plan.asked_bytes != 0:
-        _spill(worker, cache, plan, arguments, mover)
+    plan = SpillPlan([], target.asked_bytes(0), 0, 0)
+    if cache is None:
+        notes.add("encoder_cache", "this worker has none: a text model, or a later pipeline stage")
+    elif not cache:
+        notes.add("encoder_cache", "it is empty")
+    else:
+        needed = needed_hashes(worker)
+        plan = mover.plan(cache, target, needed)
+        if needed is None:
+            # No danger: an entry that is needed after all comes back, later by a copy.
+            why = "the runner does not show what running requests need: nothing was held back"
+            notes.add("kept.needed_entries", why)
+            plan = plan._replace(kept_as_needed=None)
+        if plan.groups and plan.asked_bytes != 0:
+            _spill(worker, cache, plan, arguments, mover)
     if device.is_host_memory and mover.entries:
         notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
     return {
@@ -95,19 +107,6 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "copy_seconds": round(mover.seconds, 6),
         "notes": notes.as_list(),
     }
-
-
-def _plan(worker: object, cache: SpillingDict | None, target: Target, mover: Mover, notes: Notes) -> SpillPlan:
-    if not cache:
-        reason = "it is empty" if cache is not None else "this worker has none: a text model, or a later pipeline stage"
-        notes.add("encoder_cache", reason)
-        return SpillPlan([], target.asked_bytes(0), 0, 0)
-    needed = needed_hashes(worker)
-    if needed is None:
-        # No danger: an entry that is needed after all comes back, later by a copy.
-        notes.add("kept.needed_entries", "the runner does not show what running requests need: nothing was held back")
-    plan = make_plan(cache, target, mover.copies.can_take, needed, mover.device_type)
-    return plan if needed is not None else plan._replace(kept_as_needed=None)
 
 
 def _spill(worker: object, cache: SpillingDict, plan: SpillPlan, arguments: Mapping[str, Any], mover: Mover) -> None:

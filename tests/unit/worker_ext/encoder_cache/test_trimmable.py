@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import threading
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -211,11 +210,8 @@ def test_answer_sample_and_trim_agree_on_any_cache(seed):
 
 
 def test_it_costs_no_more_where_nothing_came_or_went(monkeypatch):
-    calls = []
-    module = sys.modules["highwater_worker.encoder_cache.index"]
-    assert isinstance(module, ModuleType)
-    real = module.trimmable_bytes
-    monkeypatch.setattr(module, "trimmable_bytes", lambda *args: calls.append(1) or real(*args))
+    calls, real = [], EncoderIndex._trimmable
+    monkeypatch.setattr(EncoderIndex, "_trimmable", lambda *args: calls.append(1) or real(*args))
     worker = worker_with(tensors())
     index = EncoderIndex(device_of(worker), cost_clock=lambda: 0.0)
     for tick in range(50):
