@@ -11,7 +11,11 @@ import pytest
 
 from highwater_worker.plan import PRETENDED
 from highwater_worker.plan.budget import CachingAllocator
-from highwater_worker.plan.platform import StandIns, anything, stand_in_for_operators
+from highwater_worker.plan.platform import (
+    StandIns,
+    anything,
+    stand_in_for_operators,
+)
 
 MIB = 1 << 20
 
