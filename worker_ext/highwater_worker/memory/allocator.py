@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater_worker.devices import AllocatorFigures, Device, Space, on_main_thread
-from highwater_worker.engine_view import suspending_backend
 from highwater_worker.errors import RefusedError, UnavailableError, UnreadableError, describe
 from highwater_worker.wrapping import unwrap_method, wrap_method
 
@@ -93,11 +92,6 @@ class AllocatorReserve:
             self.unknown_because = describe(error)
         pause = max(LOOK_AGAIN_SECONDS, LOOK_SHARE * (self.clock() - began))
         self._look_from = began + pause if self._is_expandable else float("inf")
-
-
-def look_at_segments(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
-    if suspending_backend(worker) is None:
-        reserve.look(device)
 
 
 def _unsplit_bytes(figures: AllocatorFigures) -> int | None:

@@ -171,11 +171,8 @@ _LOWEST_BIT = bytes(value & 1 for value in range(256))
 class KvCache(NamedTuple):
     """The memory of keys and values in bytes, None where it could not be read."""
 
-    resident_bytes: int | None
-    reserved_bytes: int | None
-
-
-NO_KV_CACHE = KvCache(None, None)
+    resident_bytes: int | None = None
+    reserved_bytes: int | None = None
 
 
 def kv_cache_storages(worker: object, device_type: str) -> list[Storage]:
@@ -327,7 +324,7 @@ def resident_bytes(pointer: int, nbytes: int) -> int | None:
 def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes) -> KvCache:
     storages = notes.attempt("kv_cache_bytes", lambda: kv_cache_storages(worker, kind))
     if storages is None:
-        return NO_KV_CACHE
+        return KvCache()
     reserved = sum(storage.nbytes for storage in storages)
     if not is_host_memory(kind):
         return KvCache(reserved, reserved)
