@@ -272,7 +272,7 @@ class EncoderIndex:
         Nothing is moved. `trim` decides for itself: the needs of running requests, and the room on the host, may be
         different a moment later. Raises RefusedError where a trim would be refused, or may be.
         """
-        if find_encoder_cache(worker) is None:
+        if self._figures is None:  # there is no cache
             return 0
         refuse_trim(worker)
         cache = spilling_cache(worker)
