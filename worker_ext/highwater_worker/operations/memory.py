@@ -148,7 +148,13 @@ def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
 
 def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     notes = Notes()
-    path = None if arguments["dry_run"] else _path(worker, arguments)
+    path: Path | None = None
+    if not arguments["dry_run"]:
+        if missing := next((key for key in ("directory", "name") if arguments[key] is None), None):
+            raise BadPayloadError(f"payload key {missing!r} is missing; only with dry_run it may be")
+        who = identity(worker)
+        ranks = "-".join("x" if who[key] is None else str(who[key]) for key in ("dp_rank", "rank"))
+        path = Path(arguments["directory"], f"highwater-snapshot-{arguments['name']}-{ranks}-{os.getpid()}.pickle")
     # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.
     refuse_now(worker)
     device = device_of(worker)
@@ -177,15 +183,6 @@ def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "free_bytes": free,
         "notes": notes.as_list(),
     }
-
-
-def _path(worker: object, arguments: Mapping[str, Any]) -> Path:
-    missing = next((key for key in ("directory", "name") if arguments[key] is None), None)
-    if missing is not None:
-        raise BadPayloadError(f"payload key {missing!r} is missing; only with dry_run it may be")
-    who = identity(worker)
-    ranks = "-".join("x" if who[key] is None else str(who[key]) for key in ("dp_rank", "rank"))
-    return Path(arguments["directory"], f"highwater-snapshot-{arguments['name']}-{ranks}-{os.getpid()}.pickle")
 
 
 def _free_bytes(directory: Path) -> int:
