@@ -311,26 +311,6 @@ def test_a_worker_that_cannot_be_attached_to_comes_up(vllm, monkeypatch, caplog)
     assert "leaves it alone" in caplog.text
 
 
-def test_the_encoders_budget_is_kept_where_v2_only_passes_it_on(vllm):
-    """A step of its own would be too little for the largest item."""
-    budget = SimpleNamespace(encoder_compute_budget=1024, encoder_cache_size=1024, mm_max_toks_per_item={"image": 1024})
-    profiled = []
-    encoder = SimpleNamespace(profile_encoder_cache=lambda *given: profiled.append(given), hidden_size=64)
-    vllm.determine_available_memory = lambda _: encoder.profile_encoder_cache(["dummy"], budget)
-    plugin.register()
-    worker = vllm()
-    worker.init_device()
-    runner = SimpleNamespace(mm_budget=None, model_state=SimpleNamespace(encoder_runner=encoder))
-    vars(worker)["model_runner"] = runner
-
-    worker.determine_available_memory()
-
-    described = ask(worker, "budget")["engine_budget"]["encoder"]
-    assert (described["cache_size"], described["max_tokens_per_item"]) == (1024, {"image": 1024})
-    assert described["embed_width"] == 64
-    assert profiled == [(["dummy"], budget)]
-
-
 @pytest.mark.parametrize(
     ("config", "given", "expected"),
     [

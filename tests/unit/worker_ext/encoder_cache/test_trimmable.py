@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from types import SimpleNamespace
 
 import pytest
 
 from highwater_worker.devices import HostMemory, device_of
 from highwater_worker.encoder_cache.index import EncoderIndex
-from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
+from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker, in_a_thread
 from tests.unit.worker_ext.operations.test_trim import REFUSED, batch, request, tensors, trim, worker_with
 
 
@@ -135,11 +134,8 @@ def test_a_sleeping_engine_has_nothing_that_may_be_touched():
 
 def test_another_thread_cannot_tell():
     """Under Ray's first executor; a trim would be refused there."""
-    worker, answers = worker_with(tensors()), []
-    thread = threading.Thread(target=lambda: answers.append(ask(worker, "memory")["trimmable_bytes"]))
-    thread.start()
-    thread.join()
-    assert answers == [None]
+    worker = worker_with(tensors())
+    assert in_a_thread(lambda: ask(worker, "memory"))["trimmable_bytes"] is None
 
 
 def test_who_else_holds_the_cache_is_not_searched_for(monkeypatch):

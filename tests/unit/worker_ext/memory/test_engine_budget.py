@@ -73,7 +73,6 @@ def test_bytes_that_vllm_ascend_ignores_are_not_given(version, ascend, given, mo
 
 
 def test_an_attribute_that_raises_costs_only_itself():
-
     class Odd(SimpleNamespace):
         @property
         def requested_memory(self) -> int:

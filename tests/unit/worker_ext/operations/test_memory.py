@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker
+from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, raising
 
 
 def noted(answer):
@@ -68,11 +68,7 @@ def test_a_negative_figure_is_shown_as_zero_and_named(torch_device):
     ],
 )
 def test_a_function_that_raises_costs_only_its_own_values(function, nulls, torch_device, monkeypatch):
-
-    def fail(*_: object) -> object:
-        raise RuntimeError("driver says no")
-
-    monkeypatch.setattr(type(torch_device("npu")), function, fail, raising=False)
+    monkeypatch.setattr(type(torch_device("npu")), function, raising(RuntimeError("driver says no")), raising=False)
     answer = ask(fake_worker(), "memory")
     assert answer["notes"] == [{"name": name, "reason": "RuntimeError: driver says no"} for name in nulls]
     assert answer["weights_bytes"] == 12_345

@@ -24,7 +24,16 @@ from highwater_worker.recorder import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
 from highwater_worker.recorder.stacks import Watchdog
 from highwater_worker.wire import EXTENSION_VERSION, Layout, Options, make_ring
-from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, refusal
+from tests.unit.worker_ext.fakes import (
+    FakeModel,
+    FakeTensor,
+    ask,
+    fake_runner,
+    fake_worker,
+    in_a_thread,
+    raising,
+    refusal,
+)
 from tests.unit.worker_ext.ring_bytes import file_bytes, heartbeat, parse, records, table, watchdog
 
 INSTANCE = "00112233445566ff"
@@ -161,10 +170,7 @@ def test_a_start_that_fails_leaves_the_old_one_and_no_trace(worker, start, tmp_p
     start()
     recorder = running_recorder(worker)
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raising(OSError(errno.ENOSPC, "No space left on device")))
     (tmp_path / NAME).unlink()
     answer = start(rate=100, seconds=3600)
     assert answer["error"]["code"] == "failed"
@@ -176,10 +182,7 @@ def test_a_start_that_fails_leaves_the_old_one_and_no_trace(worker, start, tmp_p
 def test_a_thread_that_cannot_start_leaves_no_trace(worker, start, tmp_path, monkeypatch):
     method = worker.execute_model
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fail)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     assert start()["error"]["message"] == "RuntimeError: can't start new thread"
     assert (os.listdir(tmp_path), worker.execute_model) == ([], method)
 
@@ -221,7 +224,6 @@ def test_the_engines_own_hook_ends_the_recorder(worker, start, tmp_path):
 
 
 def test_the_engines_own_hook_never_raises(worker, monkeypatch):
-
     def fail(_: object) -> None:
         raise RuntimeError("no")
 
@@ -430,9 +432,7 @@ def test_nothing_is_sampled_off_the_main_thread(worker, tmp_path):
         recorder.start(notes)
         recorder.stop()
 
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
+    in_a_thread(elsewhere)
     assert records(path) == []
     assert "samples" in [note["name"] for note in notes.as_list()]
 
@@ -471,10 +471,7 @@ def test_a_step_never_fails_for_a_sample(worker, tmp_path, broken):
 def test_who_ends_the_process_is_not_held_up(worker, tmp_path):
     recorder, _ = recorder_on(Time(), worker, tmp_path)
 
-    def ends(*_: object, **__: object) -> None:
-        raise SystemExit(3)
-
-    recorder._reader.read = ends
+    recorder._reader.read = raising(SystemExit(3))
     with pytest.raises(SystemExit):
         worker.execute_model(plan())
 
@@ -624,9 +621,7 @@ def test_what_lasts_for_a_second_shows_where_it_is(worker, tmp_path, what):
     recorder.steps.attach(worker, Notes())
     output = worker.execute_model(plan())
     if what == "output":
-        thread = threading.Thread(target=output.get_output)
-        thread.start()
-        thread.join()
+        in_a_thread(output.get_output)
     elif what == "operation":
         with recorder.operation("release"):
             last_long()
@@ -642,18 +637,13 @@ def test_what_lasts_for_a_second_shows_where_it_is(worker, tmp_path, what):
 def test_our_thread_touches_neither_torch_nor_the_collector(torch_device, tmp_path, monkeypatch):
     module = torch_device("npu")
 
-    def forbidden(*_: object) -> None:
-        raise AssertionError("not from our thread")
-
     worker, time = fake_worker(execute_model=lambda plan: plan), Time(waits=30)
     recorder, path = recorder_on(time, worker, tmp_path)
     for owner, name in ((gc, "disable"), (gc, "enable"), (gc, "collect"), (sys, "_current_frames")):
-        monkeypatch.setattr(owner, name, forbidden)
+        monkeypatch.setattr(owner, name, raising(AssertionError("not from our thread")))
     with recorder.operation("release"):
         module.calls.clear()
-        thread = threading.Thread(target=recorder.run)
-        thread.start()
-        thread.join()
+        in_a_thread(recorder.run)
         assert heartbeat(path)["moving"]["rpc"] == "release"
         assert module.calls == []
     assert time.left == 0
