@@ -23,17 +23,7 @@ HOST = HostMemory(
 _ADDRESSES = itertools.count(1 << 20, 1 << 20)
 # What every answer of a worker begins with (worker_ext/README.md).
 HEAD = {
-    "schema",
-    "ok",
-    "op",
-    "rank",
-    "local_rank",
-    "dp_rank",
-    "tp_rank",
-    "pp_rank",
-    "host",
-    "pid",
-    "pid_started",
+    *("schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started"),
     "taken_at",
 }
 STATS = {
@@ -68,16 +58,8 @@ class FakeTensor:
     """
 
     __slots__ = (
-        "__dict__",
-        "__weakref__",
-        "_storage",
-        "content",
-        "copy_",
-        "device",
-        "dtype",
-        "is_pinned",
-        "layout",
-        "shape",
+        *("__dict__", "__weakref__", "_storage"),
+        *("content", "copy_", "device", "dtype", "is_pinned", "layout", "shape"),
     )
 
     def __init__(

@@ -207,7 +207,11 @@ def test_a_release_off_the_main_thread_walks_nothing():
     reserve.look(device(allocator))
     left = FakeAllocator([Segment([used(20), free(80), used(20)], is_expandable=True)])
     seen = []
-    left.memory_snapshot = lambda include_traces=True: seen.append(1) or []
+
+    def walked(include_traces=True):
+        return seen.append(include_traces) or []
+
+    left.memory_snapshot = walked
     in_a_thread(lambda: reserve.learn_after_release(device(left), figures(left)))
     assert (reserve.kept_bytes, seen) == (80 * MIB, [])
 

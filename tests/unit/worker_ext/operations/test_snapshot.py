@@ -11,8 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.errors import BadPayloadError
-from highwater_worker.operations import OPERATIONS, parse_payload
 from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, raising, refusal
 
 NAME = "20261121T161500123Z"
@@ -211,23 +209,6 @@ def test_it_is_refused_off_the_main_thread(module):
     reason = in_a_thread(lambda: refusal(fake_worker(), "snapshot", '{"dry_run": true}'))
     assert reason == "this is not the worker's main thread, on which its steps run: one may be running now"
     assert module.calls == []
-
-
-@pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        ({"directory": "a"}, "payload key 'directory' is 'a'; it must be an absolute path, or null"),
-        ({"name": "../x"}, "payload key 'name' is '../x'; it must be 1 to 64 letters, digits and underscores, or null"),
-        ({"name": ""}, "payload key 'name' is ''; it must be 1 to 64 letters, digits and underscores, or null"),
-        ({"dry_run": 1}, "payload key 'dry_run' is 1; it must be true or false"),
-        ({"dry_run": None}, "payload key 'dry_run' is None; it must be true or false"),
-    ],
-)
-def test_wrong_arguments_are_named(payload, message):
-    """Key, value, and what would be right."""
-    with pytest.raises(BadPayloadError) as caught:
-        parse_payload(json.dumps(payload), OPERATIONS["snapshot"].fields)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("given", "missing"), [({}, "directory"), ({"directory": "/a"}, "name")])

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 import highwater_worker
-from highwater_worker.errors import BadPayloadError, Notes
+from highwater_worker.errors import Notes
 from highwater_worker.kernel.proc import file_system_of, is_in_memory
-from highwater_worker.operations import OPERATIONS, Operation, parse_payload
+from highwater_worker.operations import OPERATIONS, Operation
 from highwater_worker.recorder import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
 from highwater_worker.recorder.stacks import Watchdog
@@ -299,34 +299,6 @@ def test_our_thread_never_holds_the_worker(torch_device, tmp_path):
     recorder._worker = lambda: held.append(1)
     recorder.run()
     assert held == []
-
-
-@pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        ({}, "payload key 'directory' is missing; it must be an absolute path"),
-        (
-            {"directory": "/a"},
-            "payload key 'instance' is missing; it must be 16 hexadecimal digits, in small letters",
-        ),
-        ({"directory": "a"}, "payload key 'directory' is 'a'; it must be an absolute path"),
-        ({"directory": "/a\0"}, r"payload key 'directory' is '/a\x00'; it must be an absolute path"),
-        ({"directory": None}, "payload key 'directory' is None; it must be an absolute path"),
-        (
-            {"instance": "../../../etc/cron"},
-            "payload key 'instance' is '../../../etc/cron'; it must be 16 hexadecimal digits, in small letters",
-        ),
-        ({"rate": 0.5}, "payload key 'rate' is 0.5; it must be a number from 1 to 100"),
-        ({"rate": True}, "payload key 'rate' is True; it must be a number from 1 to 100"),
-        ({"rate": float("nan")}, "payload key 'rate' is nan; it must be a number from 1 to 100"),
-        ({"seconds": 3601}, "payload key 'seconds' is 3601; it must be a number from 10 to 3600"),
-    ],
-)
-def test_wrong_arguments_are_named(payload, message):
-    """Key, value, and what would be right."""
-    with pytest.raises(BadPayloadError) as caught:
-        parse_payload(json.dumps(payload), OPERATIONS["recorder_start"].fields)
-    assert str(caught.value) == message
 
 
 # --- samples, on a clock that the test moves ---
