@@ -38,8 +38,7 @@ ALLOCATOR_KEYS = {
     "alloc_retries": "num_alloc_retries",
     "ooms": "num_ooms",
 }
-# torch_npu 2.10.0.post4 include/third_party/acl/inc/acl/error_codes/rt_error_codes.h:97.
-_LOST = "507010"
+_LOST = "507010"  # torch_npu 2.10.0.post4 include/third_party/acl/inc/acl/error_codes/rt_error_codes.h:97
 
 
 class HostMemory(NamedTuple):
@@ -54,16 +53,14 @@ class HostMemory(NamedTuple):
 
     @property
     def total_bytes(self) -> int | None:
-        return min(
-            (part for part in (self.cgroup_limit_bytes, self.node_total_bytes) if part is not None), default=None
-        )
+        parts = self.cgroup_limit_bytes, self.node_total_bytes
+        return min((part for part in parts if part is not None), default=None)
 
     @property
     def free_bytes(self) -> int | None:
-        parts = [] if self.node_available_bytes is None else [self.node_available_bytes]
-        if self.cgroup_limit_bytes is not None and self.cgroup_used_bytes is not None:
-            parts.append(max(0, self.cgroup_limit_bytes - self.cgroup_used_bytes))
-        return min(parts, default=None)
+        limit, used = self.cgroup_limit_bytes, self.cgroup_used_bytes
+        left = None if limit is None or used is None else max(0, limit - used)
+        return min((part for part in (left, self.node_available_bytes) if part is not None), default=None)
 
 
 def read_host(notes: Notes, root: Path = ROOT) -> HostMemory:
@@ -124,7 +121,7 @@ class Device:
         self.index = index
 
     def prepare(self) -> None:
-        """Prepare the calling thread for calls to this device."""
+        """Make the calling thread ready for calls to it."""
 
     def name(self) -> str | None:
         """Such as `Ascend910B3`."""
@@ -140,7 +137,7 @@ class Device:
         return AllocatorFigures()
 
     def give_back(self) -> str:
-        """Return unused memory of the allocator to the device; returns the mechanism, or `unsupported`."""
+        """Return the allocator's unused memory to the device, and the mechanism's name, or `unsupported`."""
         raise NotImplementedError
 
     def block_count(self) -> int | None:
@@ -180,11 +177,8 @@ class Accelerator(Device):
     pins_host_memory = True
 
     def prepare(self) -> None:
-        """Give a thread that is not the main one its device.
-
-        Without, its first call would make a context on device 0, whatever the index (torch_npu 2.8.0
-        csrc/core/npu/NPUFunctions.cpp:74, `GetDevice`). The main thread has the device that the engine chose.
-        """
+        # Without, another thread's first call would make a context on device 0, whatever the index (torch_npu 2.8.0
+        # csrc/core/npu/NPUFunctions.cpp:74, `GetDevice`). The main thread has the device that the engine chose.
         if not on_main_thread():
             self._module().set_device(self.index)
 
@@ -198,7 +192,6 @@ class Accelerator(Device):
         return shown if shown and shown.strip("0-") else None
 
     def space(self, host: HostMemory) -> Space:  # noqa: ARG002 - the driver's figures suffice
-        """Return the whole card's memory: other processes' use is in it too."""
         free, total = self._module().mem_get_info(self.index)
         return Space(int(total), int(free), int(total) - int(free))
 
@@ -228,14 +221,11 @@ class Accelerator(Device):
         if take is None:
             raise UnreadableError(f"torch.{self.type} has no memory_snapshot; the first release will show it")
         if "include_traces" in signature(take).parameters:  # torch 2.13.0 cuda/memory.py:625
-            taken = take(include_traces=False)
-        elif self.records_history():
-            raise UnreadableError(
-                "torch records the history of its allocations, too much to walk; the first release will show it"
-            )
-        else:
-            taken = take()
-        return list(taken)
+            return list(take(include_traces=False))
+        if self.records_history():
+            why = "too much to walk; the first release will show it"
+            raise UnreadableError(f"torch records the history of its allocations, {why}")
+        return list(take())
 
     def pinned_bytes(self) -> int | None:
         # torch 2.13.0 cuda/memory.py:399, torch_npu 2.10.0.post4 npu/memory.py:191.
@@ -373,8 +363,8 @@ class Cpu(Device):
     def give_back(self) -> str:
         """Return free memory of the C library's allocator to the kernel.
 
-        A preloaded tcmalloc (which vLLM's CPU guide recommends) or jemalloc takes the allocator's place, and
-        `malloc_trim` would then trim an empty heap: each is called in its own way. musl and macOS have none of them.
+        A preloaded tcmalloc (vLLM's CPU guide recommends it) or jemalloc takes the allocator's place, whose heap
+        `malloc_trim` would not know. musl and macOS have none of them.
         """
         library = ctypes.CDLL(None)  # what this process's own calls of malloc and free resolve to
         if hasattr(library, "MallocExtension_ReleaseFreeMemory"):
@@ -410,7 +400,7 @@ def device_of(worker: object) -> Device:
     kind, index = device_label(worker)
     family = next((family for family in FAMILIES if family.type == kind), None)
     if family is None:
-        known = ", ".join(family.type for family in FAMILIES)
+        known = ", ".join(one.type for one in FAMILIES)
         raise UnreadableError(f"the worker's device is of type {kind}; known: {known}")
     if index is None and not family.is_host_memory:
         raise UnreadableError(f"the worker's device is {kind} without an index")
@@ -436,7 +426,7 @@ def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[s
         named = names[index] if index < len(names) else ""
     physical = index if named is None else int(named) if named.isdigit() else None
     # A slice of a GPU is a device of its own, but may report the whole GPU's identity as its own.
-    slice_of_gpu = named if named is not None and named.startswith("MIG-") else None
+    slice_of_gpu = named if (named or "").startswith("MIG-") else None
     return device, {
         "type": kind,
         "index": index,
@@ -449,11 +439,8 @@ def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[s
 def read_space(worker: object, device: Device | None, host: HostMemory, notes: Notes) -> Space:
     """Return the device's memory as its driver sees it; all unknown where its driver must not be called."""
     suspended_by = suspending_backend(worker)
-    if suspended_by is not None:
-        notes.add("total_bytes", SUSPENDED.format(suspended_by))
-        return Space()
-    if device is None:
-        notes.add("total_bytes", NO_DEVICE)
+    if suspended_by is not None or device is None:
+        notes.add("total_bytes", NO_DEVICE if suspended_by is None else SUSPENDED.format(suspended_by))
         return Space()
     return notes.attempt("total_bytes", lambda: device.space(host)) or Space()
 
