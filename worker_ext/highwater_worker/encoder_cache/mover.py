@@ -15,15 +15,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from highwater_worker.devices import Device, HostMemory, read_host
-from highwater_worker.encoder_cache.spilling_dict import Spilled, SpilledGroup, SpillingDict
+from highwater_worker.encoder_cache.groups import Groups, Movability
+from highwater_worker.encoder_cache.spilling_dict import Entry, Spilled, SpilledGroup, SpillingDict, read_entry
 from highwater_worker.engine_view import ranks_on_machine
 from highwater_worker.errors import Notes, RefusedError, describe
-from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, tensors_in, view_bytes
+from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage_of, view_bytes
 
 
 class HostBudget(NamedTuple):
@@ -81,14 +82,9 @@ class Target(NamedTuple):
 @dataclass
 class Group:
     nbytes: int  # that the device gets back for all of them
-    tensors: dict[Any, Tensor] = field(default_factory=dict)
+    tensors: dict[Any, Tensor]
     is_needed: bool = False  # a running request has yet to read one of them
     last_use: int = 0  # of the most recently used entry
-
-    @property
-    def is_larger_than_its_storage(self) -> bool:
-        """True where its entries overlap: copied one by one, they would come back larger than they went."""
-        return sum(map(view_bytes, self.tensors.values())) > self.nbytes
 
 
 class SpillPlan(NamedTuple):
@@ -132,6 +128,16 @@ class HostCopies:
             return False
         device = tensor.device
         return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
+
+    def movability(self, entry: Entry) -> Movability:
+        # Called for each entry of a cache of thousands: an entry that can be moved is one tensor, measured once.
+        storages, value = tuple(entry.storages.values()), entry.value
+        if type(value) is Spilled:
+            return Movability(storages, False, 0, 0, value.host_bytes)
+        if not self.can_take(value):
+            return Movability(storages, False, 0, 0, 0)
+        nbytes = view_bytes(value)
+        return Movability(storages, True, nbytes, self.copy_bytes(nbytes), 0)
 
     def host_bytes(self, tensor: Tensor) -> int:
         return self.copy_bytes(view_bytes(tensor))
@@ -252,22 +258,18 @@ class Mover:
 
         `needed` are the keys that running requests need; None where unknown, and then nothing is held back.
         """
-        groups: dict[tuple[str, int], Group] = {}
-        fixed: dict[tuple[str, int], int] = {}  # the storages on the device that something holds which cannot go
+        groups = Groups(self._device.type)
+        views: dict[Storage, dict[Any, Tensor]] = {}  # what can be copied, by the storage that goes with it
         on_device = 0
         for key, value in dict.items(cache):
-            if type(value) is Spilled:
-                continue
-            on_device += 1
-            storages = [storage_of(tensor) for tensor in tensors_in(value)]
-            if self._copies.can_take(value) and storages[0].nbytes:
-                group = groups.setdefault(storages[0].key, Group(storages[0].nbytes))
-                group.tensors[key] = value
-            else:
-                fixed |= {one.key: one.nbytes for one in storages if one.device_type == self._device.type}
-        movable = [group for key, group in groups.items() if key not in fixed and not group.is_larger_than_its_storage]
+            movability = self._copies.movability(read_entry(cache, key, value))
+            groups.add(movability)
+            on_device += type(value) is not Spilled
+            if movability.can_go and movability.storages:
+                views.setdefault(movability.storages[0], {})[key] = value
+        movable = [Group(one.nbytes, tensors) for one, tensors in views.items() if groups.can_leave(one)]
         unspillable = on_device - sum(len(group.tensors) for group in movable)
-        asked = target.asked_bytes(sum(({key: group.nbytes for key, group in groups.items()} | fixed).values()))
+        asked = target.asked_bytes(groups.device_bytes)
         if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
             return SpillPlan([], asked, 0, unspillable)
         if asked is None and target.idle_seconds:
