@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from highwater_worker.memory.engine_budget import read_engine_budget
-from highwater_worker.memory.kv_cache import describe_layers
+from highwater_worker.memory.storages import describe_layers
 
 GIB = 1024**3
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import pytest
 
 from highwater_worker import MemoryExtension
-from highwater_worker.devices.accelerator import _KEYS
-from highwater_worker.encoder_cache.sleep import ALL_TAGS, ALLOCATORS
+from highwater_worker.devices import ALLOCATOR_KEYS
+from highwater_worker.encoder_cache.spilling import ASCENDS_OWN
 from highwater_worker.encoder_cache.spilling_dict import FREEING
 from highwater_worker.memory.start_phases import CAPTURE, PHASES
-from highwater_worker.spill.spilling import ASCENDS_OWN
-from highwater_worker.state import ATTRIBUTE
+from highwater_worker.state import ALL_TAGS, ALLOCATORS, ATTRIBUTE
 from tests.engine.published import source_tree_of, wheel_of
 
 OURS = {name for name in dir(MemoryExtension) if not name.startswith("__")} | {ATTRIBUTE}
@@ -170,7 +169,7 @@ def test_torch_npu_counts_what_we_read(version):
     tree = wheel_of("torch_npu", version).tree("torch_npu/npu/memory.py")
     node = next(item for item in tree.body if isinstance(item, ast.FunctionDef) and item.name == "memory_stats")
     documented = ast.get_docstring(node) or ""
-    for key in _KEYS.values():
+    for key in ALLOCATOR_KEYS.values():
         assert f'"{key.partition(".")[0]}' in documented, key
 
 

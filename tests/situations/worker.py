@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from highwater_worker import MemoryExtension, engine_view
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import HostMemory
 from tests.situations.device import GIB, Card, ModelTorch, Plan, Rank
 from tests.unit.worker_ext.fakes import FakeTensor, imported_as
 

@@ -2,9 +2,9 @@
 
 Absent becomes None; a property that raises still raises, for `Notes` to record. A rank that the engine does not show is
 null, never guessed: two workers that claim one rank would be added up wrongly. Nothing here imports vLLM or changes it.
-Four things stand where they are used: what is in a KV cache's layer and in the budget of a start (`memory.kv_cache`,
-`memory.engine_budget`, tables of their own), where a model's weights are (`memory.storages`), what forbids a cache to
-spill (`spill.spilling`), and the methods that are wrapped (`recorder.steps`, `memory.start_phases`, `encoder_cache`).
+What stands where it is used: the weights and the layers of a KV cache (`memory.storages`), the budget of a start
+(`memory.engine_budget`), what forbids a cache to spill (`encoder_cache.spilling`), and the methods that are wrapped
+(`recorder.steps`, `memory.start_phases`, `state`, `encoder_cache.spilling`).
 """
 
 from __future__ import annotations
@@ -423,7 +423,7 @@ def suspending_backend(worker: object) -> str | None:
 
 
 def refuse_suspended(worker: object) -> None:
-    """Check that the device's driver may be called; `encoder_cache.sleep.refuse_while_asleep` is for its memory.
+    """Check that the device's driver may be called; `state.refuse_while_asleep` is for its memory.
 
     Raises RefusedError where a call to its driver might never return.
     """

@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from highwater_worker.encoder_cache.sleep import watch_sleep
 from highwater_worker.engine_view import identity
 from highwater_worker.errors import BadPayloadError, RequestError, UnknownOpError, describe, printable
 from highwater_worker.operations import OPERATIONS
-from highwater_worker.recorder.begin import end_recorder, running_recorder
-from highwater_worker.state import state_of
+from highwater_worker.recorder import end_recorder, running_recorder
+from highwater_worker.state import state_of, watch_sleep
 
 SCHEMA = 1
 
@@ -68,7 +67,7 @@ def _run(
             f"and {printable(', '.join(unknown)) or 'none'} by name"
         )
     with suppress(Exception):  # an engine that cannot be watched can be read all the same
-        watch_sleep(worker, state_of(worker).sleep)
+        watch_sleep(worker)
         state_of(worker).history.end_if_due()
     recorder = running_recorder(worker)
     with nullcontext() if recorder is None else recorder.operation(str(op)):

@@ -24,13 +24,12 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from highwater_worker.encoder_cache.sleep import watch_sleep
 from highwater_worker.errors import Notes
 from highwater_worker.extension import MemoryExtension
 from highwater_worker.memory.start_phases import StartPhases
 from highwater_worker.processes import start_process_file, worker_made
-from highwater_worker.recorder.begin import begin_recorder, folder_from, instance_of, options_from, running_recorder
-from highwater_worker.state import state_of
+from highwater_worker.recorder import begin_recorder, folder_from, instance_of, options_from, running_recorder
+from highwater_worker.state import state_of, watch_sleep
 
 _WORKERS = "vllm.v1.worker.worker_base"
 _MARK = "_highwater_plugin"
@@ -85,7 +84,7 @@ def attach(worker: Any) -> None:  # noqa: ANN401 - vLLM's worker, of any version
         worker.highwater_rpc = highwater_rpc
     with suppress(Exception):  # it decides about nothing else
         worker_made(worker)
-    watch_sleep(worker, state.sleep)
+    watch_sleep(worker)
     state.sleep.is_complete = True  # the worker has only just been made: nothing of it can be asleep
     state.start = StartPhases(worker, ended=lambda: _phase_ended(reference()))
     state.start.watch()

@@ -49,11 +49,11 @@ from highwater_worker.wire import (
     PROCESS_NAME,
     PROCESS_SUFFIX,
     ProcessFile,
+    Writer,
     encoded,
     make_process_file,
     remove_silent,
 )
-from highwater_worker.writer import Writer
 
 SECONDS = 1.0
 _SELDOM_SECONDS = 10.0

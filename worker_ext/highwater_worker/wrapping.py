@@ -54,16 +54,15 @@ def notice_calls(
     wrap_method(worker, name, make)
 
 
-def unwrap_method(worker: Any, name: str, wrapper: object) -> bool:  # noqa: ANN401 - as above
-    """Put back the method that `wrapper` replaced; return False where it stays, as inside a foreign wrapper."""
+def unwrap_method(worker: Any, name: str, wrapper: object) -> None:  # noqa: ANN401 - as above
+    """Put back the method that `wrapper` replaced; inside a foreign wrapper it stays."""
     if vars(worker).get(name) is not wrapper:
-        return False
+        return
     inner = getattr(wrapper, "__wrapped__", None)
     if inner is None or getattr(inner, "_highwater_from_class", False):
         delattr(worker, name)
     else:
         setattr(worker, name, inner)
-    return True
 
 
 def _without_owner(worker: Any, name: str) -> Callable[..., Any] | None:  # noqa: ANN401 - as above

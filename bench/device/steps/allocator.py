@@ -104,7 +104,7 @@ def measure(on: TorchDevice, graphs: int) -> dict[str, Any]:
     for number in range(ROUNDS):
         kept = _fragmented(on)
         prints = [float(tensor.float().sum()) for tensor in kept]
-        blocks, walk_ms = device.family.block_count(device.index), _walk_ms(device)
+        blocks, walk_ms = device.block_count(), _walk_ms(device)
         _look_after_a_pause(reserve, device, number + 1)
         foretold = worker.call("memory")
         released = worker.call("release")
@@ -138,7 +138,7 @@ def measure(on: TorchDevice, graphs: int) -> dict[str, Any]:
 def _walk_ms(device: Device) -> float:
     """Return what a look at the allocator's segments costs, in milliseconds."""
     began = time.perf_counter()
-    kept_bytes(device.family.segments(device.index), device.index)
+    kept_bytes(device.segments(), device.index)
     return (time.perf_counter() - began) * 1000
 
 

@@ -15,8 +15,7 @@ from bench.device.child import child_beside
 from bench.device.results import Findings
 from bench.device.torch_device import MIB, NO_DEVICE, SIMULATED, TorchDevice, tool
 from bench.device.worker import KitWorker, weights_bytes
-from highwater_worker.devices import device_of
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import HostMemory, device_of
 from highwater_worker.errors import Notes
 from highwater_worker.kernel.proc import rss_bytes
 from highwater_worker.recorder.reading import Depth, MemoryReader
@@ -192,7 +191,7 @@ def _samples(on: TorchDevice, worker: KitWorker, found: Findings) -> None:
     found.at_most("sample_cost", statistics.median(idle), MAX_SAMPLE_MS, "ms")
     _figures("sample_beside_a_python_thread", _beside_a_thread(lambda: _times(sampler, worker, SAMPLES // 3)), found)
     _figures("reading_on_a_thread", _on_a_thread(worker), found)
-    _parts_beside_a_thread(on, worker, found)
+    _parts_beside_a_thread(worker, found)
     if on.is_cpu or on.is_simulated:
         found.skip(NO_DEVICE if on.is_cpu else SIMULATED, "sample_does_not_wait")
         return
@@ -231,14 +230,13 @@ def _beside_a_thread(measure: Callable[[], list[float]]) -> list[float]:
         thread.join()
 
 
-def _parts_beside_a_thread(on: TorchDevice, worker: KitWorker, found: Findings) -> None:
+def _parts_beside_a_thread(worker: KitWorker, found: Findings) -> None:
     """Measure each call of a sample that may let go of Python's lock, and then wait for the other thread."""
     device = device_of(worker)
-    host, family, index = HostMemory(), device.family, on.index
     parts: dict[str, Callable[[], object]] = {
-        "space": lambda: family.space(index, host),
-        "allocator": lambda: family.allocator(index, Notes()),
-        "pinned": family.pinned_bytes,
+        "space": lambda: device.space(HostMemory()),
+        "allocator": lambda: device.allocator(Notes()),
+        "pinned": device.pinned_bytes,
         "rss": rss_bytes,
     }
     for name, read in parts.items():
@@ -258,7 +256,7 @@ def _on_a_thread(worker: KitWorker) -> list[float]:
 
     def read() -> None:
         device = device_of(worker)
-        times.extend(_milliseconds(lambda: device.family.allocator(device.index, Notes())) for _ in range(SAMPLES // 3))
+        times.extend(_milliseconds(lambda: device.allocator(Notes())) for _ in range(SAMPLES // 3))
 
     thread = threading.Thread(target=read)
     thread.start()

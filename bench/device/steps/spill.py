@@ -10,8 +10,8 @@ from typing import Any
 from bench.device.results import Findings
 from bench.device.torch_device import GIB, NO_DEVICE, SIMULATED, Tensor, TorchDevice
 from bench.device.worker import KitWorker, RefusedCallError
+from highwater_worker.encoder_cache.spilling import restorer_of
 from highwater_worker.encoder_cache.spilling_dict import spilling_cache
-from highwater_worker.spill.spilling import restorer_of
 
 SAYS = "trim and restore: bit for bit, rates, a busy stream, graph replay, no room, the host's budget"
 CHECKS: Mapping[str, str] = {

@@ -6,27 +6,24 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from highwater_worker import MemoryExtension
+from highwater_worker.devices import HostMemory
 
+T = TypeVar("T")
+HOST = HostMemory(
+    rss_bytes=1, cgroup_used_bytes=0, cgroup_limit_bytes=None, node_total_bytes=1 << 40, node_available_bytes=1 << 30
+)
+"""A host with room enough."""
 _ADDRESSES = itertools.count(1 << 20, 1 << 20)
 # What every answer of a worker begins with (worker_ext/README.md).
 HEAD = {
-    "schema",
-    "ok",
-    "op",
-    "rank",
-    "local_rank",
-    "dp_rank",
-    "tp_rank",
-    "pp_rank",
-    "host",
-    "pid",
-    "pid_started",
+    *("schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started"),
     "taken_at",
 }
 STATS = {
@@ -61,16 +58,8 @@ class FakeTensor:
     """
 
     __slots__ = (
-        "__dict__",
-        "__weakref__",
-        "_storage",
-        "content",
-        "copy_",
-        "device",
-        "dtype",
-        "is_pinned",
-        "layout",
-        "shape",
+        *("__dict__", "__weakref__", "_storage"),
+        *("content", "copy_", "device", "dtype", "is_pinned", "layout", "shape"),
     )
 
     def __init__(
@@ -303,3 +292,29 @@ def refusal(worker: Any, op: str, payload: str = "{}") -> str:
     answer = json.loads(worker.highwater_rpc(op, payload))
     assert answer.get("error", {}).get("code") == "refused", answer
     return answer["error"]["message"]
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    """Return a function that raises, whatever it is called with."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
+def in_a_thread(work: Callable[[], T]) -> T:
+    """Return what another thread than the main one gets."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def wanted(*names: str) -> list[SimpleNamespace]:
+    """Return what a request wants of the encoder: images of ten tokens each, one after the other."""
+    return [
+        SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=10 * place, length=10))
+        for place, name in enumerate(names)
+    ]

@@ -55,7 +55,6 @@ def test_an_older_engine_has_the_replicas_rank_alone():
 
 
 def test_what_cannot_be_read_is_null():
-
     class Worker:
         @property
         def rank(self) -> int:

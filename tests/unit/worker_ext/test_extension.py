@@ -11,15 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from highwater_worker import MemoryExtension, extension
-from highwater_worker.operations import OPERATIONS
-from highwater_worker.operations.operation import Operation
-from highwater_worker.recorder.begin import end_recorder
-from tests.unit.worker_ext.fakes import fake_runner, fake_worker
+from highwater_worker.operations import OPERATIONS, Operation
+from highwater_worker.recorder import end_recorder
+from tests.unit.worker_ext.fakes import HEAD, fake_runner, fake_worker, raising
 
-HEAD = {
-    "schema", "ok", "op", "rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started",
-    "taken_at",
-}  # fmt: skip
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -168,7 +163,6 @@ def test_sigterm_in_an_operation_ends_the_worker(monkeypatch):
 
 
 def test_a_worker_that_tells_nothing_still_answers():
-
     class Bare(MemoryExtension):
         pass
 
@@ -182,10 +176,7 @@ def test_a_worker_that_tells_nothing_still_answers():
 def test_the_last_guard_is_a_constant(monkeypatch, error):
     """When even the error's answer cannot be made, what remains is a text that cannot fail."""
 
-    def fail(*_: object) -> str:
-        raise error
-
-    monkeypatch.setattr(extension, "_text", fail)
+    monkeypatch.setattr(extension, "_text", raising(error))
     assert fake_worker().highwater_rpc("budget") == extension.UNANSWERABLE
     assert parsed(extension.UNANSWERABLE)["error"]["code"] == "failed"
 
@@ -238,15 +229,11 @@ def test_the_collector_does_not_run_by_itself_meanwhile(enabled, monkeypatch):
 
 
 def test_an_exception_that_cannot_be_printed_is_answered(monkeypatch):
-
     class Unprintable(Exception):
         def __str__(self) -> str:
             raise OddError
 
-    def fail(*_: object) -> dict[str, object]:
-        raise Unprintable
-
-    broken = Operation(fail)
+    broken = Operation(raising(Unprintable))
     monkeypatch.setitem(OPERATIONS, "budget", broken)
     error = parsed(fake_worker().highwater_rpc("budget"))["error"]
     assert error == {"code": "failed", "message": "Unprintable"}

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import pytest
 
 from highwater_worker import plugin
-from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
-from highwater_worker.recorder.begin import DIRECTORY, end_recorder, instance_of, options_from, running_recorder
+from highwater_worker.memory.storages import Residency
+from highwater_worker.recorder import DIRECTORY, end_recorder, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
 from highwater_worker.wire import KEPT_STARTS
 from tests.fakes.started import story
@@ -83,7 +83,7 @@ def vllm():
 
 @pytest.fixture(autouse=True)
 def _written_at_once(monkeypatch):
-    monkeypatch.setattr("highwater_worker.recorder.begin.is_in_memory", lambda _: True)
+    monkeypatch.setattr("highwater_worker.recorder.is_in_memory", lambda _: True)
     monkeypatch.delenv(DIRECTORY, raising=False)
     # tests/unit/worker_ext/processes has it: its thread would write into these tests' folders.
     monkeypatch.setattr(plugin, "start_process_file", lambda _: None)
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_used_costs_the_recorder_alone(vllm, tmp_path, m
     elif obstacle == "no room":
         monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
     else:
-        monkeypatch.setattr("highwater_worker.recorder.begin.file_system_of", lambda _: "nfs4")
+        monkeypatch.setattr("highwater_worker.recorder.file_system_of", lambda _: "nfs4")
     plugin.register()
     worker = vllm()
     with caplog.at_level(logging.WARNING, "vllm"):
@@ -309,26 +309,6 @@ def test_a_worker_that_cannot_be_attached_to_comes_up(vllm, monkeypatch, caplog)
     plugin.register()
     assert vllm().init_device() == "device"
     assert "leaves it alone" in caplog.text
-
-
-def test_the_encoders_budget_is_kept_where_v2_only_passes_it_on(vllm):
-    """A step of its own would be too little for the largest item."""
-    budget = SimpleNamespace(encoder_compute_budget=1024, encoder_cache_size=1024, mm_max_toks_per_item={"image": 1024})
-    profiled = []
-    encoder = SimpleNamespace(profile_encoder_cache=lambda *given: profiled.append(given), hidden_size=64)
-    vllm.determine_available_memory = lambda _: encoder.profile_encoder_cache(["dummy"], budget)
-    plugin.register()
-    worker = vllm()
-    worker.init_device()
-    runner = SimpleNamespace(mm_budget=None, model_state=SimpleNamespace(encoder_runner=encoder))
-    vars(worker)["model_runner"] = runner
-
-    worker.determine_available_memory()
-
-    described = ask(worker, "budget")["engine_budget"]["encoder"]
-    assert (described["cache_size"], described["max_tokens_per_item"]) == (1024, {"image": 1024})
-    assert described["embed_width"] == 64
-    assert profiled == [(["dummy"], budget)]
 
 
 @pytest.mark.parametrize(

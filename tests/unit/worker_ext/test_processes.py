@@ -122,7 +122,6 @@ def test_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(tmp_path
 
 
 def test_without_a_second_thread_nothing_is_known_of_shared_memory(tmp_path, monkeypatch):
-
     def start(_):
         raise RuntimeError("can't start new thread")
 

@@ -11,7 +11,7 @@ import pytest
 
 import highwater_worker
 from highwater_worker.operations import OPERATIONS
-from highwater_worker.recorder.begin import end_recorder
+from highwater_worker.recorder import end_recorder
 from tests.fakes.started import story
 from tests.unit.worker_ext.fakes import HEAD, FakeTensor, ask, fake_runner, fake_worker
 

@@ -20,6 +20,7 @@ from highwater_worker.wire import (
     remove_old_rings,
     remove_silent,
 )
+from tests.unit.worker_ext.fakes import raising
 from tests.unit.worker_ext.ring_bytes import TABLES_AT, heartbeat, parse, ring_at, table, watchdog
 
 FIVE, THREE = Layout.of(5, 0), Layout.of(3, 0)
@@ -127,11 +128,7 @@ def test_nothing_is_written_after_the_end(path):
     ("code", "words"), [(errno.ENOSPC, "No space left on device"), (errno.EDQUOT, "Disk quota exceeded")]
 )
 def test_a_full_disk_is_an_error_at_the_start(path, monkeypatch, code, words):
-
-    def full(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raising(OSError(code, os.strerror(code))))
     open_before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=rf"{path.name} of {FIVE.nbytes} bytes cannot be made: {words}"):
         make_ring(path, IDENTITY, FIVE)
@@ -139,14 +136,10 @@ def test_a_full_disk_is_an_error_at_the_start(path, monkeypatch, code, words):
 
 
 def test_a_directory_that_cannot_be_written_is_named(path, monkeypatch):
-
-    def forbidden(*_: object, **__: object) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
     path.write_text("not a folder")
     with pytest.raises(OSError, match=r"cannot be made: (Not a directory|File exists)"):
         make_ring(path / "highwater.ring", IDENTITY, FIVE)
-    monkeypatch.setattr(os, "open", forbidden)
+    monkeypatch.setattr(os, "open", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(OSError, match="cannot be made: Permission denied"):
         make_ring(path, IDENTITY, FIVE)
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from highwater_worker.engine_view import find_encoder_cache
 from highwater_worker.errors import Notes
 from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage_of, tensors_in, view_bytes
+from highwater_worker.state import Ledger
 
 # The methods of vLLM and vllm-ascend that pop entries, all of them to free them, whatever `pop` returns: runner V1's up
 # to 0.23 and from 0.27 on, and V2's (`tests.own_engine.test_vendor_wheels` reads them in published packages).
@@ -45,22 +46,6 @@ class Spilled:
     group: SpilledGroup
     is_pinned: bool = False
     """True where its pages are locked in place: the device can then read them while Python goes on."""
-
-
-@dataclass
-class Ledger:
-    """The moves since the engine started, counted in entries; an entry that went twice counts twice."""
-
-    spills: int = 0
-    restores: int = 0
-    restore_seconds: float = 0.0
-
-    def figures(self) -> dict[str, Any]:
-        return {
-            "spills": self.spills,
-            "restores": self.restores,
-            "restore_seconds": round(self.restore_seconds, 6),
-        }
 
 
 class EntryRestorer(Protocol):

@@ -19,9 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from highwater_worker.devices import Device
-from highwater_worker.devices.family import AllocatorFigures, Space, on_main_thread
-from highwater_worker.engine_view import suspending_backend
+from highwater_worker.devices import AllocatorFigures, Device, Space, on_main_thread
 from highwater_worker.errors import RefusedError, UnavailableError, UnreadableError, describe
 from highwater_worker.wrapping import unwrap_method, wrap_method
 
@@ -96,11 +94,6 @@ class AllocatorReserve:
         self._look_from = began + pause if self._is_expandable else float("inf")
 
 
-def look_at_segments(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
-    if suspending_backend(worker) is None:
-        reserve.look(device)
-
-
 def _unsplit_bytes(figures: AllocatorFigures) -> int | None:
     if figures.reserved_bytes is None or figures.allocated_bytes is None:
         return None
@@ -108,11 +101,11 @@ def _unsplit_bytes(figures: AllocatorFigures) -> int | None:
 
 
 def _segments(device: Device) -> list[Mapping[str, Any]]:
-    blocks = device.family.block_count(device.index)
+    blocks = device.block_count()
     if blocks is None or blocks > MAX_BLOCKS:
         count = "an unknown number of" if blocks is None else blocks
         raise UnreadableError(f"the allocator has {count} blocks, too many to walk; the first release will show it")
-    return device.family.segments(device.index)
+    return device.segments()
 
 
 def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
@@ -172,10 +165,10 @@ class AllocationHistory:
 
     def start(self, worker: object, device: Device, seconds: float, entries: int) -> None:
         """Turn it on, on the main thread only. Raises UnavailableError without one, RefusedError where others have."""
-        record = device.family.history_switch()
+        record = device.history_switch()
         if record is None:
             raise UnavailableError(f"PyTorch keeps no allocation history on {device.type}; it does on npu and cuda")
-        if not self.is_on and device.family.records_history():
+        if not self.is_on and device.records_history():
             raise RefusedError("torch records its history already, or does not show it: other code's is left alone")
         # Python's frames alone: those of C++ cost more to read than all the rest (torch 2.13.0 cuda/memory.py:892).
         record(enabled="all", context="alloc", stacks="python", max_entries=entries)
@@ -193,7 +186,7 @@ class AllocationHistory:
         if worker is not None and self._wrapper is not None:
             unwrap_method(worker, "execute_model", self._wrapper)
         self._wrapper = None
-        record = device.family.history_switch()
+        record = device.history_switch()
         if record is not None:
             record(enabled=None)
         return True

@@ -37,8 +37,8 @@ from highwater_worker.engine_view import (
     vllm_version,
 )
 from highwater_worker.errors import Notes, printable
-from highwater_worker.memory.kv_cache import describe_groups, describe_layers
 from highwater_worker.memory.start_phases import StartPhases
+from highwater_worker.memory.storages import describe_groups, describe_layers
 
 ENVIRONMENT = (
     *(name for family in FAMILIES for name in family.variables),

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from highwater_worker.devices import device_of, is_host_memory, read_allocator, read_space
-from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.devices import HostMemory, device_of, is_host_memory, read_allocator, read_host, read_space
 from highwater_worker.engine_view import (
     ENCODER_RUNNER,
     INIT_FREE,
@@ -31,7 +30,7 @@ from highwater_worker.engine_view import (
     look_up,
 )
 from highwater_worker.errors import Notes, describe
-from highwater_worker.memory.kv_cache import describe_layers
+from highwater_worker.memory.storages import describe_layers
 from highwater_worker.wrapping import notice_calls, unwrap_method, wrap_method
 
 PHASES = {
@@ -81,15 +80,12 @@ class StartPhases:
         return any(phase["name"] == "warm_up" and phase["error"] is None for phase in self.phases)
 
     def watch(self) -> None:
+        def note_layers(specs: Mapping[str, object], *_: object, **__: object) -> None:
+            self.kv_layers = describe_layers(specs)
+
         for method, name in PHASES.items():
             wrap_method(self._worker(), method, self._timed(name))
-        notice_calls(self._worker(), SPECS, after=self._note_layers)
-
-    def _note_layers(self, specs: Any, *_: object, **__: object) -> None:  # noqa: ANN401 - vLLM's, of any version
-        self.kv_layers = describe_layers(specs)
-
-    def _note_encoder_budget(self, dummy_mm_inputs: object, budget: object) -> None:  # noqa: ARG002 - by vLLM's names
-        self.encoder_budget = describe_encoder_budget(budget)
+        notice_calls(self._worker(), SPECS, after=note_layers)
 
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,11 +112,14 @@ class StartPhases:
         return make
 
     def _begin(self, name: str) -> None:
+        def note_budget(dummy_mm_inputs: object, budget: object) -> None:  # noqa: ARG001 - by vLLM's names
+            self.encoder_budget = describe_encoder_budget(budget)
+
         runner = look_up(self._worker(), "model_runner")
         if name == "init":
             self._host_before = read_host(Notes())
         elif name == "profile" and (encoder := first_of(runner, ENCODER_RUNNER)) is not None:
-            notice_calls(encoder, PROFILE_ENCODER, before=self._note_encoder_budget)
+            notice_calls(encoder, PROFILE_ENCODER, before=note_budget)
         elif name == "warm_up" and runner is not None and wrap_method(runner, CAPTURE, self._timed(GRAPHS)):
             self._capture = vars(runner)[CAPTURE]
 

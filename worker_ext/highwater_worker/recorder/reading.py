@@ -12,18 +12,23 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Any
 
-from highwater_worker.devices import NO_DEVICE, Device, describe_device, device_of, read_allocator, read_space
-from highwater_worker.devices.family import HostMemory, read_host
-from highwater_worker.encoder_cache.sleep import asleep_tags
-from highwater_worker.engine_view import note_odd_absence
+from highwater_worker.devices import (
+    NO_DEVICE,
+    Device,
+    HostMemory,
+    describe_device,
+    device_of,
+    read_allocator,
+    read_host,
+    read_space,
+)
+from highwater_worker.encoder_cache.index import EncoderIndex, index_of_operations
+from highwater_worker.engine_view import note_odd_absence, suspending_backend
 from highwater_worker.errors import Notes
 from highwater_worker.kernel.proc import rss_bytes
-from highwater_worker.memory.allocator import look_at_segments
 from highwater_worker.memory.engine_budget import read_budget
-from highwater_worker.memory.kv_cache import NO_KV_CACHE, read_kv_cache
-from highwater_worker.memory.storages import counting_caveat, weights_bytes
-from highwater_worker.recorder.encoder_index import EncoderIndex, index_of_operations
-from highwater_worker.state import WorkerState, state_of
+from highwater_worker.memory.storages import KvCache, counting_caveat, read_kv_cache, weights_bytes
+from highwater_worker.state import WorkerState, asleep_tags, state_of
 
 _SELDOM_SECONDS = 10.0
 """The time for which the KV cache's size and the pools that are asleep are reused: a large model has hundreds of
@@ -47,7 +52,7 @@ class MemoryReader:
     def __init__(self) -> None:
         self._device: Device | None = None
         self._seldom_due = float("-inf")
-        self._kv_cache = NO_KV_CACHE
+        self._kv_cache = KvCache()
         self._asleep_tags: list[str] | None = None
         self.index: EncoderIndex | None = None
         """The encoder cache's entries; None before `read`, and where the device is not known."""
@@ -70,11 +75,12 @@ class MemoryReader:
         space = read_space(worker, device, host, notes)
         reserve = state.allocator_reserve
         # For a sample not before the graphs are captured: their pools are what the look is for.
-        if is_answer or state.start is None or state.start.is_over:
-            notes.attempt("releasable_bytes", lambda: look_at_segments(worker, device, reserve))
+        can_look = is_answer or state.start is None or state.start.is_over
+        if can_look and suspending_backend(worker) is None:
+            notes.attempt("releasable_bytes", lambda: reserve.look(device))
         torch = read_allocator(device, notes)
         if is_full or is_due:
-            self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker, state.sleep))
+            self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker))
         weights = self._weights(worker, state, depth, notes)
         if device is not None and is_due:
             self._seldom_due = now + _SELDOM_SECONDS
@@ -90,7 +96,7 @@ class MemoryReader:
             return figures
 
         encoder_cache = notes.attempt("encoder_cache", read_encoder_cache)
-        pinned = None if device is None else notes.attempt("host_memory.pinned_bytes", device.family.pinned_bytes)
+        pinned = None if device is None else notes.attempt("host_memory.pinned_bytes", device.pinned_bytes)
         memory = {
             **space._asdict(),
             "torch": torch._asdict(),

@@ -18,15 +18,14 @@ from multiprocessing import parent_process
 from threading import Event, get_ident, main_thread
 from typing import Any, NamedTuple
 
-from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.devices import HostMemory, read_host
 from highwater_worker.errors import Notes
 from highwater_worker.memory.engine_budget import read_budget, read_engine_budget
 from highwater_worker.recorder.reading import Depth, MemoryReader
 from highwater_worker.recorder.stacks import GIVES_WAY, Stacks, Watchdog, is_timer_taken
 from highwater_worker.recorder.steps import Steps
 from highwater_worker.state import state_of
-from highwater_worker.wire import MAX_HEAD_BYTES, Options, Ring, encoded
-from highwater_worker.writer import Writer
+from highwater_worker.wire import MAX_HEAD_BYTES, Options, Ring, Writer, encoded
 
 BUSY_SECONDS = 0.1
 IDLE_SECONDS = 1.0

@@ -6,7 +6,7 @@ import mmap
 
 import pytest
 
-from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.devices import HostMemory, read_host
 from highwater_worker.errors import Notes
 
 MIB = 1 << 20

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater_worker.devices import FAMILIES, Device
-from highwater_worker.devices.family import AllocatorFigures, Space
+from highwater_worker.devices import FAMILIES, AllocatorFigures, Space
 from highwater_worker.errors import Notes
 from highwater_worker.memory.allocator import LOOK_AGAIN_SECONDS, LOOK_SHARE, MAX_BLOCKS, AllocatorReserve
 from tests.unit.worker_ext.fake_allocator import DEFAULT_POOL, MIB, Block, FakeAllocator, Segment
-from tests.unit.worker_ext.fakes import FakeTorch, ask, fake_worker
+from tests.unit.worker_ext.fakes import FakeTorch, ask, fake_worker, in_a_thread
 
 GRAPHS = (0, 7)
 """The pool of captured graphs."""
@@ -97,15 +94,15 @@ def made(parts, pool, is_expandable, kind):
 def device(allocator):
     torch = SimpleNamespace(**{name: getattr(allocator, name) for name in ("memory_stats", "memory_snapshot")})
 
-    class Family(type(FAMILIES[0])):
+    class OnAllocator(FAMILIES[0]):
         def _module(self):
             return torch
 
-    return Device(Family(), 1)
+    return OnAllocator(1)
 
 
 def figures(allocator) -> AllocatorFigures:
-    return device(allocator).family.allocator(1, Notes())
+    return device(allocator).allocator(Notes())
 
 
 @given(layout=st.lists(segments, max_size=8))
@@ -210,10 +207,12 @@ def test_a_release_off_the_main_thread_walks_nothing():
     reserve.look(device(allocator))
     left = FakeAllocator([Segment([used(20), free(80), used(20)], is_expandable=True)])
     seen = []
-    reserve._seen = lambda _: seen.append(1) or 0
-    thread = threading.Thread(target=reserve.learn_after_release, args=(device(left), figures(left)))
-    thread.start()
-    thread.join()
+
+    def walked(include_traces=True):
+        return seen.append(include_traces) or []
+
+    left.memory_snapshot = walked
+    in_a_thread(lambda: reserve.learn_after_release(device(left), figures(left)))
     assert (reserve.kept_bytes, seen) == (80 * MIB, [])
 
 
@@ -275,11 +274,9 @@ def test_a_torch_that_does_not_tell_the_pool_tells_no_figure(torch_device):
 
 def test_off_the_main_thread_nothing_is_walked(torch_device):
     """A step may be running beside the call; the main thread may still look later."""
-    module, worker, answers = torch_device("npu"), fake_worker(), []
-    thread = threading.Thread(target=lambda: answers.append(json.loads(worker.highwater_rpc("memory"))))
-    thread.start()
-    thread.join()
-    assert (answers[0]["releasable_bytes"], module.looks) == (None, 0)
+    module, worker = torch_device("npu"), fake_worker()
+    assert in_a_thread(lambda: ask(worker, "memory"))["releasable_bytes"] is None
+    assert module.looks == 0
     assert releasable(worker) == 260
 
 

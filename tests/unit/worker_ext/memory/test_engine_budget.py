@@ -12,7 +12,7 @@ import pytest
 
 from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.memory.engine_budget import read_budget, read_engine_budget
-from highwater_worker.memory.kv_cache import MAX_KINDS, describe_layers, describe_spec
+from highwater_worker.memory.storages import MAX_KINDS, describe_layers, describe_spec
 from tests.fakes.started import BF16, GIB, full, gemma, qwen3_next, story
 from tests.unit.worker_ext.fakes import ask, fake_worker
 
@@ -73,7 +73,6 @@ def test_bytes_that_vllm_ascend_ignores_are_not_given(version, ascend, given, mo
 
 
 def test_an_attribute_that_raises_costs_only_itself():
-
     class Odd(SimpleNamespace):
         @property
         def requested_memory(self) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 
-from highwater_worker.memory.kv_cache import Residency, resident_bytes
-from highwater_worker.memory.storages import Storage
+from highwater_worker.memory.storages import Residency, Storage, resident_bytes
 from tests.fakes.clock import FakeClock
 
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from highwater_worker.encoder_cache import index as encoder_index
 from highwater_worker.encoder_cache.spilling_dict import read_entries
 from highwater_worker.engine_view import encoder_cache_kind
-from highwater_worker.operations import reading
-from highwater_worker.recorder import encoder_index
-from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
+from highwater_worker.operations import encoder_cache
+from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker, wanted
 
 
 class EmptyIsFalsy:
@@ -35,10 +35,6 @@ class RestoresAtAccess(dict):
 
 def worker_with(cache, **runner):
     return fake_worker(model_runner=fake_runner(encoder_cache=cache, **runner))
-
-
-def feature(identifier, offset=0, length=10):
-    return SimpleNamespace(identifier=identifier, mm_position=SimpleNamespace(offset=offset, length=length))
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +138,7 @@ def test_ages_count_from_the_first_call_that_saw_the_entry(monkeypatch):
     cache = {"old": FakeTensor(1)}
     worker = worker_with(cache)
     now = 1000.0
-    monkeypatch.setattr("highwater_worker.recorder.encoder_index.time.monotonic", lambda: now)
+    monkeypatch.setattr("highwater_worker.encoder_cache.index.time.monotonic", lambda: now)
     ask(worker, "encoder_cache")
     now += 5
     cache["young"] = FakeTensor(100)
@@ -153,7 +149,7 @@ def test_ages_count_from_the_first_call_that_saw_the_entry(monkeypatch):
 
 def test_v1_needs_an_entry_until_its_request_has_computed_past_it():
     requests = {
-        "r1": SimpleNamespace(mm_features=[feature("a", 0, 10), feature("b", 10, 10)], num_computed_tokens=10),
+        "r1": SimpleNamespace(mm_features=wanted("a", "b"), num_computed_tokens=10),
         "r2": SimpleNamespace(mm_features=None, num_computed_tokens=0),
     }
     answer = ask(worker_with(dict.fromkeys("abc"), requests=requests), "encoder_cache")
@@ -162,7 +158,7 @@ def test_v1_needs_an_entry_until_its_request_has_computed_past_it():
 
 def test_v2_needs_an_entry_until_its_request_has_computed_past_it():
     cache = EmptyIsFalsy(dict.fromkeys("abc"))
-    cache.mm_features = {"r1": [feature("a", 0, 10), feature("b", 10, 10)], "r2": [feature("c")]}
+    cache.mm_features = {"r1": wanted("a", "b"), "r2": wanted("c")}
     states = SimpleNamespace(req_id_to_index={"r1": 1}, num_computed_prefill_tokens=[0, 10])
     answer = ask(worker_with(cache, requests=None, req_states=states), "encoder_cache")
     assert {row["mm_hash"]: row["referenced"] for row in answer["entries"]} == {"a": False, "b": True, "c": True}
@@ -184,7 +180,7 @@ def test_an_entry_that_leaves_during_the_call_is_still_listed(monkeypatch):
         del of.model_runner.encoder_cache["leaves"]
         return entries
 
-    monkeypatch.setattr(reading, "read_entries", read_then_lose)
+    monkeypatch.setattr(encoder_cache, "read_entries", read_then_lose)
     for sort in ("age", "bytes"):
         worker.model_runner.encoder_cache["leaves"] = FakeTensor(5, 5)
         answer = ask(worker, "encoder_cache", f'{{"sort": "{sort}"}}')

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker
+from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, raising
 
 
 def noted(answer):
@@ -68,11 +68,7 @@ def test_a_negative_figure_is_shown_as_zero_and_named(torch_device):
     ],
 )
 def test_a_function_that_raises_costs_only_its_own_values(function, nulls, torch_device, monkeypatch):
-
-    def fail(*_: object) -> object:
-        raise RuntimeError("driver says no")
-
-    monkeypatch.setattr(type(torch_device("npu")), function, fail, raising=False)
+    monkeypatch.setattr(type(torch_device("npu")), function, raising(RuntimeError("driver says no")), raising=False)
     answer = ask(fake_worker(), "memory")
     assert answer["notes"] == [{"name": name, "reason": "RuntimeError: driver says no"} for name in nulls]
     assert answer["weights_bytes"] == 12_345
@@ -165,7 +161,7 @@ def test_an_older_ascend_worker_kept_only_the_free_bytes(torch_device):
 
 
 def test_a_cpu_workers_memory_is_its_process(monkeypatch):
-    monkeypatch.setattr("highwater_worker.memory.kv_cache.resident_bytes", lambda _pointer, nbytes: nbytes // 4)
+    monkeypatch.setattr("highwater_worker.memory.storages.resident_bytes", lambda _pointer, nbytes: nbytes // 4)
     runner = fake_runner("cpu", get_model=lambda: FakeModel(device="cpu"))
     answer = ask(fake_worker("cpu", None, model_runner=runner), "memory")
     assert answer["used_bytes"] == answer["host_memory"]["rss_bytes"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 
 import pytest
 
 from highwater_worker.state import state_of
-from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
+from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, raising, refusal
 
 ON = {"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": 50_000}
 OFF = {"enabled": None}
@@ -85,9 +84,7 @@ def test_no_other_thread_turns_it_off(module, clock):
     worker = steps(fake_worker())
     asked(worker, minutes=1)
     clock(61)
-    other = threading.Thread(target=lambda: (worker.execute_model(), state_of(worker).history.end_if_due()))
-    other.start()
-    other.join()
+    in_a_thread(lambda: (worker.execute_model(), state_of(worker).history.end_if_due()))
     assert module.history == [ON]
     worker.execute_model()
     assert module.history == [ON, OFF]
@@ -126,17 +123,6 @@ def test_torchs_own_trouble_fails_no_step(module, clock):
     asked(worker, minutes=1)
     clock(61)
 
-    def fail(**_):
-        raise RuntimeError("driver")
-
-    module.memory._record_memory_history = fail
+    module.memory._record_memory_history = raising(RuntimeError("driver"))
     assert worker.execute_model() == "output"
     assert not state_of(worker).history.is_on
-
-
-@pytest.mark.parametrize("payload", [{"minutes": 61}, {"minutes": -1}, {"entries": 0}, {"entries": 10**9}])
-def test_it_is_bounded(module, payload):
-    assert json.loads(fake_worker().highwater_rpc("record_stacks", json.dumps(payload)))["error"]["code"] == (
-        "bad_payload"
-    )
-    assert module.history == []

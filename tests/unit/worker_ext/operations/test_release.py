@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-import threading
 
 import pytest
 
-from tests.unit.worker_ext.fakes import ask, fake_worker
+from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, raising
 
 
 class FakeLibrary:
@@ -40,11 +39,7 @@ def test_a_loss_is_told_as_a_loss(torch_device, monkeypatch):
 
 
 def test_an_unknown_gain_is_null(torch_device, monkeypatch):
-
-    def fail(*_: object) -> object:
-        raise RuntimeError("driver says no")
-
-    monkeypatch.setattr(type(torch_device("npu")), "mem_get_info", fail)
+    monkeypatch.setattr(type(torch_device("npu")), "mem_get_info", raising(RuntimeError("driver says no")))
     answer = ask(fake_worker(), "release")
     assert answer["freed_bytes"] is None
     assert [note["name"] for note in answer["notes"]] == ["free_bytes"]
@@ -53,11 +48,8 @@ def test_an_unknown_gain_is_null(torch_device, monkeypatch):
 def test_an_npu_is_left_alone_off_the_main_thread(torch_device):
     """Its workspace's allocator has no lock, and a step may be running."""
     module = torch_device("npu")
-    worker, answers = fake_worker(), []
-    thread = threading.Thread(target=lambda: answers.append(json.loads(worker.highwater_rpc("release"))))
-    thread.start()
-    thread.join()
-    assert answers[0]["error"]["code"] == "failed"
+    answer = in_a_thread(lambda: json.loads(fake_worker().highwater_rpc("release")))
+    assert answer["error"]["code"] == "failed"
     assert ("empty_cache", None) not in module.calls
 
 
@@ -111,10 +103,7 @@ def test_a_torch_that_cannot_give_pinned_memory_back_is_no_error(kind, torch_dev
 
 
 def test_pinned_memory_that_does_not_go_back_is_noted(torch_device):
-    def fail() -> None:
-        raise RuntimeError("driver says no")
-
-    torch_device("npu").host_empty_cache = fail
+    torch_device("npu").host_empty_cache = raising(RuntimeError("driver says no"))
     answer = ask(fake_worker(), "release")
     assert answer["freed_bytes"] == 250
     assert answer["notes"] == [{"name": "freed_pinned_bytes", "reason": "RuntimeError: driver says no"}]

@@ -7,15 +7,11 @@ import json
 import os
 import pickle
 import stat
-import threading
 from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.errors import BadPayloadError
-from highwater_worker.operations import OPERATIONS
-from highwater_worker.operations.operation import parse_payload
-from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
+from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, raising, refusal
 
 NAME = "20261121T161500123Z"
 FILE = f"highwater-snapshot-{NAME}-2-3-{os.getpid()}.pickle"
@@ -139,24 +135,15 @@ def test_only_its_owner_and_whose_group_shares_the_folder_may_read_it(module, ta
 def test_a_group_that_the_engine_is_not_in_gets_nothing(module, take, tmp_path, monkeypatch):
     """The folder's group may not be given to the file then, and the file's own is nobody's business."""
 
-    def fail(*_: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
     tmp_path.chmod(0o1777)
-    monkeypatch.setattr(os, "fchown", fail)
+    monkeypatch.setattr(os, "fchown", raising(PermissionError(errno.EPERM, "Operation not permitted")))
     assert take(fake_worker())["ok"]
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
-def test_what_a_dead_process_left_is_replaced(module, take, tmp_path):
-    (tmp_path / f".{FILE}.tmp").write_text("half")
-    assert take(fake_worker())["ok"]
-    assert os.listdir(tmp_path) == [FILE]
-
-
 def test_of_a_long_history_the_newest_is_written(module, take, tmp_path, monkeypatch):
     """All of it could be gigabytes, while the engine stands still."""
-    monkeypatch.setattr("highwater_worker.operations.writing._MAX_TRACE_ENTRIES", 3)
+    monkeypatch.setattr("highwater_worker.operations.memory._MAX_TRACE_ENTRIES", 3)
     module.snapshot = taken(entries=5)
     for number, entry in enumerate(module.snapshot["device_traces"][1]):
         entry["addr"] = number
@@ -174,26 +161,10 @@ def test_an_unknown_rank_is_not_guessed(module, take, tmp_path):
 
 
 def test_a_write_that_fails_leaves_nothing(module, take, tmp_path, monkeypatch):
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("pathlib.Path.rename", fail)
+    monkeypatch.setattr("pathlib.Path.rename", raising(OSError(errno.ENOSPC, "No space left on device")))
     answer = take(fake_worker())
     assert answer["error"] == {"code": "failed", "message": "OSError: [Errno 28] No space left on device"}
     assert os.listdir(tmp_path) == []
-
-
-def test_a_link_is_not_written_through(module, take, tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    (tmp_path / f".{FILE}.tmp").symlink_to(victim)
-    assert take(fake_worker())["ok"]
-    assert victim.read_text() == "precious"
-    (tmp_path / FILE).unlink()
-    (tmp_path / FILE).symlink_to(victim)
-    assert take(fake_worker())["ok"]
-    assert (victim.read_text(), (tmp_path / FILE).is_symlink()) == ("precious", False)
 
 
 def test_other_devices_have_none(torch_device, take, tmp_path):
@@ -235,29 +206,9 @@ def test_what_torch_raises_is_an_answer(module, take, monkeypatch):
 
 
 def test_it_is_refused_off_the_main_thread(module):
-    reasons: list[str] = []
-    thread = threading.Thread(target=lambda: reasons.append(refusal(fake_worker(), "snapshot", '{"dry_run": true}')))
-    thread.start()
-    thread.join()
-    assert reasons == ["this is not the worker's main thread, on which its steps run: one may be running now"]
+    reason = in_a_thread(lambda: refusal(fake_worker(), "snapshot", '{"dry_run": true}'))
+    assert reason == "this is not the worker's main thread, on which its steps run: one may be running now"
     assert module.calls == []
-
-
-@pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        ({"directory": "a"}, "payload key 'directory' is 'a'; it must be an absolute path, or null"),
-        ({"name": "../x"}, "payload key 'name' is '../x'; it must be 1 to 64 letters, digits and underscores, or null"),
-        ({"name": ""}, "payload key 'name' is ''; it must be 1 to 64 letters, digits and underscores, or null"),
-        ({"dry_run": 1}, "payload key 'dry_run' is 1; it must be true or false"),
-        ({"dry_run": None}, "payload key 'dry_run' is None; it must be true or false"),
-    ],
-)
-def test_wrong_arguments_are_named(payload, message):
-    """Key, value, and what would be right."""
-    with pytest.raises(BadPayloadError) as caught:
-        parse_payload(json.dumps(payload), OPERATIONS["snapshot"].fields)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("given", "missing"), [({}, "directory"), ({"directory": "/a"}, "name")])

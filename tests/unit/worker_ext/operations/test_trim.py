@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -13,18 +12,24 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices.family import HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
-from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker, refusal
-
-HOST = HostMemory(
-    rss_bytes=1, cgroup_used_bytes=0, cgroup_limit_bytes=None, node_total_bytes=1 << 40, node_available_bytes=1 << 30
+from tests.unit.worker_ext.fakes import (
+    HOST,
+    FakeStorage,
+    FakeTensor,
+    ask,
+    fake_runner,
+    fake_worker,
+    in_a_thread,
+    raising,
+    refusal,
+    wanted,
 )
 
 
 @pytest.fixture(autouse=True)
 def npu(torch_device, monkeypatch):
-    monkeypatch.setattr("highwater_worker.spill.plan.read_host", lambda _notes: HOST)
+    monkeypatch.setattr("highwater_worker.encoder_cache.mover.read_host", lambda _notes: HOST)
     return torch_device("npu")
 
 
@@ -60,12 +65,7 @@ def kept(answer):
 
 
 def request(*names, computed=0):
-    """A running request with these images of ten tokens each, one after the other."""
-    features = [
-        SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=10 * place, length=10))
-        for place, name in enumerate(names)
-    ]
-    return {"r": SimpleNamespace(mm_features=features, num_computed_tokens=computed)}
+    return {"r": SimpleNamespace(mm_features=wanted(*names), num_computed_tokens=computed)}
 
 
 def test_everything_that_nobody_needs_goes(npu):
@@ -314,11 +314,7 @@ def test_a_copy_that_fails_leaves_its_batch_whole(npu):
 
 
 def test_a_device_that_cannot_be_waited_for_keeps_everything(npu, monkeypatch):
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("device says no")
-
-    monkeypatch.setattr(npu, "synchronize", fail, raising=False)
+    monkeypatch.setattr(npu, "synchronize", raising(RuntimeError("device says no")), raising=False)
     worker = worker_with(tensors())
     assert (trim(worker)["spilled_entries"], spilled(worker)) == (0, [])
 
@@ -340,13 +336,9 @@ def test_an_access_without_room_gets_the_allocators_blocks_and_a_second_try(npu)
 
 
 def test_the_first_failure_is_what_the_engine_sees(npu, monkeypatch):
-
-    def fail() -> None:
-        raise OSError("driver says no")
-
     worker = worker_with(tensors())
     trim(worker)
-    monkeypatch.setattr(npu, "empty_cache", fail, raising=False)
+    monkeypatch.setattr(npu, "empty_cache", raising(OSError("driver says no")), raising=False)
     npu.copy_errors = [RuntimeError("out of memory")] * 9
     with pytest.raises(RuntimeError, match="out of memory"):
         worker.model_runner.encoder_cache["a"]
@@ -401,7 +393,7 @@ def test_an_entry_keeps_its_age_wherever_it_lies(monkeypatch):
         worker.model_runner.encoder_cache.get("a")
     later = time.monotonic() + 30
     clock = SimpleNamespace(monotonic=lambda: later, perf_counter=time.perf_counter)
-    monkeypatch.setattr("highwater_worker.recorder.encoder_index.time", clock)
+    monkeypatch.setattr("highwater_worker.encoder_cache.index.time", clock)
     rows = ask(worker, "encoder_cache")["entries"]
     assert all(row["age_seconds"] >= 29 for row in rows)
     assert all(0 <= row["idle_seconds"] < 5 for row in rows)
@@ -490,24 +482,10 @@ def test_rays_second_executor_is_not_refused(module):
 @pytest.mark.parametrize("op", ["trim", "restore"])
 def test_another_thread_is_refused(op):
     """A step may be running on the main one."""
-    worker, answers = worker_with(tensors()), []
-    trim(worker, keep_bytes=300)
-    thread = threading.Thread(target=lambda: answers.append(refusal(worker, op)))
-    thread.start()
-    thread.join()
-    assert "main thread" in answers[0]
-    assert spilled(worker) == ["a"]
-
-
-@pytest.mark.parametrize("op", ["trim", "restore"])
-def test_a_sleeping_engine_is_refused(op):
-    """Its memory may be somebody else's by now."""
     worker = worker_with(tensors())
-    trim(worker, free_bytes=100)
-    worker._sleep_mode_backend = SimpleNamespace(_state="SUSPENDED")
-    assert "the engine sleeps" in refusal(worker, op)
-    worker._sleep_mode_backend._state = "RUNNING"
-    ask(worker, op)
+    trim(worker, keep_bytes=300)
+    assert "main thread" in in_a_thread(lambda: refusal(worker, op))
+    assert spilled(worker) == ["a"]
 
 
 def test_an_engine_that_forbids_waits_is_refused(monkeypatch):

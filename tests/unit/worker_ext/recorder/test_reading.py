@@ -9,19 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices import device_of
-from highwater_worker.devices.family import HostMemory, read_host
+from highwater_worker.devices import device_of, read_host
+from highwater_worker.encoder_cache import index as encoder_index
+from highwater_worker.encoder_cache.index import EncoderIndex
 from highwater_worker.errors import Notes, UnreadableError
-from highwater_worker.recorder import encoder_index
-from highwater_worker.recorder.encoder_index import EncoderIndex
 from highwater_worker.recorder.reading import Depth, MemoryReader
 from highwater_worker.state import state_of
 from highwater_worker.wire import ROW
-from tests.unit.worker_ext.fakes import HEAD, FakeModel, FakeStorage, FakeTensor, ask, fake_runner, fake_worker
-
-HOST = HostMemory(
-    rss_bytes=1, cgroup_used_bytes=0, cgroup_limit_bytes=None, node_total_bytes=1 << 40, node_available_bytes=1 << 30
-)
+from tests.unit.worker_ext.fakes import HEAD, HOST, FakeModel, FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 
 
 class Bench:
@@ -71,20 +66,6 @@ def test_pinned_host_memory_is_sampled(torch_device):
     assert ask(bench.worker, "memory")["host_memory"]["pinned_bytes"] == 4096
 
 
-@pytest.mark.parametrize("state", ["SUSPENDED", "RESUMING"])
-def test_a_device_that_was_taken_away_is_not_asked(state, torch_device):
-    """A call to its driver would wait for the engine to resume, on the thread that resumes it."""
-    module = torch_device("cuda")
-    bench = Bench("cuda")
-    bench.worker._sleep_mode_backend = SimpleNamespace(_state=state)
-    sample = bench.memory(in_full=True)
-    assert (sample["total_bytes"], sample["free_bytes"], sample["used_bytes"]) == (None, None, None)
-    assert sample["torch"]["allocated_bytes"] == 600, "torch's own counters ask no driver"
-    assert ({name for name, _ in module.calls}, module.looks) == ({"memory_stats"}, 0)
-    bench.worker._sleep_mode_backend._state = "RUNNING"
-    assert (bench.memory()["free_bytes"], module.looks) == (1_000, 1)
-
-
 def test_sleep_modes_allocator_is_asked_as_any_other(torch_device):
     """On the engine's own thread nobody else can hold its lock."""
     module = torch_device("npu")
@@ -96,7 +77,7 @@ def test_sleep_modes_allocator_is_asked_as_any_other(torch_device):
 
 def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
     reads = []
-    monkeypatch.setattr("highwater_worker.memory.kv_cache.kv_cache_storages", lambda *args: reads.append(args) or [])
+    monkeypatch.setattr("highwater_worker.memory.storages.kv_cache_storages", lambda *args: reads.append(args) or [])
     for n in range(150):
         bench.now = 100.0 + n / 10
         bench.memory()
@@ -116,7 +97,7 @@ def test_a_sleep_shows_in_the_next_whole_sample(bench):
 
 def test_what_cannot_be_read_is_noted_where_everything_was_read(bench, monkeypatch):
     monkeypatch.setattr(
-        "highwater_worker.memory.kv_cache.kv_cache_storages", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
+        "highwater_worker.memory.storages.kv_cache_storages", lambda *_: (_ for _ in ()).throw(RuntimeError("no"))
     )
     bench.memory(in_full=True)
     noted = {"name": "kv_cache_bytes", "reason": "RuntimeError: no"}

@@ -17,15 +17,23 @@ from types import SimpleNamespace
 import pytest
 
 import highwater_worker
-from highwater_worker.errors import BadPayloadError, Notes
+from highwater_worker.errors import Notes
 from highwater_worker.kernel.proc import file_system_of, is_in_memory
-from highwater_worker.operations import OPERATIONS
-from highwater_worker.operations.operation import Operation, parse_payload
-from highwater_worker.recorder.begin import end_recorder, running_recorder
+from highwater_worker.operations import OPERATIONS, Operation
+from highwater_worker.recorder import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
 from highwater_worker.recorder.stacks import Watchdog
 from highwater_worker.wire import EXTENSION_VERSION, Layout, Options, make_ring
-from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, refusal
+from tests.unit.worker_ext.fakes import (
+    FakeModel,
+    FakeTensor,
+    ask,
+    fake_runner,
+    fake_worker,
+    in_a_thread,
+    raising,
+    refusal,
+)
 from tests.unit.worker_ext.ring_bytes import file_bytes, heartbeat, parse, records, table, watchdog
 
 INSTANCE = "00112233445566ff"
@@ -48,7 +56,7 @@ def start(worker, tmp_path, monkeypatch):
     """`start(**arguments)` asks for a recorder, and returns the whole answer."""
 
     # Then the test's own thread writes, and what it has done can be read at once.
-    monkeypatch.setattr("highwater_worker.recorder.begin.is_in_memory", lambda _: True)
+    monkeypatch.setattr("highwater_worker.recorder.is_in_memory", lambda _: True)
 
     def start(**arguments: object) -> dict[str, object]:
         given = {"directory": str(tmp_path), "instance": INSTANCE} | arguments
@@ -143,7 +151,7 @@ def test_a_stop_is_for_the_recorder_that_it_names(worker, start, tmp_path):
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "autofs", "lustre"])
 def test_a_folder_on_another_machine_is_refused(worker, tmp_path, monkeypatch, kind):
     """The engine would wait for a server that is gone; nothing there is touched."""
-    monkeypatch.setattr("highwater_worker.recorder.begin.file_system_of", lambda _: kind)
+    monkeypatch.setattr("highwater_worker.recorder.file_system_of", lambda _: kind)
     folder = tmp_path / "not" / "made"
     message = refusal(worker, "recorder_start", json.dumps({"directory": str(folder), "instance": INSTANCE}))
     assert f"lies on {kind}" in message
@@ -162,10 +170,7 @@ def test_a_start_that_fails_leaves_the_old_one_and_no_trace(worker, start, tmp_p
     start()
     recorder = running_recorder(worker)
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raising(OSError(errno.ENOSPC, "No space left on device")))
     (tmp_path / NAME).unlink()
     answer = start(rate=100, seconds=3600)
     assert answer["error"]["code"] == "failed"
@@ -177,10 +182,7 @@ def test_a_start_that_fails_leaves_the_old_one_and_no_trace(worker, start, tmp_p
 def test_a_thread_that_cannot_start_leaves_no_trace(worker, start, tmp_path, monkeypatch):
     method = worker.execute_model
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fail)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
     assert start()["error"]["message"] == "RuntimeError: can't start new thread"
     assert (os.listdir(tmp_path), worker.execute_model) == ([], method)
 
@@ -222,7 +224,6 @@ def test_the_engines_own_hook_ends_the_recorder(worker, start, tmp_path):
 
 
 def test_the_engines_own_hook_never_raises(worker, monkeypatch):
-
     def fail(_: object) -> None:
         raise RuntimeError("no")
 
@@ -232,7 +233,7 @@ def test_the_engines_own_hook_never_raises(worker, monkeypatch):
 
 def test_a_thread_that_is_held_is_not_waited_for(worker, tmp_path, monkeypatch):
     """The engine stands still meanwhile: a second at most."""
-    monkeypatch.setattr("highwater_worker.writer._STOP_SECONDS", 0.0)
+    monkeypatch.setattr("highwater_worker.wire._STOP_SECONDS", 0.0)
     let_go = threading.Event()
     options = Options(tmp_path, INSTANCE, 10.0, 10.0)
     ring = make_ring(options.path(1), b"{}", Layout.of(5, 0))
@@ -298,34 +299,6 @@ def test_our_thread_never_holds_the_worker(torch_device, tmp_path):
     recorder._worker = lambda: held.append(1)
     recorder.run()
     assert held == []
-
-
-@pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        ({}, "payload key 'directory' is missing; it must be an absolute path"),
-        (
-            {"directory": "/a"},
-            "payload key 'instance' is missing; it must be 16 hexadecimal digits, in small letters",
-        ),
-        ({"directory": "a"}, "payload key 'directory' is 'a'; it must be an absolute path"),
-        ({"directory": "/a\0"}, r"payload key 'directory' is '/a\x00'; it must be an absolute path"),
-        ({"directory": None}, "payload key 'directory' is None; it must be an absolute path"),
-        (
-            {"instance": "../../../etc/cron"},
-            "payload key 'instance' is '../../../etc/cron'; it must be 16 hexadecimal digits, in small letters",
-        ),
-        ({"rate": 0.5}, "payload key 'rate' is 0.5; it must be a number from 1 to 100"),
-        ({"rate": True}, "payload key 'rate' is True; it must be a number from 1 to 100"),
-        ({"rate": float("nan")}, "payload key 'rate' is nan; it must be a number from 1 to 100"),
-        ({"seconds": 3601}, "payload key 'seconds' is 3601; it must be a number from 10 to 3600"),
-    ],
-)
-def test_wrong_arguments_are_named(payload, message):
-    """Key, value, and what would be right."""
-    with pytest.raises(BadPayloadError) as caught:
-        parse_payload(json.dumps(payload), OPERATIONS["recorder_start"].fields)
-    assert str(caught.value) == message
 
 
 # --- samples, on a clock that the test moves ---
@@ -431,9 +404,7 @@ def test_nothing_is_sampled_off_the_main_thread(worker, tmp_path):
         recorder.start(notes)
         recorder.stop()
 
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
+    in_a_thread(elsewhere)
     assert records(path) == []
     assert "samples" in [note["name"] for note in notes.as_list()]
 
@@ -472,10 +443,7 @@ def test_a_step_never_fails_for_a_sample(worker, tmp_path, broken):
 def test_who_ends_the_process_is_not_held_up(worker, tmp_path):
     recorder, _ = recorder_on(Time(), worker, tmp_path)
 
-    def ends(*_: object, **__: object) -> None:
-        raise SystemExit(3)
-
-    recorder._reader.read = ends
+    recorder._reader.read = raising(SystemExit(3))
     with pytest.raises(SystemExit):
         worker.execute_model(plan())
 
@@ -625,9 +593,7 @@ def test_what_lasts_for_a_second_shows_where_it_is(worker, tmp_path, what):
     recorder.steps.attach(worker, Notes())
     output = worker.execute_model(plan())
     if what == "output":
-        thread = threading.Thread(target=output.get_output)
-        thread.start()
-        thread.join()
+        in_a_thread(output.get_output)
     elif what == "operation":
         with recorder.operation("release"):
             last_long()
@@ -643,18 +609,13 @@ def test_what_lasts_for_a_second_shows_where_it_is(worker, tmp_path, what):
 def test_our_thread_touches_neither_torch_nor_the_collector(torch_device, tmp_path, monkeypatch):
     module = torch_device("npu")
 
-    def forbidden(*_: object) -> None:
-        raise AssertionError("not from our thread")
-
     worker, time = fake_worker(execute_model=lambda plan: plan), Time(waits=30)
     recorder, path = recorder_on(time, worker, tmp_path)
     for owner, name in ((gc, "disable"), (gc, "enable"), (gc, "collect"), (sys, "_current_frames")):
-        monkeypatch.setattr(owner, name, forbidden)
+        monkeypatch.setattr(owner, name, raising(AssertionError("not from our thread")))
     with recorder.operation("release"):
         module.calls.clear()
-        thread = threading.Thread(target=recorder.run)
-        thread.start()
-        thread.join()
+        in_a_thread(recorder.run)
         assert heartbeat(path)["moving"]["rpc"] == "release"
         assert module.calls == []
     assert time.left == 0
@@ -693,7 +654,7 @@ import json, multiprocessing, os, sys
 from types import SimpleNamespace
 sys.path.insert(0, sys.argv[2])
 from highwater_worker import MemoryExtension
-from highwater_worker.recorder.begin import running_recorder
+from highwater_worker.recorder import running_recorder
 
 class Worker(MemoryExtension):
     device = SimpleNamespace(type="cpu", index=None)

@@ -12,7 +12,7 @@ import pytest
 from highwater_worker.errors import Notes
 from highwater_worker.recorder.steps import Progress, Steps
 from tests.fakes.clock import FakeClock
-from tests.unit.worker_ext.fakes import fake_worker
+from tests.unit.worker_ext.fakes import fake_worker, raising
 
 
 class Worker:
@@ -70,11 +70,7 @@ def test_a_step_is_counted_at_both_its_ends(clock, worker, steps):
 
 
 def test_an_exception_passes_and_ends_the_step(worker, steps):
-
-    def fail() -> None:
-        raise SystemExit(3)
-
-    worker.during = fail
+    worker.during = raising(SystemExit(3))
     with pytest.raises(SystemExit):
         worker.execute_model("plan")
     assert (steps.progress().begun, steps.progress().ended, steps.progress().since) == (1, 1, None)
@@ -84,10 +80,7 @@ def test_a_step_that_raised_is_remembered_until_one_succeeds(worker, steps):
     """An engine ends of it; a worker that is told to end within a step has not failed."""
 
     def fail(error: type[BaseException]) -> None:
-        def during() -> None:
-            raise error
-
-        worker.during = during
+        worker.during = raising(error)
         with pytest.raises(error):
             worker.execute_model("plan")
 
@@ -219,7 +212,6 @@ def test_what_changes_memory_outside_of_steps_must_be_looked_at(worker, looks):
 
 
 def test_in_the_middle_of_a_step_memory_is_not_looked_at(worker, looks):
-
     def within() -> None:
         worker.during = lambda: None
         worker.reset_encoder_cache()
@@ -231,10 +223,7 @@ def test_in_the_middle_of_a_step_memory_is_not_looked_at(worker, looks):
 
 
 def test_after_a_step_that_raised_memory_is_not_looked_at(worker, looks):
-    def fail() -> None:
-        raise RuntimeError("no")
-
-    worker.during = fail
+    worker.during = raising(RuntimeError("no"))
     with pytest.raises(RuntimeError):
         worker.execute_model(plan(1))
     assert looks == []
@@ -297,12 +286,8 @@ def test_a_wait_within_a_wait_leaves_the_outer_one_seen(clock, worker, steps):
 
 
 def test_an_exception_passes_through_a_wait(worker, steps):
-
-    def fail() -> None:
-        raise ValueError("the device says no")
-
     with pytest.raises(ValueError, match="the device says no"):
-        worker.sample_tokens(Output(fail)).get_output()
+        worker.sample_tokens(Output(raising(ValueError("the device says no")))).get_output()
     assert steps.outputs.oldest() is None
 
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from highwater_worker.devices import Device
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import Device, HostMemory
+from highwater_worker.encoder_cache.groups import Groups, Movability
+from highwater_worker.encoder_cache.mover import HostCopies, RestoreReserve, read_host_budget
+from highwater_worker.encoder_cache.spilling import refuse_trim, restorer_of
 from highwater_worker.encoder_cache.spilling_dict import Entry, read_entry, spilling_cache
-from highwater_worker.engine_view import encoder_budget, find_encoder_cache, look_up
-from highwater_worker.errors import printable
-from highwater_worker.spill.mover import HostCopies
-from highwater_worker.spill.plan import Groups, Movability
-from highwater_worker.spill.spilling import trimmable_bytes
+from highwater_worker.engine_view import encoder_budget, find_encoder_cache, look_up, needed_hashes
+from highwater_worker.errors import Notes, printable
 from highwater_worker.state import state_of
 from highwater_worker.wire import MAX_ROWS, ROW
 
@@ -83,13 +82,7 @@ class EncoderIndex:
             if self._read(worker, now, change, None if in_full else started + _SLICE_SECONDS):
                 self.trimmable_bytes = None
                 with suppress(Exception):  # a trim would be refused, mostly, and a trim says why; this figure is lost
-                    self.trimmable_bytes = trimmable_bytes(
-                        worker,
-                        self._device,
-                        self._groups,
-                        lambda key: row.movability.storages if (row := self._rows.get(key)) else (),
-                        host,
-                    )
+                    self.trimmable_bytes = self._trimmable(worker, host)
         except BaseException:
             self._forget(now)
             raise
@@ -161,6 +154,28 @@ class EncoderIndex:
         self._oldest_seen_at = next((row.seen_at for row in self._rows.values()), None)
         self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
         return True
+
+    def _trimmable(self, worker: object, host: HostMemory) -> int:
+        """Return what the device would gain by a `trim` without a target now, less what would be kept for the way back.
+
+        Nothing is moved. `trim` decides for itself: the needs of running requests, and the room on the host, may be
+        different a moment later. Raises RefusedError where a trim would be refused, or may be.
+        """
+        if self._figures is None:  # there is no cache
+            return 0
+        refuse_trim(worker)
+        cache = spilling_cache(worker)
+        restorer = None if cache is None else restorer_of(cache)
+        reserve = RestoreReserve(self._device) if restorer is None else restorer.reserve
+        allowed = None if restorer is None else restorer.host_budget_bytes
+        budget = read_host_budget(worker, allowed, self._groups.spilled_bytes, Notes(), host).left
+        # Where a runner does not show what is needed, a trim holds nothing back.
+        needed = (self._rows[key] for key in needed_hashes(worker) or () if key in self._rows)
+        movable, fitting = self._groups.without((one for row in needed for one in row.movability.storages), budget)
+        # As `trim` has it: where all that could go is what would be kept, nothing goes.
+        if movable.nbytes <= reserve.growth(movable.largest):
+            return 0
+        return max(0, fitting.nbytes - reserve.growth(fitting.largest))
 
     def _put(self, key: Any, value: object, entry: Entry, now: float) -> None:  # noqa: ANN401 - a dict's
         before = self._rows.get(key)

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker, refusal
+from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker, raising, refusal
 
 MOVES = [("trim", {}), ("restore", {}), ("snapshot", {"dry_run": True})]
 
@@ -106,9 +106,7 @@ def test_a_release_gives_back_what_a_sleep_left_and_collects_nothing(npu, monkey
 
 
 def test_a_wake_up_that_fails_wakes_nothing():
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("no memory")
-
+    fail = raising(RuntimeError("no memory"))
     worker = sleeper(sleep=fail, wake_up=fail)
     asleep(worker)
     for call in (worker.sleep, worker.wake_up):

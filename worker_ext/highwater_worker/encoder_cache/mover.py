@@ -1,4 +1,8 @@
-"""Moves encoder outputs between one worker's device and host memory, group by group, and keeps the accounts.
+"""Decides which encoder outputs go to host memory, and moves them: group by group, and keeps the accounts.
+
+Entries that are views of one storage go together or not at all: the device gets a storage back with its last view.
+Ranks that share a model should decide alike, so the decision uses what they have in common: sizes, order, the count of
+accesses. Seconds and the host's memory are each rank's own: a rank that decides otherwise is slower, not wrong.
 
 Whatever goes wrong in the middle, an entry is whole, on one side or the other. The engine waits meanwhile, so a move
 ends between two groups when its time is up, and reports what is left. torch is imported when the first tensor is
@@ -11,14 +15,87 @@ import math
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from highwater_worker.devices import Device
-from highwater_worker.encoder_cache.spilling_dict import Entry, Spilled, SpilledGroup, SpillingDict
-from highwater_worker.errors import Notes, describe
-from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, view_bytes
-from highwater_worker.spill.plan import Group, Movability
+from highwater_worker.devices import Device, HostMemory, read_host
+from highwater_worker.encoder_cache.groups import Groups, Movability
+from highwater_worker.encoder_cache.spilling_dict import Entry, Spilled, SpilledGroup, SpillingDict, read_entry
+from highwater_worker.engine_view import ranks_on_machine
+from highwater_worker.errors import Notes, RefusedError, describe
+from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage_of, view_bytes
+
+
+class HostBudget(NamedTuple):
+    """Bytes of host memory for spilled entries."""
+
+    total: int
+    taken: int  # that lie there already
+
+    @property
+    def left(self) -> int:
+        """The bytes that may still be added; negative where more lie there than is allowed now."""
+        return self.total - self.taken
+
+    def __str__(self) -> str:
+        return f"the host's budget is {self.total} bytes, of which {self.taken} are taken"
+
+
+def read_host_budget(
+    worker: object, given: int | None, taken: int, notes: Notes, host: HostMemory | None = None
+) -> HostBudget:
+    """Return one worker's budget: the caller's, or half of what the host could give if nothing were spilled.
+
+    Never more than the host has left for this worker: the kernel ends a process that takes more, and so the engine. The
+    engine's other workers on the machine get the same call at the same time.
+
+    `taken` are the bytes that this worker has spilled already. `notes` gets the reason where the budget is less than
+    the caller's limit (`given`); without one, and with the host's free memory unknown, this raises RefusedError.
+    """
+    host = host or read_host(notes)
+    if host.free_bytes is None:
+        if given is None:
+            raise RefusedError("what the host's memory has left cannot be read: give host_budget_bytes")
+        return HostBudget(given, taken)
+    share = taken + host.free_bytes // ranks_on_machine(worker, notes)
+    if given is None:
+        return HostBudget(share // 2, taken)
+    if given > share:
+        notes.add("host_budget_bytes", f"{share} instead of {given}: the host has no more left for this worker")
+    return HostBudget(min(given, share), taken)
+
+
+class Target(NamedTuple):
+    """The goal of a trim; at most one of the three is given."""
+
+    free_bytes: int | None = None
+    keep_bytes: int | None = None
+    idle_seconds: float | None = None
+
+    def asked_bytes(self, device_bytes: int) -> int | None:
+        if self.keep_bytes is not None:
+            return max(0, device_bytes - self.keep_bytes)
+        return self.free_bytes
+
+
+@dataclass
+class Group:
+    nbytes: int  # that the device gets back for all of them
+    tensors: dict[Any, Tensor]
+    is_needed: bool = False  # a running request has yet to read one of them
+    last_use: int = 0  # of the most recently used entry
+
+
+class SpillPlan(NamedTuple):
+    groups: list[Group]
+    asked_bytes: int | None
+    kept_as_needed: int | None
+    """Entries that would go, were it not for a running request; None where that is not known."""
+    unspillable: int  # entries that cannot go: not one plain tensor on the device, or views that overlap
+
+
+# --- the moves ---
 
 
 class HostCopies:
@@ -30,7 +107,7 @@ class HostCopies:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._pins = device.family.pins_host_memory
+        self._pins = device.pins_host_memory
         self._plain: type | None = None
         self._strided: object = None
         self._under_way: deque[tuple[Tensor, Any]] = deque()
@@ -159,10 +236,9 @@ class Mover:
 
     def __init__(self, device: Device, notes: Notes, deadline: float = math.inf) -> None:
         self._device = device
-        self.device_type = device.type
         self.notes = notes
         self._deadline = deadline
-        self.copies = HostCopies(device)
+        self._copies = HostCopies(device)
         self.entries = self.device_bytes = self.host_bytes = 0
         """Entries moved, the bytes of the device for them, and those that the host had to give."""
         self.over_budget = 0  # entries that stayed because the host was to give no more
@@ -176,6 +252,37 @@ class Mover:
             "remaining_entries": self.remaining_entries,
             "remaining_bytes": self.remaining_bytes,
         }
+
+    def plan(self, cache: SpillingDict, target: Target, needed: set[str] | None) -> SpillPlan:
+        """Decide which groups go, of what can be copied to the host and back.
+
+        `needed` are the keys that running requests need; None where unknown, and then nothing is held back.
+        """
+        groups = Groups(self._device.type)
+        views: dict[Storage, dict[Any, Tensor]] = {}  # what can be copied, by the storage that goes with it
+        on_device = 0
+        for key, value in dict.items(cache):
+            movability = self._copies.movability(read_entry(cache, key, value))
+            groups.add(movability)
+            on_device += type(value) is not Spilled
+            if movability.can_go and movability.storages:
+                views.setdefault(movability.storages[0], {})[key] = value
+        movable = [Group(one.nbytes, tensors) for one, tensors in views.items() if groups.can_leave(one)]
+        unspillable = on_device - sum(len(group.tensors) for group in movable)
+        asked = target.asked_bytes(groups.device_bytes)
+        if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
+            return SpillPlan([], asked, 0, unspillable)
+        if asked is None and target.idle_seconds:
+            movable = [group for group in movable if min(map(cache.idle_seconds, group.tensors)) >= target.idle_seconds]
+        for group in movable:
+            group.is_needed = any(str(key) in (needed or ()) for key in group.tensors)
+            group.last_use = max(map(cache.last_use, group.tensors))
+        # Stable: groups not used since the cache is watched keep the order in which they were made.
+        movable.sort(key=lambda group: (group.is_needed, group.last_use))
+        if asked is not None:
+            return SpillPlan(movable, asked, 0, unspillable)
+        kept = sum(len(group.tensors) for group in movable if group.is_needed)
+        return SpillPlan([group for group in movable if not group.is_needed], None, kept, unspillable)
 
     def spill(
         self,
@@ -198,7 +305,7 @@ class Mover:
             if self.entries and self._is_late():
                 self._put_off(groups[place:], None if target is None else target + reserved - self.device_bytes)
                 break
-            host_bytes = sum(map(self.copies.host_bytes, group.tensors.values()))
+            host_bytes = sum(map(self._copies.host_bytes, group.tensors.values()))
             if self.host_bytes + host_bytes > budget:
                 self.over_budget += len(group.tensors)  # a smaller one may still fit
                 continue
@@ -206,11 +313,11 @@ class Mover:
             try:
                 if not is_waited_for:
                     # A step that is under way on the device may still read the tensors that are about to go.
-                    self._device.family.synchronize(self._device.index)
+                    self._device.synchronize()
                     is_waited_for = True
                 together = SpilledGroup(group.nbytes)
                 spilled = {
-                    key: self.copies.to_host(tensor, together, self.notes) for key, tensor in group.tensors.items()
+                    key: self._copies.to_host(tensor, together, self.notes) for key, tensor in group.tensors.items()
                 }
             except Exception as error:  # noqa: BLE001 - it costs only this group, which stays; it is noted
                 self.notes.add("spilled_entries", f"no more, because a copy failed: {describe(error)}")

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices import FAMILIES, device_of
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import FAMILIES, HostMemory, device_of
 from highwater_worker.errors import UnreadableError
-from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
+from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, refusal
 
 ACCELERATORS = ("npu", "cuda")
-
-
-def in_a_thread(work):
-    results = []
-    thread = threading.Thread(target=lambda: results.append(work()))
-    thread.start()
-    thread.join()
-    return results[0]
 
 
 def test_the_families_are_these():
@@ -89,7 +79,7 @@ def machine_gives(monkeypatch):
 
     def put(available):
         host = HostMemory(10, None, None, 5_000, available)
-        for module in ("recorder.reading", "operations.relief"):
+        for module in ("recorder.reading", "operations.memory"):
             monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _: host)
 
     return put

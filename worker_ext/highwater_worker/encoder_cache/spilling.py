@@ -11,26 +11,22 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
-from highwater_worker.devices import Device
-from highwater_worker.devices.family import HostMemory, on_main_thread
-from highwater_worker.encoder_cache.sleep import refuse_while_asleep
+from highwater_worker.devices import Device, on_main_thread
+from highwater_worker.encoder_cache.mover import HostCopies, Mover, RestoreReserve, Target, read_host_budget
 from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict, spilling_cache
 from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up, needed_hashes
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.memory.allocator import AllocatorReserve
-from highwater_worker.memory.storages import Storage, Tensor, view_bytes
-from highwater_worker.spill.mover import HostCopies, Mover, RestoreReserve
-from highwater_worker.spill.plan import Groups, Target, make_plan, read_host_budget
-from highwater_worker.state import WorkerState, state_of
+from highwater_worker.memory.storages import Tensor, view_bytes
+from highwater_worker.state import refuse_while_asleep, state_of
 from highwater_worker.wrapping import wrap_method
 
-_NO_TARGET = Target(free_bytes=None, keep_bytes=None, idle_seconds=None)
 # What vllm-ascend keeps encoder outputs in while it moves them to host memory itself. Its runners have all three from
 # 0.27.1rc1 on, and use them where `use_score_encoder_cache` is set (vllm_ascend 0.27.1rc1
 # worker/model_runner_v1.py:589, `__init__`).
@@ -67,7 +63,7 @@ def _references(owner: object, name: str) -> int:
     return sys.getrefcount(getattr(owner, name))
 
 
-def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | None:
+def watch(worker: object, device: Device) -> SpillingDict | None:
     """Return the cache as a `SpillingDict`, None without one. Raises RefusedError where it must stay as it is."""
     if find_encoder_cache(worker) is None:
         return None
@@ -77,6 +73,7 @@ def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | 
         holders = other_holders(owner, name)
         if holders:
             raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
+        state = state_of(worker)
         restorer = Restorer(worker, device, state.allocator_reserve)
         # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
         setattr(owner, name, SpillingDict(getattr(owner, name), restorer, state.ledger))
@@ -135,7 +132,7 @@ def refuse_now(worker: object) -> None:
     """Check what may change between two calls; raises RefusedError where tensors must not be moved now."""
     if not on_main_thread():
         raise RefusedError("this is not the worker's main thread, on which its steps run: one may be running now")
-    refuse_while_asleep(worker, state_of(worker).sleep)
+    refuse_while_asleep(worker)
 
 
 def _reasons_in_the_configuration(worker: object) -> Iterator[str]:
@@ -186,34 +183,6 @@ def _busy_loop_waits() -> bool:
 
 def restorer_of(cache: SpillingDict) -> Restorer:
     return cast("Restorer", cache.restorer)
-
-
-def trimmable_bytes(
-    worker: object, device: Device, groups: Groups, storages_of: Callable[[str], Iterable[Storage]], host: HostMemory
-) -> int:
-    """Return what the device would gain by a `trim` without a target now, less what would be kept for the way back.
-
-    Nothing is moved. `trim` decides for itself: the needs of running requests, and the room on the host, may be
-    different a moment later.
-
-    `storages_of` returns the storages of the entry with a key. Raises RefusedError where a trim would be refused, or it
-    is unknown whether it would, and UnreadableError for a cache of an unknown kind.
-    """
-    if find_encoder_cache(worker) is None:
-        return 0
-    refuse_trim(worker)
-    cache = spilling_cache(worker)
-    reserve, allowed = RestoreReserve(device), None
-    if cache is not None:
-        reserve, allowed = restorer_of(cache).reserve, restorer_of(cache).host_budget_bytes
-    budget = read_host_budget(worker, allowed, groups.spilled_bytes, Notes(), host).left
-    # Where a runner does not show what is needed, a trim holds nothing back.
-    needed = (storage for key in needed_hashes(worker) or () for storage in storages_of(key))
-    movable, fitting = groups.without(needed, budget)
-    # As `trim` has it: where all that could go is what would be kept, nothing goes.
-    if movable.nbytes <= reserve.growth(movable.largest):
-        return 0
-    return max(0, fitting.nbytes - reserve.growth(fitting.largest))
 
 
 # --- the way back ---
@@ -296,16 +265,15 @@ class Restorer:
         self.reserve.drop()
 
     def _empty_cache(self) -> int:
-        family, index = self._device.family, self._device.index
-        family.give_back(index)
+        self._device.give_back()
         # Our own reserve is in use, and so no part of what is left unused.
-        self._allocator_reserve.learn_after_release(self._device, family.allocator(index, Notes()))
+        self._allocator_reserve.learn_after_release(self._device, self._device.allocator(Notes()))
         return 0
 
     def _spill_idle(self, cache: SpillingDict, spilled: Spilled, asked: int | None) -> int | None:
         worker, notes = self._worker(), Notes()
         mover = Mover(self._device, notes)
-        plan = make_plan(cache, _NO_TARGET, mover.copies.can_take, needed_hashes(worker), mover.device_type)
+        plan = mover.plan(cache, Target(), needed_hashes(worker))
         # Entries of the same group that came back are most likely needed by the same request.
         idle = [group for group in plan.groups if all(cache.group(key) is not spilled.group for key in group.tensors)]
         del plan  # it holds the tensors, and the device gets them back with the last reference

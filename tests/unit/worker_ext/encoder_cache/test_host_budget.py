@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import HostMemory
+from highwater_worker.encoder_cache.mover import read_host_budget
 from highwater_worker.errors import Notes, RefusedError
-from highwater_worker.spill.plan import read_host_budget
 
 
 def budget(given=None, *, free=1000, taken=0, notes=None, **parallel):

@@ -13,14 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from highwater_worker.devices.family import HostMemory
+from highwater_worker.devices import HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Spilled
-from tests.unit.worker_ext.fakes import ask, fake_runner, fake_worker, imported_as
+from tests.unit.worker_ext.fakes import HOST, ask, fake_runner, fake_worker, imported_as, raising, wanted
 from tests.unit.worker_ext.full_device import DeviceFullError, DeviceStorage, FullDevice
-
-HOST = HostMemory(
-    rss_bytes=1, cgroup_used_bytes=0, cgroup_limit_bytes=None, node_total_bytes=1 << 40, node_available_bytes=1 << 30
-)
 
 
 class Bench:
@@ -37,7 +33,7 @@ class Bench:
         self.worker = fake_worker(model_runner=fake_runner(encoder_cache={}))
         self._patches = ExitStack()
         self._patches.enter_context(imported_as("torch", self.torch))
-        self._patches.enter_context(mock.patch("highwater_worker.spill.plan.read_host", return_value=host))
+        self._patches.enter_context(mock.patch("highwater_worker.encoder_cache.mover.read_host", return_value=host))
 
     def close(self) -> None:
         self._patches.close()
@@ -57,11 +53,8 @@ class Bench:
 
     def need(self, *names):
         """Have a running request that needs these."""
-        features = [
-            SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=10 * place, length=10))
-            for place, name in enumerate(names)
-        ]
-        self.worker.model_runner.requests = {"r": SimpleNamespace(mm_features=features, num_computed_tokens=0)}
+        request = SimpleNamespace(mm_features=wanted(*names), num_computed_tokens=0)
+        self.worker.model_runner.requests = {"r": request}
 
     def access(self, name):
         """As a step does: look, use, let go."""
@@ -235,10 +228,7 @@ def test_a_reserve_that_finds_no_room_is_noted(bench, monkeypatch):
     bench.encode("a")
     bench.encode("b")
 
-    def full(*_: object, **__: object) -> None:
-        raise DeviceFullError
-
-    monkeypatch.setattr(bench.torch, "empty", full)
+    monkeypatch.setattr(bench.torch, "empty", raising(DeviceFullError))
     answer = ask(bench.worker, "trim")
     assert (answer["spilled_entries"], answer["encoder_cache"]["restore_reserve_bytes"]) == (2, 0)
     assert [note["name"] for note in answer["notes"]] == ["encoder_cache.restore_reserve_bytes"]

@@ -1,4 +1,7 @@
-"""The operations that write files: `recorder_start` and `recorder_stop`, `snapshot` and `record_stacks`.
+"""The operations on a worker's memory as a whole.
+
+`budget` and `memory` read it. `release` frees no tensor: a block goes back once the last view of its storage is gone.
+What the allocator still keeps after that, no release gives back; the worker remembers it.
 
 A recorder's file has the worker's memory and progress, many times a second, and outlives it, whatever ends it. A
 recorder that another caller started goes on.
@@ -11,27 +14,96 @@ it first cannot be avoided.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import stat
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from highwater_worker.devices import device_of
-from highwater_worker.engine_view import identity
+from highwater_worker.devices import Device, device_of, read_host
+from highwater_worker.encoder_cache.spilling import refuse_now
+from highwater_worker.engine_view import identity, refuse_suspended
 from highwater_worker.errors import BadPayloadError, NoSpaceError, Notes
-from highwater_worker.recorder.begin import begin_recorder, running_recorder
-from highwater_worker.spill.spilling import refuse_now
-from highwater_worker.state import state_of
-from highwater_worker.wire import Options, new_file
-from highwater_worker.writer import NOT_ENDED
+from highwater_worker.memory.allocator import AllocatorReserve
+from highwater_worker.memory.engine_budget import read_engine_budget
+from highwater_worker.recorder import begin_recorder, running_recorder
+from highwater_worker.recorder.reading import Depth, MemoryReader
+from highwater_worker.state import asleep_tags, state_of
+from highwater_worker.wire import NOT_ENDED, Options, new_file
 
 _ROOM = 2  # the free space needed, in file sizes: other ranks write theirs beside it
 _MAX_TRACE_ENTRIES = 200_000
 """For each device. With stacks of 40 frames that is about 50 MB; the whole of a long history can be gigabytes."""
 _OWNER_ONLY, _WITH_GROUP = 0o600, 0o640
+
+
+def budget(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    """Return the engine's memory budget and the phases of its start: constant once the engine has started."""
+    start = state_of(worker).start
+    return {"engine_budget": read_engine_budget(worker, start), "start": [] if start is None else start.phases}
+
+
+def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    reader = MemoryReader()
+    return {**reader.read(worker, Depth.ANSWER, time.monotonic()), "notes": reader.notes}
+
+
+def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
+    """Collect garbage, then return the allocator's unused blocks to the device.
+
+    While pools sleep nothing is collected, as garbage may lie in one that is unmapped. The rest is what vLLM itself
+    does at a sleep's end (vllm 0.32.0 device_allocator/cumem.py:298), and vllm-ascend does not (0.18 to 0.23, issue
+    9563): an operator's workspace stays then.
+    """
+    notes = Notes()
+    refuse_suspended(worker)
+    is_asleep = bool(asleep_tags(worker))
+    device = device_of(worker)
+    before = _figures(device, notes)
+    collected = 0 if is_asleep else gc.collect()
+    mechanism = device.give_back()
+    # After the device's: copies to the host that are done by now let go of their pinned blocks.
+    notes.attempt("freed_pinned_bytes", device.give_back_pinned)
+    after = _figures(device, Notes(), None if is_asleep else state_of(worker).allocator_reserve)
+    if mechanism == "unsupported":
+        notes.add("mechanism", "the C library offers no way to return free memory to the kernel")
+    # On CPU by the process's own size: the machine's free memory moves with every process.
+    sizes = (after["rss_bytes"], before["rss_bytes"]), (before["free_bytes"], after["free_bytes"])
+    return {
+        "before": before,
+        "after": after,
+        "freed_bytes": _gain(*sizes[not device.is_host_memory]),  # negative where others allocated meanwhile
+        "freed_pinned_bytes": _gain(after["pinned_bytes"], before["pinned_bytes"]),
+        "gc_collected": collected,
+        "mechanism": mechanism,
+        "notes": notes.as_list(),
+    }
+
+
+def _figures(device: Device, notes: Notes, learning: AllocatorReserve | None = None) -> dict[str, int | None]:
+    host = read_host(notes)
+    space = notes.attempt("free_bytes", lambda: device.space(host))
+    torch = device.allocator(notes)
+    if learning is not None:
+        learning.learn_after_release(device, torch)
+    return {
+        "free_bytes": space.free_bytes if space else None,
+        "reserved_bytes": torch.reserved_bytes,
+        "allocated_bytes": torch.allocated_bytes,
+        "rss_bytes": host.rss_bytes,
+        "pinned_bytes": notes.attempt("pinned_bytes", device.pinned_bytes),
+    }
+
+
+def _gain(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
+
+
+# --- the recorder ---
 
 
 def recorder_start(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,11 +148,17 @@ def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
 
 def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     notes = Notes()
-    path = None if arguments["dry_run"] else _path(worker, arguments)
+    path: Path | None = None
+    if not arguments["dry_run"]:
+        if missing := next((key for key in ("directory", "name") if arguments[key] is None), None):
+            raise BadPayloadError(f"payload key {missing!r} is missing; only with dry_run it may be")
+        who = identity(worker)
+        ranks = "-".join("x" if who[key] is None else str(who[key]) for key in ("dp_rank", "rank"))
+        path = Path(arguments["directory"], f"highwater-snapshot-{arguments['name']}-{ranks}-{os.getpid()}.pickle")
     # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.
     refuse_now(worker)
     device = device_of(worker)
-    taken = device.family.snapshot(device.index)
+    taken = device.snapshot()
     traces = taken.get("device_traces") or ()
     total, newest = sum(map(len, traces)), [trace[-_MAX_TRACE_ENTRIES:] for trace in traces]
     if sum(map(len, newest)) < total:
@@ -105,15 +183,6 @@ def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "free_bytes": free,
         "notes": notes.as_list(),
     }
-
-
-def _path(worker: object, arguments: Mapping[str, Any]) -> Path:
-    missing = next((key for key in ("directory", "name") if arguments[key] is None), None)
-    if missing is not None:
-        raise BadPayloadError(f"payload key {missing!r} is missing; only with dry_run it may be")
-    who = identity(worker)
-    ranks = "-".join("x" if who[key] is None else str(who[key]) for key in ("dp_rank", "rank"))
-    return Path(arguments["directory"], f"highwater-snapshot-{arguments['name']}-{ranks}-{os.getpid()}.pickle")
 
 
 def _free_bytes(directory: Path) -> int:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-import threading
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices import device_of
-from highwater_worker.devices.family import HostMemory
-from highwater_worker.recorder.encoder_index import EncoderIndex
-from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
+from highwater_worker.devices import HostMemory, device_of
+from highwater_worker.encoder_cache.index import EncoderIndex
+from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker, in_a_thread
 from tests.unit.worker_ext.operations.test_trim import REFUSED, batch, request, tensors, trim, worker_with
 
 
@@ -23,7 +20,7 @@ def host(available: int = 1 << 30) -> HostMemory:
 
 @pytest.fixture(autouse=True)
 def npu(torch_device, monkeypatch):
-    for module in ("spill.plan", "recorder.reading"):
+    for module in ("encoder_cache.mover", "recorder.reading"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: host())
     return torch_device("npu")
 
@@ -111,7 +108,7 @@ def test_the_budget_of_the_last_trim_holds():
 def test_a_host_that_cannot_be_read_leaves_it_unknown(monkeypatch):
     """A trim would be refused."""
     unknown = HostMemory(None, None, None, None, None)
-    for module in ("spill.plan", "recorder.reading"):
+    for module in ("encoder_cache.mover", "recorder.reading"):
         monkeypatch.setattr(f"highwater_worker.{module}.read_host", lambda _notes: unknown)
     assert ask(worker_with(tensors()), "memory")["trimmable_bytes"] is None
 
@@ -137,11 +134,8 @@ def test_a_sleeping_engine_has_nothing_that_may_be_touched():
 
 def test_another_thread_cannot_tell():
     """Under Ray's first executor; a trim would be refused there."""
-    worker, answers = worker_with(tensors()), []
-    thread = threading.Thread(target=lambda: answers.append(ask(worker, "memory")["trimmable_bytes"]))
-    thread.start()
-    thread.join()
-    assert answers == [None]
+    worker = worker_with(tensors())
+    assert in_a_thread(lambda: ask(worker, "memory"))["trimmable_bytes"] is None
 
 
 def test_who_else_holds_the_cache_is_not_searched_for(monkeypatch):
@@ -212,11 +206,8 @@ def test_answer_sample_and_trim_agree_on_any_cache(seed):
 
 
 def test_it_costs_no_more_where_nothing_came_or_went(monkeypatch):
-    calls = []
-    module = sys.modules["highwater_worker.recorder.encoder_index"]
-    assert isinstance(module, ModuleType)
-    real = module.trimmable_bytes
-    monkeypatch.setattr(module, "trimmable_bytes", lambda *args: calls.append(1) or real(*args))
+    calls, real = [], EncoderIndex._trimmable
+    monkeypatch.setattr(EncoderIndex, "_trimmable", lambda *args: calls.append(1) or real(*args))
     worker = worker_with(tensors())
     index = EncoderIndex(device_of(worker), cost_clock=lambda: 0.0)
     for tick in range(50):
