@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

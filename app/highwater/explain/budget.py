@@ -15,7 +15,7 @@ from highwater.explain.live_engine import available_bytes
 from highwater.model.engine_budget import EngineBudget, StartMemory
 from highwater.model.rank import Device, Launch, Ranked, RankReading, StartPhase
 from highwater.model.units import gib_text
-from kvplan.figure import Grade
+from kvplan import Grade
 from kvplan.generations import ASCEND_RESCALES, SUGGESTION_MARGIN, requested_bytes
 
 Counting: TypeAlias = Literal["parts", "consumed", "cpu", "given", "remainder"]

@@ -9,8 +9,7 @@ from typing import Any, Final
 from highwater.explain.command_line import size_of
 from highwater.model.units import GIB, size_text
 from highwater_worker.plan.cards import CARDS
-from kvplan.errors import PlanError
-from kvplan.figure import Figure
+from kvplan import Figure, PlanError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,7 @@ from highwater.explain.wish import Granted, Images, ImageTokens, Wish, grant, wi
 from highwater.model.engine_budget import EncoderLimits
 from highwater.model.schema import SCHEMA
 from highwater_worker.plan import estimates
-from kvplan.errors import PlanError, short
-from kvplan.figure import GRADES, Figure, Grade, add, estimated, measured
+from kvplan import GRADES, Figure, Grade, PlanError, add, estimated, measured, short
 from kvplan.flags import KINDS, EngineFlags, checked
 from kvplan.generations import ASCEND_TAKES_KV_CACHE_BYTES, generation_of, requested_bytes
 from kvplan.pool import KvPool, deciding_workers, plan_pool

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from highwater.model.engine_budget import EngineBudget, EngineLimits
 from highwater.model.rank import RankReading
-from kvplan.errors import PlanError, short
+from kvplan import PlanError, short
 from kvplan.flags import EngineFlags, Limits, Platform
 from kvplan.specs import (
     AttentionLayer,

@@ -27,8 +27,8 @@ from highwater.process.regular import FileTooLargeError, read_regular
 from highwater.process.worker_package import SHIM_FOLDER, package_folder
 from highwater_worker.plan import estimates
 from highwater_worker.plan.cards import Card
-from kvplan.builtin.start import Start, read_start
-from kvplan.errors import PlanError, short
+from kvplan import PlanError, short
+from kvplan.builtin import Start, read_start
 from kvplan.generations import NEWEST, NEWEST_TESTED, requested_bytes, text_of
 from kvplan.pool import plan_pool
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from highwater.explain.command_line import Line
 from highwater.explain.roads import Answer, CannotBeAskedError, Road
 from highwater.explain.wish import AnsweredPool, Flags, Granted, Images, ImageTokens, Wish, changes, grant
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 TIGHT: Final = 2.0
 """Fewer requests of the whole length at once than this: one that is long makes the others wait."""

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from highwater.explain.command_line import UNNAMED, Line
 from highwater.model.units import gib_text
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.pool import KvPool, largest
 
 EXAMPLE = "8 x 32k + 4 images of 1080p each"

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan import GIB, MIB, Figure, PlanError, ceil_div, estimated
 from kvplan.builtin.model import MODEL_BYTES, Model
-from kvplan.errors import PlanError
-from kvplan.figure import GIB, MIB, Figure, ceil_div, estimated
 from kvplan.flags import EngineFlags
 from kvplan.specs import rank_heads, stage_bounds
 

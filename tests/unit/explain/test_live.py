@@ -14,7 +14,7 @@ from highwater.explain.live import grant_live, live_json, plan_live
 from highwater.explain.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.explain.wish import ImageTokens, parse_wish
 from highwater.model.engine_budget import EncoderLimits, EngineBudget, StartMemory
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.pool import plan_pool
 from tests.fakes import started
 from tests.fakes.started import GIB

@@ -15,9 +15,8 @@ from highwater.explain import roads
 from highwater.explain.command_line import read_line
 from highwater.explain.roads import BuiltInRoad, CannotBeAskedError, VllmRoad
 from highwater_worker.plan.cards import CARDS
-from kvplan.builtin.start import Start
-from kvplan.errors import PlanError
-from kvplan.figure import Figure
+from kvplan import Figure, PlanError
+from kvplan.builtin import Start
 from kvplan.flags import EngineFlags, Limits
 from kvplan.specs import FullAttention
 from tests.fakes.recorded_vllm import write_python

@@ -10,7 +10,7 @@ import pytest
 from highwater.explain.command_line import Line, read_line
 from highwater.explain.ways_out import Asking, grant_asked, is_tight, table, ways_out
 from highwater.explain.wish import parse_wish
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 BLOCK, TOKENS, BLOCKS = 1 << 20, 16, 1000
 LONGEST = 100_000

@@ -22,7 +22,7 @@ from highwater.explain.wish import (
     parse_wish,
     wish_json,
 )
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.flags import Limits
 from kvplan.generations import generation_of
 from kvplan.pool import KvPool, plan_pool

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.generations import (
     ASCEND_SKIPS_ENCODER,
     ASCEND_TAKES_KV_CACHE_BYTES,

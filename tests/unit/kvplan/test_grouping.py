@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.flags import Limits
 from kvplan.generations import generation_of
 from kvplan.grouping import group_layers, merge_workers

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvplan.builtin.start import read_start
-from kvplan.errors import PlanError
+from kvplan import PlanError
+from kvplan.builtin import read_start
 from kvplan.flags import EngineFlags
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool

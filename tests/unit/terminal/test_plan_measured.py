@@ -9,7 +9,7 @@ import pytest
 
 from highwater.explain.command_line import read_line
 from highwater.terminal.plan.measured import read_measured
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 GIB = 1 << 30
 LINE = read_line(["vllm serve m -tp 2 --max-model-len 8192"])

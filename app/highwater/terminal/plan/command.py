@@ -40,7 +40,7 @@ from highwater.process.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUP
 from highwater.terminal.plan.measured import read_measured
 from highwater.terminal.plan.text import show
 from highwater_worker.plan.cards import CARDS
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 _STATUS: Final = (
     "Exit status: 0 it fits, or there is nothing to compare with; 1 it does not or may not; 2 the input is refused;"

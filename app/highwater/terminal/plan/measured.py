@@ -14,7 +14,7 @@ from highwater.diagnose.log.reader import Reader, WholeLines
 from highwater.explain.command_line import Line, size_of
 from highwater.explain.roads import read_content
 from highwater.model.units import GIB
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 MAX_FILE_BYTES: Final = 64_000_000
 _GIB: Final = r"(-?\d{1,6}\.\d{1,4}) ?GiB"  # a start that fails has less than nothing left
