@@ -247,7 +247,8 @@ class _Sizing:
 
         if rules.checked_layers == "own":
             return [
-                _Check(place, available_bytes[place], partial(of_layers, worker)) for place, worker in enumerate(workers)
+                _Check(place, available_bytes[place], partial(of_layers, worker))
+                for place, worker in enumerate(workers)
             ]
         if not rules.checked_workers:
             smallest = available_bytes.index(min(available_bytes))

@@ -19,7 +19,7 @@ from highwater.explain.live_engine import OFFLINE, LiveEngine, layers_under
 from highwater.explain.wish import Granted, Images, ImageTokens, Wish, grant, wish_json
 from highwater.model.engine_budget import EncoderLimits
 from highwater.model.schema import SCHEMA
-from highwater_worker.plan import estimates
+from highwater_worker.plan import cards
 from kvplan import GRADES, Figure, Grade, PlanError, add, estimated, measured, short
 from kvplan.flags import KINDS, EngineFlags, checked
 from kvplan.generations import ASCEND_TAKES_KV_CACHE_BYTES, generation_of, requested_bytes
@@ -402,11 +402,11 @@ def live_json(engine: LiveEngine, plan: LivePlan, granted: Granted | None = None
     others = f", with {line.removeprefix(f'{UNNAMED} ')}" if plan.changed else ""
     # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
     sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
-    grades: dict[str, Grade] = {**dict.fromkeys(_OF_BYTES, sized), **dict.fromkeys(estimates.OF_LAYERS, "exact")}
+    grades: dict[str, Grade] = {**dict.fromkeys(_OF_BYTES, sized), **dict.fromkeys(cards.OF_LAYERS, "exact")}
     grades |= {"available_bytes": available.grade, "fits": sized if plan.card is None else "estimated"}
     return {
         "schema": SCHEMA,
-        "status": estimates.STATUS[fits],
+        "status": cards.STATUS[fits],
         "road": f"{architecture} on vLLM {engine.version}, as it started{others}",
         "versions": {"vllm": engine.version},
         "architecture": architecture,

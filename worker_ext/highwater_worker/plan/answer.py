@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
+import io
 import os
 import re
 import time
@@ -12,9 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from highwater_worker.plan import GUESSED, LOG, NOT_COUNTED, PRETENDED, arguments, budget, say, versions
-from highwater_worker.plan.cards import Card
-from highwater_worker.plan.estimates import STATUS, Figure, exact, kv_cache, left
+from highwater_worker.plan import GUESSED, LOG, NOT_COUNTED, PRETENDED, budget, say, versions
+from highwater_worker.plan.cards import STATUS, Card, Figure, exact, kv_cache, left
 
 SCHEMA = 1
 STATUSES = {"fits": 0, "not_known": 0, "may_not_fit": 1, "does_not_fit": 1, "refused": 1, "invalid": 2}
@@ -25,18 +26,22 @@ _CONFIGS = ("model", "cache", "parallel", "scheduler", "speculative", "lora", "k
 _MAX_PIXELS = 1 << 25
 
 
+class InvalidError(Exception):
+    """The command line is not one that vLLM takes; says so in vLLM's words where they are."""
+
+
 def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
     """Answer a question; whatever vLLM raises becomes part of the answer."""
     found: dict[str, Any] = {"schema": SCHEMA, "status": "cannot_be_asked", "stage": "the command line"}
     started, model = time.perf_counter(), ""
     try:
-        given = arguments.parsed(question["words"])
+        given = parsed(question["words"])
         model = str(given.model)
-        config = arguments.engine_config(given)
+        config = engine_config(given)
         found |= {"stage": "construction", "config": _effective(config)}
         _ask(config, question, card, found)
         del found["stage"]
-    except arguments.InvalidError as error:
+    except InvalidError as error:
         found |= {"status": "invalid", "error": str(error)}
     except Exception as error:  # noqa: BLE001 - it is said in the answer, with where it happened
         found |= _failure(error, found["stage"], model)
@@ -44,6 +49,29 @@ def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
     told = {"pretended": PRETENDED, "not_counted": NOT_COUNTED, "guessed": GUESSED, "log": LOG}
     seconds = round(time.perf_counter() - started, 2)
     return found | {"versions": packages, "card": card._asdict(), **told, "seconds": seconds}
+
+
+def parsed(words: list[str]) -> Any:
+    """Return what vLLM's parser makes of a command line. Raises InvalidError."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            arguments = versions.argument_parser().parse_args(words)
+    except SystemExit as end:
+        last = said.getvalue().strip().rpartition("\n")[2] if end.code else "--help or --version was asked for"
+        raise InvalidError(last.partition("error: ")[2] or last) from end
+    except (OSError, ValueError) as error:  # of --config
+        raise InvalidError(str(error)) from error
+    if getattr(arguments, "model_tag", None):
+        arguments.model = arguments.model_tag
+    return arguments
+
+
+def engine_config(arguments: Any) -> Any:
+    """Return the configuration that the API server would make. Raises whatever vLLM raises."""
+    made = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(arguments)
+    usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
+    return made.create_engine_config(usage_context=usage)
 
 
 def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ import importlib
 from types import SimpleNamespace
 from typing import Any
 
-from highwater_worker.plan import LOG, NOT_COUNTED, estimates, say, versions
-from highwater_worker.plan.estimates import Figure, exact
+from highwater_worker.plan import LOG, NOT_COUNTED, cards, say, versions
+from highwater_worker.plan.cards import Figure, exact
 
 _MIB = 1 << 20
 ROUND_BYTES = 512  # to which PyTorch's allocator rounds up
@@ -85,7 +85,7 @@ def graphs(config: Any) -> Figure | None:
         return None
     is_eager = config.model_config.enforce_eager or config.compilation_config.cudagraph_mode.name == "NONE"
     text = vars(config.model_config.hf_text_config)
-    return estimates.graphs(
+    return cards.graphs(
         layers=text.get("num_hidden_layers") or 32,
         has_experts=_has_experts(text),
         tensor_parallel_size=config.parallel_config.tensor_parallel_size,
@@ -98,10 +98,10 @@ def parts_of_start(seen: dict[str, Any], config: Any, measured: dict[str, Any], 
     parallel = config.parallel_config
     is_alone = parallel.world_size * (parallel.data_parallel_size or 1) == 1
     parts = {name: seen[name] for name in ("weights", "activation", "graphs") if seen[name] is not None}
-    parts["non_torch"] = estimates.outside_torch(is_alone=is_alone, is_npu=is_npu)
+    parts["non_torch"] = cards.outside_torch(is_alone=is_alone, is_npu=is_npu)
     if versions.counts_buffers():
         parts["buffers"] = exact(seen["buffers"], "the runner's tensors beside the weights")
-    return parts | {name: estimates.measured(int(value), "a start measured it") for name, value in measured.items()}
+    return parts | {name: cards.measured(int(value), "a start measured it") for name, value in measured.items()}
 
 
 def _has_experts(text: dict[str, Any]) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from highwater_worker.plan import __main__ as command
-from highwater_worker.plan import arguments, budget, estimates, versions
-from highwater_worker.plan.answer import STATUSES, _failure, _said
+from highwater_worker.plan import budget, cards, versions
+from highwater_worker.plan.answer import STATUSES, InvalidError, _failure, _said
 from highwater_worker.plan.cards import CARDS, card_of
 from tests.support.asked_sweep import FIGURES, Case, Figures, compare
 
@@ -26,7 +26,7 @@ PASTED = r"""VLLM_USE_V2_MODEL_RUNNER=0 \
 
 
 def test_a_pasted_command_is_split_with_its_environment() -> None:
-    assert arguments.split(PASTED) == (
+    assert command.split(PASTED) == (
         {"VLLM_USE_V2_MODEL_RUNNER": "0"},
         ["Qwen/Qwen3-14B", "--max_model_len", "32768", "-sc", '{"method": "ngram"}'],
     )
@@ -42,13 +42,13 @@ def test_a_pasted_command_is_split_with_its_environment() -> None:
     ],
 )
 def test_every_way_to_start_the_server_is_taken(given: str | list[str]) -> None:
-    assert arguments.split(given)[1] == ["--model", "m"]
+    assert command.split(given)[1] == ["--model", "m"]
 
 
 @pytest.mark.parametrize("given", ["", "vllm bench serve m", "vllm serve 'm", []])
 def test_another_command_is_refused_with_what_would_be_right(given: str | list[str]) -> None:
-    with pytest.raises(arguments.InvalidError, match=r"vllm serve MODEL|cannot be split"):
-        arguments.split(given)
+    with pytest.raises(InvalidError, match=r"vllm serve MODEL|cannot be split"):
+        command.split(given)
 
 
 def test_a_card_is_named_or_a_compute_capability() -> None:
@@ -100,8 +100,8 @@ def test_every_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_question_that_is_wrong_is_refused_with_what_would_be_right(key: str, value: object, said: str) -> None:
-    with pytest.raises(arguments.InvalidError, match=said):
-        arguments.checked({"command": "vllm serve m", key: value})
+    with pytest.raises(InvalidError, match=said):
+        command.checked({"command": "vllm serve m", key: value})
 
 
 def test_a_refusal_is_shown_in_vllms_words_without_pydantics_report() -> None:
@@ -178,14 +178,14 @@ def test_a_missing_file_is_named(tmp_path: Any) -> None:
     assert "download" not in _failure(OSError(""), "construction", "/nowhere/model")["help"]
 
 
-def figure(low: int, likely: int, high: int) -> estimates.Figure:
-    return estimates.Figure(likely, low, high, "estimated", "")
+def figure(low: int, likely: int, high: int) -> cards.Figure:
+    return cards.Figure(likely, low, high, "estimated", "")
 
 
 def test_what_is_left_has_the_bounds_of_what_is_taken() -> None:
-    parts = {"weights": estimates.exact(40, ""), "activation": figure(5, 10, 70)}
-    assert estimates.left(100, parts)[:4] == (50, 0, 55, "estimated")
-    assert estimates.left(100, {"weights": estimates.exact(40, "")})[:4] == (60, 60, 60, "exact")
+    parts = {"weights": cards.exact(40, ""), "activation": figure(5, 10, 70)}
+    assert cards.left(100, parts)[:4] == (50, 0, 55, "estimated")
+    assert cards.left(100, {"weights": cards.exact(40, "")})[:4] == (60, 60, 60, "exact")
 
 
 def test_a_plan_of_parts_that_a_start_measured_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_a_plan_of_parts_that_a_start_measured_is_measured(monkeypatch: pytest.M
     config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1))
     seen = {"weights": figure(10, 20, 30), "activation": None, "graphs": None}
     parts = budget.parts_of_start(seen, config, {"weights": 15, "activation": 5, "non_torch": 2}, is_npu=False)
-    assert estimates.left(100, parts)[:4] == (78, 78, 78, "measured")
+    assert cards.left(100, parts)[:4] == (78, 78, 78, "measured")
 
 
 CHOSEN = [Case("m", {}, {"max_model_len": length}, 1 << 30) for length in (1024, 2048)]
