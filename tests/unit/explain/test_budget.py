@@ -22,7 +22,7 @@ def gib(budget) -> dict[str, float]:
 
 def test_the_story_is_explained():
     """Total 60.96, requested 57.91, weights 9.19, peak 3.86, non-torch 0.56, KV cache 44.30."""
-    budget = rank_budget(STORY, story_rank(), STORY_START)
+    budget = rank_budget(STORY, story_rank())
     assert round((budget.total_bytes or 0) / GIB, 2) == 60.96
     assert round((budget.requested_bytes or 0) / GIB, 2) == 57.91
     assert round((budget.available_bytes or 0) / GIB, 2) == 44.30
@@ -33,7 +33,7 @@ def test_the_story_is_explained():
 
 def test_what_the_storys_formula_counts_nowhere_is_named():
     """0.255 GiB before the profile, 0.50 of non-torch, and what would be left: 43.54."""
-    budget = rank_budget(STORY, story_rank(), STORY_START)
+    budget = rank_budget(STORY, story_rank())
     missed = {part.key: round(part.bytes / GIB, 3) for part in budget.uncounted}
     assert missed == {"persistent": 0.255, "non_torch_uncounted": 0.502}
     assert round((budget.fully_counted_bytes or 0) / GIB, 2) == 43.54
@@ -112,7 +112,7 @@ COMPONENTS = st.builds(Components, non_torch_bytes=SIZES, weights_bytes=SIZES)
 @given(ENGINES, PHASES, st.sampled_from(["npu", "cuda", "cpu"]), COMPONENTS)
 def test_the_parts_sum_exactly_whatever_is_known(engine, phases, kind, components):
     """To what was requested, or to the whole; nothing unknown counts as 0."""
-    budget = rank_budget(engine, rank(kind=kind, total=None, components=components), phases)
+    budget = rank_budget(engine, rank(kind=kind, total=None, components=components, start=phases))
     whole = budget.total_bytes if budget.requested_bytes is None else budget.requested_bytes
     if budget.parts:
         assert sum(part.bytes for part in budget.parts) == whole
@@ -138,7 +138,7 @@ NEW = replace(
 
 
 def test_from_0_27_on_persistent_tensors_are_counted():
-    parts = {part.key: part.bytes for part in rank_budget(NEW, rank(), STORY_START).parts}
+    parts = {part.key: part.bytes for part in rank_budget(NEW, rank(start=STORY_START)).parts}
     assert parts["persistent"] == int(9.45 * GIB) - (STORY.memory.weights_bytes or 0)
     assert parts["weights"] + parts["persistent"] + parts["non_torch"] == int(10.01 * GIB)
     assert (parts["activation"], parts["graphs"]) == (int(3.86 * GIB), 10**9)
@@ -155,7 +155,7 @@ def test_the_size_that_the_log_suggests_has_graphs_off_it_twice():
         memory.requested_bytes - (memory.total_consumed_bytes + memory.peak_activation_bytes + memory.graphs_bytes)
         - 150 * 2**20
     )  # fmt: skip
-    found = rank_budget(CAPTURED, rank(), STORY_START).suggestion
+    found = rank_budget(CAPTURED, rank(start=STORY_START)).suggestion
     assert found == Suggestion(bytes=printed, counted_once_bytes=printed + 10**9, lost_bytes=10**9)
     words = explain([rank()], lambda _: CAPTURED).paragraph
     assert f"--kv-cache-memory={printed} (" in words
@@ -205,7 +205,7 @@ def test_without_the_phases_they_are_one_part():
 def test_what_the_profile_returned_beats_what_it_found():
     memory = replace(NEW.memory, returned_bytes=(NEW.memory.available_bytes or 0) - 2**30)
     cache = replace(NEW.kv_cache, blocks=4_800, tensor_bytes=4_800 * 9 * 2**20)
-    budget = rank_budget(replace(NEW, memory=memory, kv_cache=cache), rank(), STORY_START)
+    budget = rank_budget(replace(NEW, memory=memory, kv_cache=cache), rank(start=STORY_START))
     assert budget.part("mm_ipc").bytes == 2**30
     assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
 
@@ -228,7 +228,7 @@ def rescaled(version: str, stored: float, returned: float) -> EngineBudget:
 @pytest.mark.parametrize("stored", [0.5, 1.5], ids=["several groups", "shared buffers"])
 @pytest.mark.parametrize("returned", [1, 0.9], ids=["as stored", "in whole blocks"])
 def test_what_vllm_ascend_rescales_is_named(version: str, stored: float, returned: float):
-    budget = rank_budget(rescaled(version, stored, returned), rank(), STORY_START)
+    budget = rank_budget(rescaled(version, stored, returned), rank(start=STORY_START))
     parts = {part.key: part.bytes for part in budget.parts}
     left = STORY_LEFT - parts["kv_cache"] - parts["null_block"] - parts["rounding"]
     assert abs(parts["rescaled"] - left) <= 1
@@ -238,12 +238,12 @@ def test_what_vllm_ascend_rescales_is_named(version: str, stored: float, returne
 
 @pytest.mark.parametrize("version", ["0.18.0", "0.23.0", "0.23.0.post1"])
 def test_an_older_vllm_ascend_rescales_nothing(version: str):
-    budget = rank_budget(rescaled(version, 0.5, 1), rank(), STORY_START)
+    budget = rank_budget(rescaled(version, 0.5, 1), rank(start=STORY_START))
     assert (budget.part("rescaled"), budget.part("unexplained") is None) == (None, False)
 
 
 def test_figures_that_sum_have_no_part_for_it():
-    assert rank_budget(rescaled("0.30.0rc2", 1, 1), rank(), STORY_START).part("rescaled") is None
+    assert rank_budget(rescaled("0.30.0rc2", 1, 1), rank(start=STORY_START)).part("rescaled") is None
 
 
 def test_an_estimate_that_was_not_taken_off_is_no_part():
@@ -292,7 +292,7 @@ def test_on_cpu_the_process_is_taken_off_what_was_requested():
 def test_a_peak_above_the_profile_is_a_risk_with_its_settings():
     at_rest = int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0)
     torch = TorchMemory(peak_allocated_bytes=at_rest + 5 * GIB)
-    budget = rank_budget(STORY, replace(story_rank(), torch=torch), STORY_START)
+    budget = rank_budget(STORY, replace(story_rank(), torch=torch))
     (row,) = [row for row in budget.observed if row.key == "activation"]
     assert row.observed_bytes == 5 * GIB
     assert row.risk_bytes == 5 * GIB - (STORY.memory.peak_activation_bytes or 0)
@@ -301,7 +301,7 @@ def test_a_peak_above_the_profile_is_a_risk_with_its_settings():
 
 def test_a_peak_of_the_start_says_nothing():
     torch = TorchMemory(peak_allocated_bytes=int(13.3 * GIB))
-    budget = rank_budget(STORY, replace(story_rank(), torch=torch), STORY_START)
+    budget = rank_budget(STORY, replace(story_rank(), torch=torch))
     (row,) = [row for row in budget.observed if row.key == "activation"]
     assert (row.observed_bytes, row.risk_bytes) == (None, None)
 
