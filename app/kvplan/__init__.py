@@ -5,7 +5,6 @@ Here are the words of all its modules: the one error, and a size in bytes with h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 # How a figure is known, best first: the engine's own number, a formula of vLLM's, a value that was measured, an
@@ -37,18 +36,8 @@ class Figure(NamedTuple):
     why: str  # where the figure comes from, in one sentence
 
 
-def measured(size: int, why: str) -> Figure:
-    return Figure(size, size, size, "measured", why)
-
-
 def estimated(low: int, likely: int, high: int, why: str) -> Figure:
     return Figure(likely, min(low, likely), max(high, likely), "estimated", why)
-
-
-def add(parts: Iterable[Figure], why: str) -> Figure:
-    """Add figures: the sum is known as well as the worst known of them."""
-    likely, low, high, grades, _ = zip(*parts, strict=True)
-    return Figure(sum(likely), sum(low), sum(high), max(grades, key=GRADES.index), why)
 
 
 def ceil_div(value: int, by: int) -> int:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from highwater.explain.command_line import size_of
 from highwater.model.units import GIB, size_text
-from highwater_worker.plan.cards import CARDS
-from kvplan import Figure, PlanError
+from highwater_worker.plan.cards import CARDS, Figure
+from kvplan import PlanError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,18 +16,19 @@ from highwater.explain.budget import peak_and_graphs
 from highwater.explain.card import OnCard, fullest, judge_card
 from highwater.explain.command_line import UNNAMED
 from highwater.explain.live_engine import OFFLINE, LiveEngine, layers_under
-from highwater.explain.wish import Granted, Images, ImageTokens, Wish, grant, wish_json
+from highwater.explain.wish import Granted, ImageTokens, Wish, grant, wish_json
 from highwater.model.engine_budget import EncoderLimits
 from highwater.model.schema import SCHEMA
 from highwater_worker.plan import cards
-from kvplan import GRADES, Figure, Grade, PlanError, add, estimated, measured, short
+from highwater_worker.plan.cards import Figure
+from kvplan import GRADES, Grade, PlanError, short
 from kvplan.flags import KINDS, EngineFlags, checked
 from kvplan.generations import ASCEND_TAKES_KV_CACHE_BYTES, generation_of, requested_bytes
 from kvplan.pool import KvPool, deciding_workers, plan_pool
 
 Changed: TypeAlias = Mapping[str, Any]
 """The flags that change, by the names of `EngineFlags`."""
-_SAME = measured(0, "as measured")
+_SAME = cards.measured(0, "as measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +53,27 @@ def bytes_under(engine: LiveEngine, changed: Changed, images: float = 1.0) -> Li
     numbers = _standing_in(engine, changed)
     if "kv_cache_memory_bytes" in changed:
         return LiveBytes(each=(changed["kv_cache_memory_bytes"],) * len(numbers), grade="exact")
-    each = tuple(engine.available_bytes[number] for number in numbers)
     if engine.flags.kv_cache_memory_bytes is not None:
-        return LiveBytes(each=each)
+        return LiveBytes(each=tuple(engine.available_bytes[number] for number in numbers))
     sizes = [engine.workers[number].budget.memory.weights_bytes for number in numbers]
     weights = [_more_weights(engine, size, changed) for size in sizes]
     activation = [_more_activation(engine, number, changed, images) for number in numbers]
-    taken = [add((one, another or _SAME), "") for one, another in zip(weights, activation, strict=True)]
-    gains = [_more_requested(engine, number, changed) for number in numbers]
+    left = [
+        cards.left(
+            engine.available_bytes[number] + _more_requested(engine, number, changed),
+            {"weights": one, "activation": another or _SAME},
+        )
+        for number, one, another in zip(numbers, weights, activation, strict=True)
+    ]
     grade: Grade = "measured" if "gpu_memory_utilization" in changed else "engine"
     if weights[0] is not _SAME or activation[0] is not _SAME:
         grade = "estimated"
-    left = [(size + gain, part) for size, gain, part in zip(each, gains, taken, strict=True)]
     is_bounded = grade == "estimated" and None not in activation
     return LiveBytes(
-        each=tuple(max(0, size - part.bytes) for size, part in left),
+        each=tuple(one.bytes for one in left),
         grade=grade,
-        low=max(0, min(size - part.high for size, part in left)) if is_bounded else None,
-        high=max(0, min(size - part.low for size, part in left)) if is_bounded else None,
+        low=min(one.low for one in left) if is_bounded else None,
+        high=min(one.high for one in left) if is_bounded else None,
         notes=_byte_notes(engine, changed, activation[0]),
     )
 
@@ -94,7 +98,7 @@ def card_under(
     steps = max(_ratio(engine, changed, name) for name in ("max_num_batched_tokens", "max_num_seqs"))
     if is_as_much and steps <= 1 and images == 1 and "tensor_parallel_size" not in changed:
         return None
-    cards = []
+    judged = []
     for number, cache in caches.items():
         worker, why = engine.workers[numbers[number]], "the engine's start did not measure it"
         start, seen, rest, more = worker.budget.memory, worker.reading.components.weights_bytes, None, None
@@ -106,14 +110,18 @@ def card_under(
         except PlanError as exc:
             why = str(exc)
         whole = seen if start.weights_bytes is None else start.weights_bytes
-        weights = None if whole is None else add((measured(whole, ""), _more_weights(engine, whole, changed)), "")
+        weights = None if whole is None else _over(whole, _more_weights(engine, whole, changed))
         is_measured = engine.flags.kv_cache_memory_bytes is None and start.init_free_bytes and more is not None
         if is_measured and start.requested_bytes is not None and whole is not None:
             beside = start.requested_bytes - whole - engine.available_bytes[numbers[number]]
-            rest = add((measured(beside, ""), more or _SAME), "")
+            rest = _over(beside, more or _SAME)
         used = 0 if start.init_free_bytes is None else max(total - start.init_free_bytes, 0)
-        cards.append(judge_card(total, used, cache, weights, rest, why_unknown=None if rest else why))
-    return fullest(cards)
+        judged.append(judge_card(total, used, cache, weights, rest, why_unknown=None if rest else why))
+    return fullest(judged)
+
+
+def _over(size: int, more: Figure) -> Figure:
+    return more._replace(bytes=size + more.bytes, low=size + more.low, high=size + more.high)
 
 
 def _standing_in(engine: LiveEngine, changed: Changed) -> list[int]:
@@ -155,7 +163,7 @@ def _more_weights(engine: LiveEngine, size: int | None, changed: Changed) -> Fig
         return _SAME
     more = _reported(size, "tensor_parallel_size", "weights_bytes")
     more = round(more * (engine.flags.tensor_parallel_size / changed["tensor_parallel_size"] - 1))
-    return estimated(min(more, 0), more, max(more, 0), "")
+    return Figure(more, min(more, 0), max(more, 0), "estimated", "by the ratio of the ranks")
 
 
 def _more_activation(engine: LiveEngine, number: int, changed: Changed, images: float) -> Figure | None:
@@ -177,11 +185,12 @@ def _more_activation(engine: LiveEngine, number: int, changed: Changed, images: 
         return None
     peak, graphs, likely = max(0, peak), max(0, graphs), max(0, peak) * (max(1.0, tokens) - 1)
     low, high = min(1.0, tokens, sequences, images) - 1, max(1.0, tokens, sequences, images) - 1
-    return estimated(
-        round(peak * low + graphs * (min(1.0, sequences) - 1)),
+    return Figure(
         round(likely),
+        round(peak * low + graphs * (min(1.0, sequences) - 1)),
         round(peak * high + graphs * (max(1.0, sequences) - 1)),
-        "",
+        "estimated",
+        "by the ratio of tokens, requests and images",
     )
 
 
@@ -271,13 +280,19 @@ def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_promp
     card = card_under(engine, flags, changed, dict(zip(deciding, pool.cache_bytes, strict=True)), ratio)
     if card is not None and card.fits is False:
         pool = replace(pool, fits=False, max_model_len_that_fits=0)
+    encoder, tokens = engine.workers[0].budget.encoder, changed.get("max_num_batched_tokens")
+    if encoder is not None and tokens is not None:
+        # vllm 0.32.0 v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`: at least the largest item.
+        items = encoder.max_tokens_per_item
+        budget = None if items is None else max([tokens, *(size for size in items.values() if size is not None)])
+        encoder = replace(encoder, cache_size=budget, compute_budget=budget)
     return LivePlan(
         flags=flags,
         changed=changed if images is None else {**changed, "limit_mm_per_prompt": {"image": images}},
         pool=pool,
         card=card,
         available=available,
-        encoder=_encoder(engine, changed),
+        encoder=encoder,
         notes=_notes(engine, changed, pool),
     )
 
@@ -288,32 +303,30 @@ def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) 
     An image without a size takes `cached_image` embeddings, the average of those in the encoder cache; None: it is
     empty, and those of the largest image are taken. Raises PlanError: the wish cannot be planned.
     """
-    encoder = engine.workers[0].budget.encoder
+    encoder, images, image = engine.workers[0].budget.encoder, wish.images, None
+    if images is not None:
+        if encoder is None or (encoder.max_tokens_per_item is not None and "image" not in encoder.max_tokens_per_item):
+            raise PlanError(
+                f"wish: {images.count} images: this engine takes none, or does not report its budget for them"
+            )
+        if images.width is not None:
+            raise PlanError(
+                f"wish: the tokens of an image of {images.width}x{images.height} follow from the model's preprocessor, "
+                "which a running engine does not show; give the tokens, as in '4 images of 2040 tokens', which vLLM "
+                "counts in `highwater plan --wish WISH -- vllm serve MODEL`"
+            )
+        tokens = images.tokens or cached_image or (encoder.max_tokens_per_item or {}).get("image")
+        image = None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
     sizes_pool = engine.flags.kv_cache_memory_bytes is None
     return grant(
         wish,
         lambda flags: plan_live(engine, flags).pool,
-        image=_image_tokens(encoder, wish.images, cached_image),
+        image=image,
         utilization=engine.flags.gpu_memory_utilization if sizes_pool else None,
         kv_cache_dtype=engine.flags.kv_cache_dtype,
         tensor_parallel_size=engine.flags.tensor_parallel_size,
         images_per_prompt=None if encoder is None else (encoder.max_items_per_prompt or {}).get("image"),
     )
-
-
-def _image_tokens(encoder: EncoderLimits | None, images: Images | None, cached_image: int | None) -> ImageTokens | None:
-    if images is None:
-        return None
-    if encoder is None or (encoder.max_tokens_per_item is not None and "image" not in encoder.max_tokens_per_item):
-        raise PlanError(f"wish: {images.count} images: this engine takes none, or does not report its budget for them")
-    if images.width is not None:
-        raise PlanError(
-            f"wish: the tokens of an image of {images.width}x{images.height} follow from the model's preprocessor, "
-            "which a running engine does not show; give the tokens, as in '4 images of 2040 tokens', which vLLM counts "
-            "in `highwater plan --wish WISH -- vllm serve MODEL`"
-        )
-    tokens = images.tokens or cached_image or (encoder.max_tokens_per_item or {}).get("image")
-    return None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
 
 
 def _changes(engine: LiveEngine, requested: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,16 +369,6 @@ def _images(engine: LiveEngine, images_per_prompt: int | None) -> tuple[int | No
         )
     now = (encoder.max_items_per_prompt or {}).get("image")
     return (None, 1.0) if images_per_prompt == now else (images_per_prompt, images_per_prompt / max(1, now or 1))
-
-
-def _encoder(engine: LiveEngine, changed: Mapping[str, Any]) -> EncoderLimits | None:
-    encoder, tokens = engine.workers[0].budget.encoder, changed.get("max_num_batched_tokens")
-    if encoder is None or tokens is None:
-        return encoder
-    # vllm 0.32.0 v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`: at least the largest item.
-    items = encoder.max_tokens_per_item
-    budget = None if items is None else max([tokens, *(size for size in items.values() if size is not None)])
-    return replace(encoder, cache_size=budget, compute_budget=budget)
 
 
 def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: KvPool) -> tuple[str, ...]:
