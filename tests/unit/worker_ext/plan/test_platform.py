@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.plan import PRETENDED
-from highwater_worker.plan.budget import CachingAllocator
+from highwater_worker.plan.cards import CachingAllocator
 from highwater_worker.plan.platform import (
     StandIns,
     anything,

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from highwater_worker.plan import __main__ as command
-from highwater_worker.plan import budget, cards, versions
-from highwater_worker.plan.answer import STATUSES, InvalidError, _failure, _said
+from highwater_worker.plan import cards, versions
+from highwater_worker.plan.answer import STATUSES, InvalidError, _failure, _said, parts_of_start
 from highwater_worker.plan.cards import CARDS, card_of
 from tests.support.asked_sweep import FIGURES, Case, Figures, compare
 
@@ -192,7 +192,7 @@ def test_a_plan_of_parts_that_a_start_measured_is_measured(monkeypatch: pytest.M
     monkeypatch.setattr(versions, "counts_buffers", lambda: False)
     config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1))
     seen = {"weights": figure(10, 20, 30), "activation": None, "graphs": None}
-    parts = budget.parts_of_start(seen, config, {"weights": 15, "activation": 5, "non_torch": 2}, is_npu=False)
+    parts = parts_of_start(seen, config, {"weights": 15, "activation": 5, "non_torch": 2}, is_npu=False)
     assert cards.left(100, parts)[:4] == (78, 78, 78, "measured")
 
 
