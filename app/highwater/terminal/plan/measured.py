@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -88,7 +89,9 @@ def _of_log(texts: Iterable[str], path: Path, line: Line, device_bytes: int | No
             if _BEGINS.search(logged.message):
                 ranks = {}
             if (given := _ARGUMENTS.search(logged.message)) is not None:
-                arguments = _literal(given[1])
+                arguments = {}
+                with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # cut, or with objects
+                    arguments = dict(ast.literal_eval(given[1]))
             elif not logged.is_clients:
                 for name, pattern in _PRINTED.items():
                     if (printed := pattern.match(logged.message)) is not None:
@@ -116,14 +119,6 @@ def _name_of(model: str | None) -> str:
     if model == "-" or (file.is_file() and file.name != "config.json"):
         return ""
     return file.absolute().parent.name if file.is_file() else file.name
-
-
-def _literal(text: str) -> dict[str, Any]:
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return {}  # it was cut, or holds objects
-    return found if isinstance(found, dict) else {}
 
 
 def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_bytes: int | None) -> dict[str, int]:

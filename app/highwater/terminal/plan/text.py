@@ -30,7 +30,10 @@ def show(answer: Mapping[str, Any]) -> None:
     """Print an answer in the form of docs/plan-by-vllm.md, with what `highwater plan` adds to it."""
     is_wished = "wish" in answer and not (answer.get("kv_cache") or {}).get("on_card")
     said = _verdict_of_a_wish(answer["wish"], answer) if is_wished else verdict(answer)
-    lines = [*_wrapped(said).splitlines(), *_wrapped(_who(answer)).splitlines(), ""]
+    who = answer.get("road") or f"vLLM {(answer.get('versions') or {}).get('vllm', '')} itself"
+    card, device = answer.get("card") or {}, answer.get("device")
+    who += f"; {device['title']}" if device else f"; as on an {card['name']}" if card.get("name") else ""
+    lines = [*_wrapped(said).splitlines(), *_wrapped(who).splitlines(), ""]
     if "wish" in answer:
         lines += _wish(answer, answer["wish"])
     elif "table" in answer:
@@ -94,13 +97,6 @@ def verdict(answer: Mapping[str, Any]) -> str:
         nothing = "It was compared with nothing: --device names a card, or its size."
         return f"{needs[:1].upper()}{needs[1:]} of KV cache. {unknown if answer.get('device') else nothing}"
     return f"vLLM refuses it: {(answer.get('refusal') or {}).get('message') or answer.get('error')}"
-
-
-def _who(answer: Mapping[str, Any]) -> str:
-    card, device = answer.get("card") or {}, answer.get("device")
-    who = answer.get("road") or f"vLLM {(answer.get('versions') or {}).get('vllm', '')} itself"
-    on = f"; {device['title']}" if device else f"; as on an {card['name']}" if card.get("name") else ""
-    return f"{who}{on}"
 
 
 def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
