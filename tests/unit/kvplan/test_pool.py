@@ -156,29 +156,28 @@ def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
     assert refused > 10
 
 
-def test_attention_takes_a_key_and_a_value_of_every_token_and_head() -> None:
-    """2 x 16 tokens x 8 heads x 128 x 2 bytes."""
-    assert FullAttention(block_size=16, kv_heads=8, head_size=128, element_bytes=2).page_bytes == 65536
+HEADS = {"block_size": 16, "kv_heads": 8, "head_size": 128, "element_bytes": 2}
+LATENT = {"block_size": 64, "kv_heads": 1, "head_size": 576, "element_bytes": 1}
 
 
-def test_a_value_may_have_a_size_of_its_own() -> None:
-    fields = {"block_size": 16, "kv_heads": 1, "head_size": 192, "element_bytes": 2}
-    assert FullAttention(**fields, head_size_v=128).page_bytes == 16 * (192 + 128) * 2
-    assert FullAttention(**fields, head_size_v=192) == FullAttention(**fields)
+@pytest.mark.parametrize(
+    ("spec", "size"),
+    [
+        pytest.param(FullAttention(**HEADS), 2 * 16 * 8 * 128 * 2, id="a key and a value of every token and head"),
+        pytest.param(FullAttention(**HEADS, head_size_v=64), 16 * 8 * (128 + 64) * 2, id="a value of its own size"),
+        pytest.param(MlaAttention(**LATENT), 64 * 576, id="MLA: one vector"),
+        pytest.param(MlaAttention(**LATENT, token_head_bytes=656), 64 * 656, id="MLA: packed"),
+        pytest.param(
+            MambaState(block_size=544, shapes=((3, 1024), (8, 64, 128)), element_bytes=(2, 4)),
+            3 * 1024 * 2 + 8 * 64 * 128 * 4,
+            id="a state, whatever its block",
+        ),
+        pytest.param(SlidingWindow(**HEADS, window=512, page_bytes_padded=98304), 98304, id="padded"),
+    ],
+)
+def test_what_a_layer_takes_of_a_block(spec: LayerSpec, size: int) -> None:
+    assert spec.page_bytes == size
 
 
-def test_mla_keeps_one_vector() -> None:
-    """576 elements; 656 bytes in the packed format."""
-    assert MlaAttention(block_size=32, kv_heads=1, head_size=576, element_bytes=1).page_bytes == 32 * 576
-    packed = MlaAttention(block_size=64, kv_heads=1, head_size=576, element_bytes=1, token_head_bytes=656)
-    assert packed.page_bytes == 64 * 656
-
-
-def test_a_state_does_not_grow_with_its_block() -> None:
-    state = MambaState(block_size=544, shapes=((3, 1024), (8, 64, 128)), element_bytes=(2, 4))
-    assert state.page_bytes == 3 * 1024 * 2 + 8 * 64 * 128 * 4
-
-
-def test_a_padded_page_is_what_a_layer_takes() -> None:
-    window = SlidingWindow(block_size=16, kv_heads=1, head_size=80, element_bytes=2, window=512, page_bytes_padded=8192)
-    assert (window.content_bytes, window.page_bytes) == (5120, 8192)
+def test_a_value_as_wide_as_its_key_has_no_size_of_its_own() -> None:
+    assert FullAttention(**HEADS, head_size_v=128) == FullAttention(**HEADS)
