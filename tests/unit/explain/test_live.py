@@ -97,10 +97,7 @@ def test_a_cache_of_given_bytes_is_judged_by_the_card(newer: LiveEngine, given, 
     assert (answer["refusal"] is not None) == (fits is False)
 
 
-def test_bytes_that_this_vllm_ascend_ignores_are_refused_with_what_works(story: LiveEngine) -> None:
-    """From 0.19 on it takes them; on a GPU every version does."""
-    with pytest.raises(PlanError, match=r"kv_cache_memory_bytes: 1000 has no effect .* from 0.19 on; give gpu_memory"):
-        plan_live(story, {"kv_cache_memory_bytes": 1_000})
+def test_on_a_gpu_every_version_takes_bytes() -> None:
     on_cuda = engine_of(started.story(), "0.12.0", 2, device="cuda")
     assert plan_live(on_cuda, {"kv_cache_memory_bytes": 2**33}).available.grade == "exact"
 
@@ -178,30 +175,24 @@ def test_a_requested_share_is_rounded_as_the_version_rounds_it(
     assert moved == rounded(product) - memory.requested_bytes
 
 
-def test_a_utilization_beyond_what_was_free_is_refused_with_the_most_that_is_right(story: LiveEngine) -> None:
-    """60.61 of 60.96 GiB were free when the engine started."""
-    with pytest.raises(PlanError, match=r"gpu_memory_utilization: 1\.0 .* at most 0\.99"):
-        plan_live(story, {"gpu_memory_utilization": 1.0})
-
-
-def test_more_batched_tokens_make_an_estimate_between_growth_in_proportion_and_none(story: LiveEngine) -> None:
-    """The peak of 3.86 GiB was measured with 32,768 tokens."""
-    available = plan_live(story, {"max_num_batched_tokens": 65_536}).available
+@pytest.mark.parametrize(
+    ("flags", "images", "moved"),
+    [
+        pytest.param({"max_num_batched_tokens": 65_536}, None, (-1, -1, 0), id="in proportion to the tokens, or not"),
+        pytest.param({"max_num_seqs": 4}, None, (0, 0, 0.5), id="fewer sequences are not taken to free memory"),
+        pytest.param({"max_num_seqs": 16}, None, (0, -1, 0), id="more of them lower the bound alone"),
+        pytest.param({}, 1, (0, 0, 0.75), id="fewer images may free their part"),
+        pytest.param({}, 0, (0, 0, 1), id="no images"),
+    ],
+)
+def test_another_step_moves_the_peak_between_bounds(
+    story: LiveEngine, flags: dict[str, Any], images: int | None, moved: tuple[float, float, float]
+) -> None:
+    """The peak of 3.86 GiB was measured with 32,768 tokens, 8 sequences and 4 images."""
+    available = plan_live(story, flags, images).available
+    sizes = [story.available_bytes[0] + round(int(3.86 * GIB) * part) for part in moved]
+    assert [available.each[0], available.low, available.high] == pytest.approx(sizes, abs=1)
     assert available.grade == "estimated"
-    assert available.low == available.each[0] == story.available_bytes[0] - int(3.86 * GIB)
-    assert available.high == story.available_bytes[0]
-
-
-def test_fewer_sequences_are_not_taken_to_free_memory(story: LiveEngine) -> None:
-    available = plan_live(story, {"max_num_seqs": 4}).available
-    assert available.each == story.available_bytes
-    assert (available.low, available.high) == (available.each[0], available.each[0] + int(3.86 * GIB) // 2)
-
-
-def test_more_sequences_lower_the_bound_and_not_the_estimate(story: LiveEngine) -> None:
-    available = plan_live(story, {"max_num_seqs": 16}).available
-    assert available.each == story.available_bytes
-    assert (available.low, available.high) == (available.each[0] - int(3.86 * GIB), available.each[0])
 
 
 # The peak of activation in GiB by a step's tokens and requests, as vLLM 0.32.0 answers on `meta` with model runner V1:
@@ -242,13 +233,6 @@ def test_graphs_grow_and_shrink_with_the_sequences_in_the_bounds(story: LiveEngi
     assert fewer.high == engine.available_bytes[0] + int(3.86 * GIB) // 2 + GIB // 2
 
 
-def test_fewer_images_may_free_their_part_of_the_peak(story: LiveEngine) -> None:
-    one, none = (plan_live(story, {}, number).available for number in (1, 0))
-    peak, have = int(3.86 * GIB), story.available_bytes[0]
-    assert (one.low, one.high) == (have, have + round(peak * 0.75))
-    assert (none.low, none.high) == (have, have + peak)
-
-
 def test_ranks_that_do_not_run_yet_are_planned_by_their_stage() -> None:
     budget = _BUDGET.validate_python(
         started.wire(started.story(), version="0.12.0") | {"parallel": {"pipeline_parallel_size": 2}}
@@ -271,17 +255,8 @@ def test_more_ranks_split_the_heads_and_estimate_the_weights(story: LiveEngine) 
     assert len(plan.available.each) == 4
     assert plan.available.low == story.available_bytes[0]
     assert plan.available.high == plan.available.each[0] == story.available_bytes[0] + round(int(9.1948 * GIB) / 2)
-
-
-def test_more_ranks_than_heads_keep_a_copy_each(story: LiveEngine) -> None:
-    """Eight heads on 16 ranks: one each, as on 8."""
     on_8, on_16 = (plan_live(story, {"tensor_parallel_size": ranks}).pool.bytes_per_block for ranks in (8, 16))
-    assert on_8 == on_16
-
-
-def test_ranks_that_do_not_divide_the_heads_are_refused(story: LiveEngine) -> None:
-    with pytest.raises(PlanError, match="tensor_parallel_size: 3; the model's 8 KV heads must be divisible by it"):
-        plan_live(story, {"tensor_parallel_size": 3})
+    assert on_8 == on_16  # one head each, as there are eight
 
 
 def test_one_head_a_rank_does_not_show_how_many_there_are() -> None:
@@ -327,17 +302,23 @@ def test_blocks_that_would_be_aligned_anew_are_refused_by_name(flags: dict[str, 
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization: 1.5 must be a share"),
         ({"kv_cache_dtype": "int3"}, "kv_cache_dtype: 'int3' cannot be planned from the running engine; known: auto,"),
         ({"block_size": 64}, "block_size: 64 is not how the engine runs"),
+        ({"kv_cache_memory_bytes": 1_000, "gpu_memory_utilization": 0.5}, "gpu_memory_utilization: 0.5 has no effect"),
+        ({"gpu_memory_utilization": 1.0}, r"gpu_memory_utilization: 1\.0 .* at most 0\.99"),  # 60.61 of 60.96 GiB free
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size: 3; the model's 8 KV heads must be divisible by it"),
+        ({"kv_cache_dtype": []}, r"kv_cache_dtype: \[\] must be a word"),
+        ({"max_num_batched_tokens": 7}, "max_num_batched_tokens: 7 is less than max_num_seqs, 8; vLLM refuses that"),
+        ({"max_model_len": "x" * 10_000}, r"max_model_len: 'x+\.\.\. must be a whole number"),
         (
-            {"kv_cache_memory_bytes": 1_000, "gpu_memory_utilization": 0.5},
-            "gpu_memory_utilization: 0.5 has no effect beside kv_cache_memory_bytes",
+            {"kv_cache_memory_bytes": 1_000},
+            "kv_cache_memory_bytes: 1000 has no effect .* from 0.19 on; give gpu_memory",
         ),
     ],
 )
 def test_what_cannot_be_planned_is_named(story: LiveEngine, flags: dict[str, Any], message: str) -> None:
-    """Key, value, and what would be right."""
-    with pytest.raises(PlanError) as raised:
+    """Key, value, and what would be right, in few words whatever was sent."""
+    with pytest.raises(PlanError, match=f"^{message}") as raised:
         plan_live(story, flags)
-    assert str(raised.value).startswith(message)
+    assert len(str(raised.value)) < 300
 
 
 def test_fewer_images_a_prompt_are_in_the_command_line_and_make_an_estimate(story: LiveEngine) -> None:
@@ -399,21 +380,6 @@ def test_a_wish_too_large_for_the_engine_takes_the_smallest_change_that_holds_it
     assert (fewer.conversations, fewer.fits) == (5, True)
     assert (shorter.conversations, shorter.length, shorter.fits) == (8, 160 * 128, True)
     assert "8 x 256 blocks" in granted.proof
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"kv_cache_dtype": []}, "kv_cache_dtype: [] must be a word"),
-        ({"max_num_batched_tokens": 7}, "less than max_num_seqs, 8; vLLM refuses that"),
-        ({"max_model_len": "x" * 10_000}, "xxx... must be a whole number"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_in_few_words(story: LiveEngine, flags: dict[str, Any], words: str) -> None:
-    with pytest.raises(PlanError) as refused:
-        plan_live(story, flags)
-    assert words in str(refused.value)
-    assert len(str(refused.value)) < 300
 
 
 def test_a_thousand_ranks_are_sized_as_few(story: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,11 +194,6 @@ def test_the_kernels_of_mla_decide_its_block() -> None:
     assert not start("deepseek-v3", compute_capability="9.0").doubts
 
 
-def test_a_head_that_blackwells_kernel_does_not_take_is_refused() -> None:
-    """0.32.0, v1/attention/backends/mla/flashinfer_mla.py."""
-    assert "qk_nope_head_dim: 96; on 10.0" in tried({"qk_nope_head_dim": 96}, "deepseek-v3", compute_capability="10.0")
-
-
 def test_gemma_has_its_table_of_words_in_every_stage() -> None:
     first, between, _ = start("gemma2", pipeline_parallel_size=3).weights
     assert first == between
@@ -302,6 +297,11 @@ def test_flags_that_vllm_refuses_or_the_built_in_does_not_plan_are_named(flags: 
 )
 def test_what_one_family_refuses(name: str, flags: dict[str, Any], said: str) -> None:
     assert said in tried({}, name, **flags)
+
+
+def test_a_head_that_blackwells_kernel_does_not_take_is_refused() -> None:
+    """0.32.0, v1/attention/backends/mla/flashinfer_mla.py."""
+    assert "qk_nope_head_dim: 96; on 10.0" in tried({"qk_nope_head_dim": 96}, "deepseek-v3", compute_capability="10.0")
 
 
 @pytest.mark.parametrize(
