@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.explain.budget import Suggestion, encoder_bytes, rank_budget
+from highwater.explain.budget import Observed, Suggestion, encoder_bytes, rank_budget
 from highwater.explain.explanation import encoder_view, explain
 from highwater.model.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
 from highwater.model.rank import Components, EncoderCache, StartPhase, TorchMemory
@@ -55,24 +55,23 @@ def test_starts_of_others_are_explained(engine, parts):
     assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
 
 
-@pytest.mark.parametrize(
-    ("version", "profiled"),
-    [("0.11.0", False), ("0.11.1", False), ("0.12.0rc1", False), ("0.13.0", None), ("0.30.0", None), (None, None)],
-)
-def test_before_0_13_vllm_ascend_leaves_the_encoder_out(version: str | None, *, profiled: bool | None):
-    engine = replace(STORY, vllm_version=version, memory=replace(STORY.memory, peak_activation_bytes=None))
-    view = encoder_view(engine, story_rank())
-    assert view is not None
-    assert view.is_profiled is profiled
+WITHOUT_A_PEAK = replace(STORY.memory, peak_activation_bytes=None)
+V2 = {"limits": replace(STORY.limits, v2_runner=True)}
 
 
+# By version and runner: tests/unit/explain/test_launch.py.
 @pytest.mark.parametrize(
-    ("version", "cache_size", "profiled"),
-    [("0.32.0", 16_384, True), ("0.32.0", None, None), ("0.26.0", None, False), ("0.25.0", None, False)],
+    ("changes", "profiled"),
+    [
+        ({"vllm_version": "0.12.0rc1", "memory": WITHOUT_A_PEAK}, False),
+        ({"vllm_version": "0.13.0", "memory": WITHOUT_A_PEAK}, None),
+        ({"vllm_version": "0.32.0", **V2, "encoder": EncoderLimits(cache_size=16_384)}, True),
+        ({"vllm_version": "0.32.0", **V2, "encoder": EncoderLimits()}, None),
+        ({"vllm_version": "0.26.0", **V2, "encoder": EncoderLimits()}, False),
+    ],
 )
-def test_model_runner_v2_profiled_the_encoder_where_that_was_seen(version, cache_size, profiled):
-    limits, encoder = replace(STORY.limits, v2_runner=True), EncoderLimits(cache_size=cache_size)
-    view = encoder_view(replace(STORY, vllm_version=version, limits=limits, encoder=encoder), story_rank())
+def test_an_encoder_was_profiled_where_that_was_seen(changes, profiled: bool | None):
+    view = encoder_view(replace(STORY, **changes), story_rank())
     assert view is not None
     assert view.is_profiled is profiled
 
@@ -169,15 +168,12 @@ def test_the_size_that_the_log_suggests_has_graphs_off_it_twice():
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param(replace(GEMMA, memory=replace(GEMMA.memory, graphs_bytes=GIB)), id="0.19: the peak is without"),
-        pytest.param(
-            replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_counted=False)), id="not counted"
-        ),
-        pytest.param(replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_bytes=0)), id="no graphs"),
-        pytest.param(
-            replace(CAPTURED, kv_cache=replace(CAPTURED.kv_cache, given_bytes=5)), id="given: none is printed"
-        ),
+        replace(GEMMA, memory=replace(GEMMA.memory, graphs_bytes=GIB)),
+        replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_counted=False)),
+        replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_bytes=0)),
+        replace(CAPTURED, kv_cache=replace(CAPTURED.kv_cache, given_bytes=5)),
     ],
+    ids=["0.19: the peak is without", "not counted", "no graphs", "given: none is printed"],
 )
 def test_a_size_that_is_right_is_not_spoken_of(engine: EngineBudget):
     assert rank_budget(engine, rank()).suggestion is None
@@ -289,20 +285,20 @@ def test_on_cpu_the_process_is_taken_off_what_was_requested():
     assert budget.observed == ()
 
 
+def peak_seen(peak: int) -> Observed:
+    budget = rank_budget(STORY, replace(story_rank(), torch=TorchMemory(peak_allocated_bytes=peak)))
+    return next(row for row in budget.observed if row.key == "activation")
+
+
 def test_a_peak_above_the_profile_is_a_risk_with_its_settings():
-    at_rest = int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0)
-    torch = TorchMemory(peak_allocated_bytes=at_rest + 5 * GIB)
-    budget = rank_budget(STORY, replace(story_rank(), torch=torch))
-    (row,) = [row for row in budget.observed if row.key == "activation"]
+    row = peak_seen(int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0) + 5 * GIB)
     assert row.observed_bytes == 5 * GIB
     assert row.risk_bytes == 5 * GIB - (STORY.memory.peak_activation_bytes or 0)
     assert "--max-num-batched-tokens" in row.settings
 
 
 def test_a_peak_of_the_start_says_nothing():
-    torch = TorchMemory(peak_allocated_bytes=int(13.3 * GIB))
-    budget = rank_budget(STORY, replace(story_rank(), torch=torch))
-    (row,) = [row for row in budget.observed if row.key == "activation"]
+    row = peak_seen(int(13.3 * GIB))
     assert (row.observed_bytes, row.risk_bytes) == (None, None)
 
 

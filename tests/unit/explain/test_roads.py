@@ -32,6 +32,10 @@ def script(folder: Path, text: str) -> str:
     return str(python)
 
 
+def road_of(folder: Path, text: str, say: Callable[[str], None] = lambda _: None) -> VllmRoad:
+    return VllmRoad(script(folder, text), "H100", say)
+
+
 def test_one_process_answers_many_questions_and_ends(tmp_path: Path) -> None:
     python = write_python(tmp_path)
     with VllmRoad(str(python), "H100", lambda _: None) as road:
@@ -56,7 +60,7 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
 def test_waiting_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roads, "_FIRST_WORD_SECONDS", 0.0)
     said: list[str] = []
-    with VllmRoad(script(tmp_path, 'read line; echo \'{"schema": 1, "status": "fits"}\''), "H100", said.append) as road:
+    with road_of(tmp_path, 'read line; echo \'{"schema": 1, "status": "fits"}\'', said.append) as road:
         road.ask(LINE)
     assert said == ["asking vLLM: 0 s"]
 
@@ -64,7 +68,7 @@ def test_waiting_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_vllm_that_cannot_be_asked_says_why_and_what_helps(tmp_path: Path) -> None:
     answer = '{"schema": 1, "status": "cannot_be_asked", "error": "no tokenizer", "help": "copy tokenizer.json"}'
     with (
-        VllmRoad(script(tmp_path, f"read line; echo '{answer}'"), "H100", lambda _: None) as road,
+        road_of(tmp_path, f"read line; echo '{answer}'") as road,
         pytest.raises(CannotBeAskedError, match=r"this vLLM cannot be asked: no tokenizer. copy tokenizer.json"),
     ):
         road.ask(LINE)
@@ -81,10 +85,7 @@ def test_a_vllm_that_cannot_be_asked_says_why_and_what_helps(tmp_path: Path) -> 
     ],
 )
 def test_a_process_that_ends_is_quoted(tmp_path: Path, text: str, said: str) -> None:
-    with (
-        VllmRoad(script(tmp_path, text), "H100", lambda _: None) as road,
-        pytest.raises(CannotBeAskedError, match=said),
-    ):
+    with road_of(tmp_path, text) as road, pytest.raises(CannotBeAskedError, match=said):
         road.ask(LINE)
 
 
@@ -92,10 +93,7 @@ def test_a_process_without_an_answer_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roads, "_GRACE_SECONDS", -2 * roads.DEADLINE_SECONDS)
-    with (
-        VllmRoad(script(tmp_path, "exec sleep 1000"), "H100", lambda _: None) as road,
-        pytest.raises(CannotBeAskedError, match="it said nothing"),
-    ):
+    with road_of(tmp_path, "exec sleep 1000") as road, pytest.raises(CannotBeAskedError, match="it said nothing"):
         road.ask(LINE)
 
 
@@ -115,10 +113,9 @@ def test_only_the_worker_package_goes_onto_the_path_beside_the_shim(
     assert (worker != shim, shim.endswith("process/shim"), given) == (True, True, "/of/the/operator")
 
 
-@pytest.mark.parametrize("ask", [lambda: BuiltInRoad(None).ask(read_line(["vllm serve m --cpu-offload-gb 4"]))])
-def test_what_the_built_in_refuses_comes_with_the_command_that_asks_a_vllm(ask: Callable[[], object]) -> None:
+def test_what_the_built_in_refuses_comes_with_the_command_that_asks_a_vllm() -> None:
     with pytest.raises(PlanError, match=r"highwater plan --engine-python PATH -- vllm serve m --cpu-offload-gb 4$"):
-        ask()
+        BuiltInRoad(None).ask(read_line(["vllm serve m --cpu-offload-gb 4"]))
 
 
 GIB = 1 << 30
