@@ -21,13 +21,7 @@ class OnCard:
 
 
 def judge_card(
-    total: int,
-    used: int,
-    cache: int,
-    weights: Figure | None,
-    rest: Figure | None,
-    *,
-    why_unknown: str | None = None,
+    total: int, used: int, cache: int, weights: Figure | None, rest: Figure | None, *, why_unknown: str | None
 ) -> OnCard:
     """Judge one card of ``total`` bytes, of which others use ``used``; all in bytes.
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from highwater.explain.budget import peak_and_graphs
 from highwater.explain.card import OnCard, fullest, judge_card
 from highwater.explain.command_line import UNNAMED
 from highwater.explain.live_engine import OFFLINE, LiveEngine, layers_under
-from highwater.explain.wish import Granted, ImageTokens, Wish, grant, wish_json
+from highwater.explain.wish import Flags, Granted, ImageTokens, Wish, changes, grant, wish_json
 from highwater.model.engine_budget import EncoderLimits
 from highwater.model.schema import SCHEMA
 from highwater_worker.plan import cards
@@ -26,8 +26,6 @@ from kvplan.flags import KINDS, EngineFlags, checked
 from kvplan.generations import ASCEND_TAKES_KV_CACHE_BYTES, generation_of, requested_bytes
 from kvplan.pool import KvPool, deciding_workers, plan_pool
 
-Changed: TypeAlias = Mapping[str, Any]
-"""The flags that change, by the names of `EngineFlags`."""
 _SAME = cards.measured(0, "as measured")
 
 
@@ -45,7 +43,7 @@ class LiveBytes:
     notes: tuple[str, ...] = ()  # assumptions, in sentences
 
 
-def bytes_under(engine: LiveEngine, changed: Changed, images: float = 1.0) -> LiveBytes:
+def bytes_under(engine: LiveEngine, changed: Flags, images: float = 1.0) -> LiveBytes:
     """Return the bytes of each worker with some flags changed, and so many times the images in a prompt.
 
     Raises PlanError: the start did not report what a flag needs, or vLLM would refuse to start.
@@ -79,7 +77,7 @@ def bytes_under(engine: LiveEngine, changed: Changed, images: float = 1.0) -> Li
 
 
 def card_under(
-    engine: LiveEngine, flags: EngineFlags, changed: Changed, caches: Mapping[int, int], images: float
+    engine: LiveEngine, flags: EngineFlags, changed: Flags, caches: Mapping[int, int], images: float
 ) -> OnCard | None:
     """Judge the cards with a KV cache of given bytes or blocks, by what the start measured beside its own.
 
@@ -124,7 +122,7 @@ def _over(size: int, more: Figure) -> Figure:
     return more._replace(bytes=size + more.bytes, low=size + more.low, high=size + more.high)
 
 
-def _standing_in(engine: LiveEngine, changed: Changed) -> list[int]:
+def _standing_in(engine: LiveEngine, changed: Flags) -> list[int]:
     """Return for each worker the number of the running one that stands for it.
 
     Of ranks that do not run yet, nothing is known but those of their stage: the one with the fewest bytes stands for
@@ -137,11 +135,11 @@ def _standing_in(engine: LiveEngine, changed: Changed) -> list[int]:
     return [min(stage, key=have.__getitem__) for stage in stages for _ in range(changed["tensor_parallel_size"])]
 
 
-def _ratio(engine: LiveEngine, changed: Changed, name: str) -> float:
+def _ratio(engine: LiveEngine, changed: Flags, name: str) -> float:
     return float(changed[name] / max(1, getattr(engine.limits, name))) if name in changed else 1.0
 
 
-def _more_requested(engine: LiveEngine, number: int, changed: Changed) -> int:
+def _more_requested(engine: LiveEngine, number: int, changed: Flags) -> int:
     if "gpu_memory_utilization" not in changed:
         return 0
     start, share = engine.workers[number].budget.memory, changed["gpu_memory_utilization"]
@@ -157,7 +155,7 @@ def _more_requested(engine: LiveEngine, number: int, changed: Changed) -> int:
     return wanted - requested
 
 
-def _more_weights(engine: LiveEngine, size: int | None, changed: Changed) -> Figure:
+def _more_weights(engine: LiveEngine, size: int | None, changed: Flags) -> Figure:
     """Return how many more bytes of weights a rank has, by the ratio of the ranks; some of them stay whole on each."""
     if "tensor_parallel_size" not in changed:
         return _SAME
@@ -166,7 +164,7 @@ def _more_weights(engine: LiveEngine, size: int | None, changed: Changed) -> Fig
     return Figure(more, min(more, 0), max(more, 0), "estimated", "by the ratio of the ranks")
 
 
-def _more_activation(engine: LiveEngine, number: int, changed: Changed, images: float) -> Figure | None:
+def _more_activation(engine: LiveEngine, number: int, changed: Flags, images: float) -> Figure | None:
     """Return how many more bytes activation and graphs take; None: a little, as fewer tokens or requests do.
 
     The peak grows with a step's tokens. By the upper bound it grows with the requests and images too, and the graphs
@@ -194,7 +192,7 @@ def _more_activation(engine: LiveEngine, number: int, changed: Changed, images: 
     )
 
 
-def _byte_notes(engine: LiveEngine, changed: Changed, activation: Figure | None) -> tuple[str, ...]:
+def _byte_notes(engine: LiveEngine, changed: Flags, activation: Figure | None) -> tuple[str, ...]:
     notes = []
     if "gpu_memory_utilization" in changed:
         notes.append("Weights, activation, graphs and non-torch memory are those of the running engine's start.")
@@ -231,7 +229,7 @@ REQUEST_KEYS = (*CHANGEABLE, "images_per_prompt", "wish")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePlan:
     flags: EngineFlags  # all flags, the changed ones among them
-    changed: Mapping[str, Any]  # the flags that differ from the running engine's
+    changed: Flags  # the flags that differ from the running engine's
     pool: KvPool
     card: OnCard | None  # None: vLLM sizes the KV cache by its share of the card, or it is as the engine has it
     available: LiveBytes  # the bytes that the pool was planned with
@@ -251,7 +249,7 @@ class LivePlan:
         return None if self.pool.refusal is None else self.pool.refusal.message
 
 
-def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_prompt: int | None = None) -> LivePlan:
+def plan_live(engine: LiveEngine, requested: Flags, images_per_prompt: int | None = None) -> LivePlan:
     """Size the KV cache of the running engine under other flags and images in a prompt; None: as it runs.
 
     ``requested`` has the flags to change, by the names of `EngineFlags`. Raises PlanError: a flag cannot be planned
@@ -317,19 +315,13 @@ def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) 
             )
         tokens = images.tokens or cached_image or (encoder.max_tokens_per_item or {}).get("image")
         image = None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
-    sizes_pool = engine.flags.kv_cache_memory_bytes is None
-    return grant(
-        wish,
-        lambda flags: plan_live(engine, flags).pool,
-        image=image,
-        utilization=engine.flags.gpu_memory_utilization if sizes_pool else None,
-        kv_cache_dtype=engine.flags.kv_cache_dtype,
-        tensor_parallel_size=engine.flags.tensor_parallel_size,
-        images_per_prompt=None if encoder is None else (encoder.max_items_per_prompt or {}).get("image"),
-    )
+    share = engine.flags.gpu_memory_utilization if engine.flags.kv_cache_memory_bytes is None else None
+    steps = changes(share, engine.flags.kv_cache_dtype, engine.flags.tensor_parallel_size)
+    limit = None if encoder is None else (encoder.max_items_per_prompt or {}).get("image")
+    return grant(wish, lambda flags: plan_live(engine, flags).pool, steps, image=image, images_per_prompt=limit)
 
 
-def _changes(engine: LiveEngine, requested: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(engine: LiveEngine, requested: Flags) -> dict[str, Any]:
     flags, known = engine.flags, KINDS
     changed: dict[str, Any] = {}
     for key, value in requested.items():
@@ -371,7 +363,7 @@ def _images(engine: LiveEngine, images_per_prompt: int | None) -> tuple[int | No
     return (None, 1.0) if images_per_prompt == now else (images_per_prompt, images_per_prompt / max(1, now or 1))
 
 
-def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: KvPool) -> tuple[str, ...]:
+def _notes(engine: LiveEngine, changed: Flags, pool: KvPool) -> tuple[str, ...]:
     notes = []
     if changed.get("max_model_len", 0) > engine.limits.max_model_len:
         notes.append("vLLM refuses a max_model_len over what the model's config.json allows; that is not checked here.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -59,12 +59,12 @@ def is_tight(answer: Answer) -> bool:
     return answer["status"] == "fits" and (kv.get("max_concurrency") or TIGHT) < TIGHT
 
 
-def present(answer: Answer) -> tuple[float | None, str | None, int]:
-    """Return the share of the card that sizes the KV cache (None: none does), the cache's type, and the ranks."""
+def steps_of(answer: Answer) -> list[tuple[Flags, str]]:
+    """Return other flags that make room beside those of an answer, the smallest change first, with the reasons."""
     config = answer.get("config") or {}
     cache, parallel = config.get("cache") or {}, config.get("parallel") or {}
     share = cache.get("gpu_memory_utilization") if answer.get("budget") else None
-    return share, cache.get("cache_dtype"), int(parallel.get("tensor_parallel_size") or 1)
+    return changes(share, cache.get("cache_dtype"), int(parallel.get("tensor_parallel_size") or 1))
 
 
 def ways_out(asking: Asking, answer: Answer) -> Iterator[dict[str, Any]]:
@@ -75,7 +75,7 @@ def ways_out(asking: Asking, answer: Answer) -> Iterator[dict[str, Any]]:
             yield _way({"max_model_len": length}, again)
             break
     others, total = asking.question.get("in_use_bytes"), asking.question.get("device_bytes")
-    steps = [flags for flags, _ in changes(*present(answer))]
+    steps = [flags for flags, _ in steps_of(answer)]
     if others and total:  # vLLM starts with no larger share than the others leave
         steps.insert(0, {"gpu_memory_utilization": math.floor(100 * max(total - others, 0) / total) / 100})
     for flags in steps:
@@ -107,7 +107,7 @@ def _way(flags: Flags, answer: Answer) -> dict[str, Any]:
     return {"flags": dict(flags), "max_concurrency": kv["max_concurrency"], "max_model_len": kv["max_model_len"]}
 
 
-def table(asking: Asking, length: int, ranks: Sequence[int] = RANKS) -> dict[str, Any]:
+def table(asking: Asking, length: int) -> dict[str, Any]:
     """Return the requests at once by length and TP: None where vLLM refuses, `?` where that is open."""
     lengths = [length * times // 4 for times in (1, 2, 4, 8, 16) if length * times // 4]
 
@@ -118,10 +118,10 @@ def table(asking: Asking, length: int, ranks: Sequence[int] = RANKS) -> dict[str
 
     rows = [
         {"max_model_len": each,
-         "max_concurrency": [cell({"max_model_len": each, "tensor_parallel_size": tp}) for tp in ranks]}
+         "max_concurrency": [cell({"max_model_len": each, "tensor_parallel_size": tp}) for tp in RANKS]}
         for each in lengths
     ]  # fmt: skip
-    return {"tensor_parallel_size": list(ranks), "rows": rows}
+    return {"tensor_parallel_size": list(RANKS), "rows": rows}
 
 
 def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
@@ -150,11 +150,7 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
             )
         return known[key]
 
-    share, dtype, ranks = present(answer)
-    granted = grant(
-        wish, pool, image=image_tokens(asking, wish.images), utilization=share, kv_cache_dtype=dtype,
-        tensor_parallel_size=ranks,
-    )  # fmt: skip
+    granted = grant(wish, pool, steps_of(answer), image=image_tokens(asking, wish.images))
     if not is_open:
         is_estimated = answer.get("kv_cache", {}).get("grades", {}).get("available_bytes") == "estimated"
         bound = " There are at least " if is_estimated else " There are "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -129,19 +129,17 @@ def parse_wish(text: str) -> Wish:
 def grant(
     wish: Wish,
     plan: Planner,
+    steps: Iterable[tuple[Flags, str]],
     *,
     image: ImageTokens | None,
-    utilization: float | None = None,
-    kv_cache_dtype: str | None = None,
-    tensor_parallel_size: int = 1,
     images_per_prompt: int | None = None,
 ) -> Granted:
     """Find the smallest command line that a wish fits in, or what comes nearest.
 
-    ``plan`` sizes the KV cache with other flags than the present ones, which are given: ``utilization`` is None where
-    it does not size the KV cache, ``images_per_prompt`` where it is not known. ``image`` is the cost of one image,
-    needed where the wish has images. Raises PlanError: the wish cannot be planned at all: vLLM would refuse the layers,
-    or a number makes no sense.
+    ``plan`` sizes the KV cache with other flags than the present ones, and ``steps`` are those that make room, as
+    `changes` has them. ``image`` is the cost of one image, needed where the wish has images; ``images_per_prompt`` is
+    the present limit, where it is known. Raises PlanError: the wish cannot be planned at all: vLLM would refuse the
+    layers, or a number makes no sense.
     """
     images = wish.images.count if wish.images is not None else 0
     if images and image is None:
@@ -152,7 +150,7 @@ def grant(
     first = search.option({}, "only lengths and numbers are set")
     granting, nearest, refused = [first] if first.fits else [], [], []
     if not first.fits:  # where it fits as it is, nobody asks for more
-        for flags, why in changes(utilization, kv_cache_dtype, tensor_parallel_size):
+        for flags, why in steps:
             try:
                 granting.append(search.option(flags, why))
             except PlanError as exc:

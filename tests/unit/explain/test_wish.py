@@ -17,6 +17,7 @@ from highwater.explain.wish import (
     ImageTokens,
     Planner,
     Wish,
+    changes,
     fitting_conversations,
     grant,
     parse_wish,
@@ -52,7 +53,8 @@ def planner(blocks: int, *, per_utilization: int = 0) -> Planner:
 def granted(text: str, blocks: int, **options: Any) -> Granted:
     """Return what comes of a wish with so many blocks."""
     more = options.pop("per_utilization", 0)
-    return grant(parse_wish(text), planner(blocks, per_utilization=more), image=IMAGE, **options)
+    steps = changes(options.pop("utilization", None), options.pop("kv_cache_dtype", None), 1)
+    return grant(parse_wish(text), planner(blocks, per_utilization=more), steps, image=IMAGE, **options)
 
 
 @pytest.mark.parametrize(
@@ -171,14 +173,14 @@ def test_a_limit_of_images_that_is_there_already_is_not_repeated() -> None:
 
 def test_images_whose_tokens_are_not_known_are_refused() -> None:
     with pytest.raises(PlanError, match="the tokens of an image are not known; give them"):
-        grant(parse_wish("1 x 1k + 2 images"), planner(100), image=None)
+        grant(parse_wish("1 x 1k + 2 images"), planner(100), [], image=None)
 
 
 @settings(max_examples=50)
 @given(st.integers(1, 50), st.integers(1, 3_000), st.integers(2, 2_000))
 def test_what_is_offered_fits_and_nothing_larger_does(conversations: int, length: int, blocks: int) -> None:
     """One conversation more, or one token more, would not fit: the nearest is the nearest."""
-    result = grant(Wish(conversations=conversations, tokens=length), planner(blocks), image=None, kv_cache_dtype="fp8")
+    result = grant(Wish(conversations=conversations, tokens=length), planner(blocks), [], image=None)
     plan = planner(blocks)
 
     def fits(count: int, tokens: int) -> bool:
