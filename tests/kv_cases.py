@@ -122,7 +122,6 @@ class _Maker:
         return self._random.choice((1, 2, 3, 4, 5, 6, 10, 12, 13, 24))
 
     def _mixed(self, *parts: tuple[LayerSpec, int]) -> dict[str, LayerSpec]:
-        """Return the layers of all parts in a random order."""
         specs = [spec for spec, count in parts for _ in range(count)]
         if self._random.random() < 0.7:
             self._random.shuffle(specs)
@@ -227,7 +226,6 @@ class _Maker:
         )
 
     def _budgets(self, question: Question) -> list[int]:
-        """Draw the bytes of each worker: close to what is needed, or anything."""
         draw = self._random
         pool = plan(question, self._generation.version)
         if isinstance(pool, PlanError):

@@ -29,7 +29,6 @@ STORY_NON_TORCH = int(1.062 * GIB)
 
 
 def budget_of(worker: SimpleNamespace, version: str, returned: int | None = None, **changes: Any) -> EngineBudget:
-    """Return what the sidecar gets of a worker."""
     return _BUDGET.validate_python(wire(worker, version=version, returned=returned, **changes))
 
 
@@ -44,7 +43,6 @@ def rank(
     encoder: EncoderCache | None = None,
     **changes: Any,
 ) -> RankReading:
-    """Return one rank as it stands now."""
     values: Mapping[str, Any] = {
         "rank": number,
         "local_rank": number,
@@ -70,7 +68,6 @@ def rank(
 
 
 def story_rank(number: int = 0) -> RankReading:
-    """Return a rank of the story after its start."""
     return rank(number, components=Components(non_torch_bytes=STORY_NON_TORCH), start=STORY_START)
 
 

@@ -210,7 +210,6 @@ STORY_LEFT = STORY.memory.available_bytes or 0
 
 
 def rescaled(version: str, stored: float, returned: float) -> EngineBudget:
-    """Return the story's start under a vllm-ascend that stores so much of what was left, and returns so much of it."""
     memory = replace(
         STORY.memory,
         available_bytes=int(STORY_LEFT * stored),
@@ -309,7 +308,6 @@ def test_the_encoder_cache_is_measured_by_what_it_holds():
 
 
 def test_a_worker_that_says_nothing_has_no_parts():
-    """And no figure that would be 0."""
     budget = rank_budget(EngineBudget(), rank(components=Components(non_torch_bytes=STORY_NON_TORCH)))
     assert (budget.parts, budget.uncounted, budget.observed) == ((), (), ())
     assert (budget.requested_bytes, budget.available_bytes, budget.left_bytes) == (None, None, None)

@@ -8,25 +8,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 from highwater.explain.live import grant_live, live_json, plan_live
 from highwater.explain.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.explain.wish import ImageTokens, parse_wish
-from highwater.model.engine_budget import EncoderLimits, EngineBudget, StartMemory
+from highwater.model.engine_budget import EncoderLimits, StartMemory
 from kvplan import PlanError
 from kvplan.pool import plan_pool
 from tests.fakes import started
 from tests.fakes.started import GIB
-from tests.unit.explain.readings import rank
-
-_BUDGET = TypeAdapter(EngineBudget)
+from tests.unit.explain.readings import budget_of, rank
 
 
 def engine_of(worker: object, version: str, ranks: int, returned: int | None = None, device: str = "npu") -> LiveEngine:
-    """Return an engine whose ranks all started as this worker did."""
-    budget = _BUDGET.validate_python(started.wire(worker, version=version, returned=returned))  # type: ignore[arg-type]
+    budget = budget_of(worker, version, returned)  # type: ignore[arg-type]
     return live_engine([LiveWorker(rank(number, kind=device), budget) for number in range(ranks)])
+
+
+def with_budget(engine: LiveEngine, **changes: Any) -> LiveEngine:
+    """Return the engine as it would be if every worker had reported so."""
+    budget = replace(engine.workers[0].budget, **changes)
+    return live_engine([replace(worker, budget=budget) for worker in engine.workers])
 
 
 @pytest.fixture(name="story")
@@ -36,8 +38,12 @@ def _story() -> LiveEngine:
 
 @pytest.fixture(name="newer")
 def _newer() -> LiveEngine:
-    """Return the story's start on a vllm-ascend that takes the bytes of a KV cache."""
     return engine_of(started.story(), "0.19.0", 2)
+
+
+@pytest.fixture(name="hybrid")
+def _hybrid() -> LiveEngine:
+    return engine_of(started.qwen3_next(), "0.12.0", 2, device="cuda")
 
 
 @pytest.fixture(name="larger")
@@ -72,7 +78,6 @@ def test_eight_bit_keys_and_values_double_the_blocks(story: LiveEngine) -> None:
 
 
 def test_given_bytes_are_exact_and_change_nothing_else(newer: LiveEngine) -> None:
-    """1,000 blocks of 9 MiB and a byte."""
     plan = plan_live(newer, {"kv_cache_memory_bytes": 1_000 * 9 * 1024**2 + 1})
     assert (plan.pool.blocks, plan.available.grade) == (1_000, "exact")
 
@@ -117,12 +122,11 @@ def test_fewer_blocks_than_fit_are_made_as_given(story: LiveEngine) -> None:
 def test_a_wish_is_not_granted_by_bytes_that_the_card_does_not_have(newer: LiveEngine) -> None:
     """Nor is an engine that runs with given bytes taken to have measured what else it needs."""
     budget = newer.workers[0].budget
-    given = replace(
-        budget,
+    engine = with_budget(
+        newer,
         memory=replace(budget.memory, requested_bytes=None, peak_activation_bytes=None),
         kv_cache=replace(budget.kv_cache, given_bytes=newer.available_bytes[0]),
     )
-    engine = live_engine([replace(worker, budget=given) for worker in newer.workers])
     more = plan_live(engine, {"kv_cache_memory_bytes": int(46 * GIB)})
     assert more.fits is None
     assert "is not known" in more.card.why
@@ -164,7 +168,6 @@ def test_another_utilization_moves_the_budget_by_its_share_of_the_device(story: 
 def test_a_requested_share_is_rounded_as_the_version_rounds_it(
     version: str, device: str, rounded: Callable[[float], int]
 ) -> None:
-    """Up from 0.14 on; before, and on Ascend, down."""
     engine = engine_of(started.story(), version, 2, device=device)
     memory = engine.workers[0].budget.memory
     assert memory.total_bytes is not None
@@ -214,8 +217,7 @@ def test_the_bounds_hold_what_vllm_itself_says_of_another_step(story: LiveEngine
     for (tokens, requests), peak in sizes.items():
         memory = replace(story.workers[0].budget.memory, peak_activation_bytes=peak, available_bytes=2**40)
         limits = replace(story.workers[0].budget.limits, max_num_batched_tokens=tokens, max_num_seqs=requests)
-        budget = replace(story.workers[0].budget, memory=memory, limits=limits)
-        engine = live_engine([replace(worker, budget=budget) for worker in story.workers])
+        engine = with_budget(story, memory=memory, limits=limits)
         for (others, more), true in sizes.items():
             found = plan_live(engine, {"max_num_batched_tokens": others, "max_num_seqs": more}).available
             if (others, more) != (tokens, requests):
@@ -227,16 +229,14 @@ def test_graphs_grow_and_shrink_with_the_sequences_in_the_bounds(story: LiveEngi
         story.workers[0].budget.memory, graphs_estimate_bytes=GIB, graphs_estimate_counted=True,
         available_bytes=story.available_bytes[0] - GIB,
     )  # fmt: skip
-    engine = live_engine([replace(one, budget=replace(one.budget, memory=memory)) for one in story.workers])
+    engine = with_budget(story, memory=memory)
     more, fewer = (plan_live(engine, {"max_num_seqs": number}).available for number in (16, 4))
     assert more.low == engine.available_bytes[0] - int(3.86 * GIB) - GIB
     assert fewer.high == engine.available_bytes[0] + int(3.86 * GIB) // 2 + GIB // 2
 
 
 def test_ranks_that_do_not_run_yet_are_planned_by_their_stage() -> None:
-    budget = _BUDGET.validate_python(
-        started.wire(started.story(), version="0.12.0") | {"parallel": {"pipeline_parallel_size": 2}}
-    )
+    budget = replace(budget_of(started.story(), "0.12.0"), parallel={"pipeline_parallel_size": 2})
     lighter = replace(budget.memory, weights_bytes=GIB, available_bytes=(budget.memory.available_bytes or 0) + 8 * GIB)
     workers = [
         LiveWorker(rank(0, pp_rank=0), budget), LiveWorker(rank(1, pp_rank=1), replace(budget, memory=lighter)),
@@ -276,18 +276,16 @@ def test_one_head_a_rank_does_not_show_how_many_there_are() -> None:
     assert plan_live(engine, {"tensor_parallel_size": 8}).pool.bytes_per_block == 4 * 8192
 
 
-def test_states_that_are_kept_once_a_request_have_blocks_as_long_as_the_length() -> None:
+def test_states_that_are_kept_once_a_request_have_blocks_as_long_as_the_length(hybrid: LiveEngine) -> None:
     """Else a request of twice the length would be planned with two states."""
-    engine = engine_of(started.qwen3_next(), "0.12.0", 2, device="cuda")
-    longer = plan_live(engine, {"max_model_len": 400_000}).pool
+    longer = plan_live(hybrid, {"max_model_len": 400_000}).pool
     assert [group.blocks_per_request for group in longer.groups if group.kind == "mamba"] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("flags", [{"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 4}])
-def test_blocks_that_would_be_aligned_anew_are_refused_by_name(flags: dict[str, Any]) -> None:
-    engine = engine_of(started.qwen3_next(), "0.12.0", 2, device="cuda")
+def test_blocks_that_would_be_aligned_anew_are_refused_by_name(hybrid: LiveEngine, flags: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=rf"{next(iter(flags))}: .*highwater plan -- vllm serve MODEL"):
-        plan_live(engine, flags)
+        plan_live(hybrid, flags)
 
 
 @pytest.mark.parametrize(
@@ -336,14 +334,11 @@ def test_the_encoders_budget_follows_the_batched_tokens(story: LiveEngine) -> No
 
 def test_an_encoders_budget_that_is_not_known_stays_so(story: LiveEngine) -> None:
     """Model runner V2 that was not seen to profile it: how large an item is decides, too."""
-    worker = story.workers[0]
-    unknown = replace(worker, budget=replace(worker.budget, encoder=EncoderLimits()))
-    plan = plan_live(replace(story, workers=[unknown, *story.workers[1:]]), {"max_num_batched_tokens": 8})
+    plan = plan_live(with_budget(story, encoder=EncoderLimits()), {"max_num_batched_tokens": 8})
     assert plan.encoder == EncoderLimits()
 
 
 def test_a_wish_that_fits_needs_lengths_and_numbers_only(story: LiveEngine) -> None:
-    """8 x (32k + 4 x 2,042) tokens of 645,120."""
     granted = grant_live(story, parse_wish("8 x 32k + 4 images of 2042 tokens each"))
     assert granted.fits
     assert granted.chosen is not None
@@ -356,16 +351,12 @@ def test_images_without_a_size_are_as_large_as_those_in_the_encoder_cache(story:
     assert largest == ImageTokens(embeddings=16_384, prompt_tokens=16_384)
 
 
-def test_images_are_refused_where_the_engine_reports_other_modalities_alone(story: LiveEngine) -> None:
-    worker = story.workers[0]
-    assert worker.budget.encoder is not None
-    encoder = replace(worker.budget.encoder, max_tokens_per_item={"audio": 750})
-    of_audio = replace(story, workers=(replace(worker, budget=replace(worker.budget, encoder=encoder)),))
+def test_images_of_other_modalities_alone_or_in_pixels_are_refused(story: LiveEngine) -> None:
+    encoder = story.workers[0].budget.encoder
+    assert encoder is not None
+    of_audio = with_budget(story, encoder=replace(encoder, max_tokens_per_item={"audio": 750}))
     with pytest.raises(PlanError, match="2 images: this engine takes none"):
         grant_live(of_audio, parse_wish("1 x 1k + 2 images of 20 tokens"))
-
-
-def test_images_in_pixels_ask_for_the_models_folder(story: LiveEngine) -> None:
     with pytest.raises(PlanError, match=r"image of 1920x1080 .* give the tokens"):
         grant_live(story, parse_wish("8 x 32k + 4 images of 1080p each"))
 

@@ -51,7 +51,6 @@ def planner(blocks: int, *, per_utilization: int = 0) -> Planner:
 
 
 def granted(text: str, blocks: int, **options: Any) -> Granted:
-    """Return what comes of a wish with so many blocks."""
     more = options.pop("per_utilization", 0)
     steps = changes(options.pop("utilization", None), options.pop("kv_cache_dtype", None), 1)
     return grant(parse_wish(text), planner(blocks, per_utilization=more), steps, image=IMAGE, **options)
@@ -156,7 +155,6 @@ def test_a_change_that_cannot_be_planned_is_reported_and_the_others_tried() -> N
 
 
 def test_images_come_on_top_of_the_length_and_into_the_command_line() -> None:
-    """1,024 tokens and 2 images of 2,042."""
     result = granted("1 x 1k + 2 images of 1080p", 1_000)
     assert result.length == 1_024 + 2 * 2_042
     assert result.chosen is not None

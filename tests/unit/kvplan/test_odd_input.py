@@ -28,7 +28,6 @@ KEYS = (
 
 
 def tried(values: dict[str, Any]) -> str | None:
-    """Plan; return the error's text, or None where there is a plan."""
     try:
         start = read_start(values, EngineFlags(), checkpoint_bytes=1 << 34)
         plan_pool(start.workers, [1 << 34] * len(start.workers), start.limits, generation_of("0.33.0"))

@@ -25,7 +25,6 @@ def layers(count: int, spec: LayerSpec = FULL, name: str = "layers") -> Layers:
 
 
 def pool_of(model: Layers, blocks: int, version: str = "0.32.0", limits: Limits = LIMITS) -> KvPool:
-    """Plan with room for so many blocks of one layer."""
     return plan_pool([model], [blocks * PAGE], limits, generation_of(version))
 
 
@@ -69,7 +68,6 @@ def test_a_state_takes_blocks_by_its_cache_mode(version: str, mode: str, blocks:
 
 
 def test_a_cache_mode_that_a_version_lacks_is_refused() -> None:
-    """0.32 has no `all`; the message says what there is."""
     with pytest.raises(PlanError, match=r"mamba_cache_mode: 'all' .* must be none or align"):
         pool_of(layers(1, STATE), 600, "0.32.0", replace(LIMITS, mamba_cache_mode="all"))
 
@@ -110,7 +108,6 @@ def test_context_parallelism_multiplies_the_tokens_and_bars_windows() -> None:
 
 
 def test_cross_attention_keeps_the_encoders_tokens() -> None:
-    """1,500 tokens of Whisper; without a length there is nothing to plan."""
     cross = CrossAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2)
     pool = pool_of(layers(1, cross), 600, limits=replace(LIMITS, max_encoder_tokens=1500))
     assert pool.groups[0].blocks_per_request == 94
@@ -127,7 +124,6 @@ def test_no_memory_at_all_is_refused_in_vllms_words(available: int) -> None:
 
 
 def test_gib_are_written_as_each_version_writes_them() -> None:
-    """7.00 up to 0.13, 7.0 since."""
     for version, text in (("0.12.0", "(7.00 GiB"), ("0.19.0", "(7.0 GiB")):
         refusal = pool_of(layers(28), 28, version, replace(LIMITS, max_model_len=131072)).refusal
         assert refusal is not None

@@ -30,7 +30,6 @@ def _model(tmp_path: Path) -> Path:
 
 @pytest.fixture(name="asked")
 def _asked(tmp_path: Path, model: Path):
-    """Ask the recorded vLLM: the command's own options, then vLLM's flags."""
     python = write_python(tmp_path)
 
     def ask(own: str, flags: str, *more: str) -> Result:

@@ -58,7 +58,6 @@ def _plan() -> Callable[..., Result]:
 
 
 def live(*words: str) -> tuple[str, ...]:
-    """Return the words of a question to the running engine."""
     return ("--live", "http://sidecar:8001", *words)
 
 

@@ -22,7 +22,6 @@ MIB = 1 << 20
 
 @pytest.fixture
 def finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
-    """A finder of `kernels_*`, before the others; the folder holds real ones."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     PRETENDED.clear()

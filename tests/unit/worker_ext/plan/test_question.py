@@ -65,7 +65,6 @@ def test_every_card_says_where_its_size_was_read() -> None:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[dict[str, Any]]:
-    """Return the answers of a kept process whose vLLM cannot be imported."""
     written = io.StringIO()
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
     monkeypatch.setattr(command.os, "fdopen", lambda *_: written)
@@ -138,7 +137,6 @@ def test_sigterm_in_the_middle_leaves_no_process(tmp_path: Path) -> None:
 
 
 def ask_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the module where a folder's modules hide the real ones."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     command = [sys.executable, "-m", "highwater_worker.plan", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
