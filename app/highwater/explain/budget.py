@@ -364,9 +364,7 @@ def encoder_bytes(budget: EngineBudget, reading: RankReading) -> int | None:
         return None
     if held is not None and held.embeds and held.device_bytes + held.host_bytes:
         return encoder.cache_size * (held.device_bytes + held.host_bytes) // held.embeds
-    if encoder.embed_width is None or encoder.embed_bytes is None:
-        return None
-    return encoder.cache_size * encoder.embed_width * encoder.embed_bytes
+    return encoder.cache_bytes
 
 
 def _first(*sizes: int | None) -> int | None:

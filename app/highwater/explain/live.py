@@ -392,7 +392,7 @@ def live_json(engine: LiveEngine, plan: LivePlan, granted: Granted | None = None
     if available.low is not None and available.high is not None:
         fits = fits if (needed <= available.low) == (needed <= available.high) else None
     encoder = plan.encoder or EncoderLimits()
-    cached, width, element = encoder.cache_size, encoder.embed_width, encoder.embed_bytes
+    cached = encoder.cache_size
     line, architecture = str(UNNAMED.changed(plan.changed)), engine.workers[0].budget.architecture
     others = f", with {line.removeprefix(f'{UNNAMED} ')}" if plan.changed else ""
     # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
@@ -418,12 +418,12 @@ def live_json(engine: LiveEngine, plan: LivePlan, granted: Granted | None = None
         },
         "encoder": plan.encoder
         and {
-            "compute_embeddings": plan.encoder.compute_budget,
+            "compute_embeddings": encoder.compute_budget,
             "cache_embeddings": cached,
-            "cache_bytes": None if cached is None or width is None or element is None else cached * width * element,
+            "cache_bytes": encoder.cache_bytes,
             "items": {
                 modality: {"max_embeddings": size, "cached": cached // size if cached is not None and size else None}
-                for modality, size in (plan.encoder.max_tokens_per_item or {}).items()
+                for modality, size in (encoder.max_tokens_per_item or {}).items()
             },
         },
         "command_line": line if plan.changed else None,

@@ -123,6 +123,18 @@ def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
 
 
 Answer: TypeAlias = Mapping[str, Any]
+
+
+def config_of(answer: Answer, section: str) -> Mapping[str, Any]:
+    """Return a part of the effective configuration, such as ``cache``; an empty one of a start that was refused."""
+    return (answer.get("config") or {}).get(section) or {}
+
+
+def why_refused(answer: Answer) -> str | None:
+    """Return the words of a refusal, or of what is invalid; None: it is neither."""
+    return (answer.get("refusal") or {}).get("message") or answer.get("error")
+
+
 MODULE: Final = "highwater_worker.plan"
 DEADLINE_SECONDS: Final = 120
 """For the import of vLLM, and for each answer; the module holds it, and the client waits a little longer."""

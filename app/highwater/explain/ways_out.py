@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from highwater.explain.command_line import Line
-from highwater.explain.roads import Answer, CannotBeAskedError, Road
+from highwater.explain.roads import Answer, CannotBeAskedError, Road, config_of, why_refused
 from highwater.explain.wish import AnsweredPool, Flags, Granted, Images, ImageTokens, Wish, changes, grant
 from kvplan import PlanError
 
@@ -61,10 +61,9 @@ def is_tight(answer: Answer) -> bool:
 
 def steps_of(answer: Answer) -> list[tuple[Flags, str]]:
     """Return other flags that make room beside those of an answer, the smallest change first, with the reasons."""
-    config = answer.get("config") or {}
-    cache, parallel = config.get("cache") or {}, config.get("parallel") or {}
+    cache, ranks = config_of(answer, "cache"), config_of(answer, "parallel").get("tensor_parallel_size")
     share = cache.get("gpu_memory_utilization") if answer.get("budget") else None
-    return changes(share, cache.get("cache_dtype"), int(parallel.get("tensor_parallel_size") or 1))
+    return changes(share, cache.get("cache_dtype"), int(ranks or 1))
 
 
 def ways_out(asking: Asking, answer: Answer) -> Iterator[dict[str, Any]]:
@@ -168,8 +167,7 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
 
 def _answered(answer: Answer) -> Answer:
     if "kv_cache" not in answer:
-        why = (answer.get("refusal") or {}).get("message") or answer.get("error")
-        raise PlanError(f"wish: vLLM does not plan it: {why}")
+        raise PlanError(f"wish: vLLM does not plan it: {why_refused(answer)}")
     return answer
 
 

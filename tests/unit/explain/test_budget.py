@@ -237,6 +237,13 @@ def test_an_older_vllm_ascend_rescales_nothing(version: str):
     assert (budget.part("rescaled"), budget.part("unexplained") is None) == (None, False)
 
 
+@pytest.mark.parametrize(("more", "key"), [(16, "bytes"), (-16, "bytes"), (17, "unexplained")])
+def test_a_few_bytes_are_rounding_and_more_is_not_explained(more: int, key: str):
+    exact = sum(part.bytes for part in rank_budget(STORY, rank()).parts if part.key != "bytes")
+    memory = replace(STORY.memory, requested_bytes=exact + more)
+    assert rank_budget(replace(STORY, memory=memory), rank()).parts[-1].key == key
+
+
 def test_figures_that_sum_have_no_part_for_it():
     assert rank_budget(rescaled("0.30.0rc2", 1, 1), rank(start=STORY_START)).part("rescaled") is None
 

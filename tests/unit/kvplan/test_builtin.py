@@ -162,8 +162,14 @@ def test_a_step_is_sized_by_the_card_and_an_a100_by_its_name(
     assert bool(plan.notes) is (name is None)
 
 
-def test_a_short_model_has_shorter_steps() -> None:
+def test_a_short_model_has_shorter_steps_and_a_short_step_fewer_requests() -> None:
     assert start(max_model_len=2, max_num_seqs=100).flags.max_num_batched_tokens == 200
+    assert start(max_num_batched_tokens=100).flags.max_num_seqs == 100
+
+
+def test_a_share_of_the_card_is_092_by_default() -> None:
+    """0.32.0, vllm/config/cache.py."""
+    assert start().flags.gpu_memory_utilization == 0.92
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from highwater.explain.roads import (
     NoModelError,
     Road,
     VllmRoad,
+    config_of,
     engine_here,
     folder_of,
     hub_cache,
@@ -157,7 +158,7 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
                 beside["command_line"] = str(line.changed(granted.chosen.flags))
                 answer = dict(asking.ask(granted.chosen.flags))
         elif own["table"]:
-            length = ((first.get("config") or {}).get("model") or {}).get("max_model_len")
+            length = config_of(first, "model").get("max_model_len")
             beside |= {} if length is None else {"table": table(asking, int(length))}
         elif is_tight(first):
             beside["ways_out"] = list(ways_out(asking, first))
