@@ -43,174 +43,197 @@ class LiveBytes:
     notes: tuple[str, ...] = ()  # assumptions, in sentences
 
 
-def bytes_under(engine: LiveEngine, changed: Flags, images: float = 1.0) -> LiveBytes:
-    """Return the bytes of each worker with some flags changed, and so many times the images in a prompt.
+@dataclass(frozen=True, slots=True)
+class _Under:
+    """The running engine with some flags changed, and so many times the images in a prompt."""
 
-    Raises PlanError: the start did not report what a flag needs, or vLLM would refuse to start.
-    """
-    numbers = _standing_in(engine, changed)
-    if "kv_cache_memory_bytes" in changed:
-        return LiveBytes(each=(changed["kv_cache_memory_bytes"],) * len(numbers), grade="exact")
-    if engine.flags.kv_cache_memory_bytes is not None:
-        return LiveBytes(each=tuple(engine.available_bytes[number] for number in numbers))
-    sizes = [engine.workers[number].budget.memory.weights_bytes for number in numbers]
-    weights = [_more_weights(engine, size, changed) for size in sizes]
-    activation = [_more_activation(engine, number, changed, images) for number in numbers]
-    left = [
-        cards.left(
-            engine.available_bytes[number] + _more_requested(engine, number, changed),
-            {"weights": one, "activation": another or _SAME},
+    engine: LiveEngine
+    flags: EngineFlags  # all flags, the changed ones among them
+    changed: Flags
+    images: float
+
+    def available(self) -> LiveBytes:
+        """Return the bytes of each worker.
+
+        Raises PlanError: the start did not report what a flag needs, or vLLM would refuse to start.
+        """
+        engine, numbers = self.engine, self.standing_in()
+        if "kv_cache_memory_bytes" in self.changed:
+            return LiveBytes(each=(self.changed["kv_cache_memory_bytes"],) * len(numbers), grade="exact")
+        if engine.flags.kv_cache_memory_bytes is not None:
+            return LiveBytes(each=tuple(engine.available_bytes[number] for number in numbers))
+        weights = [self.more_weights(engine.workers[number].budget.memory.weights_bytes) for number in numbers]
+        activation = [self.more_activation(number) for number in numbers]
+        left = [
+            cards.left(
+                engine.available_bytes[number] + self.more_requested(number),
+                {"weights": one, "activation": another or _SAME},
+            )
+            for number, one, another in zip(numbers, weights, activation, strict=True)
+        ]
+        grade: Grade = "measured" if "gpu_memory_utilization" in self.changed else "engine"
+        if weights[0] is not _SAME or activation[0] is not _SAME:
+            grade = "estimated"
+        is_bounded = grade == "estimated" and None not in activation
+        return LiveBytes(
+            each=tuple(one.bytes for one in left),
+            grade=grade,
+            low=min(one.low for one in left) if is_bounded else None,
+            high=min(one.high for one in left) if is_bounded else None,
+            notes=self.byte_notes(activation[0]),
         )
-        for number, one, another in zip(numbers, weights, activation, strict=True)
-    ]
-    grade: Grade = "measured" if "gpu_memory_utilization" in changed else "engine"
-    if weights[0] is not _SAME or activation[0] is not _SAME:
-        grade = "estimated"
-    is_bounded = grade == "estimated" and None not in activation
-    return LiveBytes(
-        each=tuple(one.bytes for one in left),
-        grade=grade,
-        low=min(one.low for one in left) if is_bounded else None,
-        high=min(one.high for one in left) if is_bounded else None,
-        notes=_byte_notes(engine, changed, activation[0]),
-    )
 
+    def card(self, caches: Mapping[int, int]) -> OnCard | None:
+        """Judge the cards with a KV cache of given bytes or blocks, by what the start measured beside its own.
 
-def card_under(
-    engine: LiveEngine, flags: EngineFlags, changed: Flags, caches: Mapping[int, int], images: float
-) -> OnCard | None:
-    """Judge the cards with a KV cache of given bytes or blocks, by what the start measured beside its own.
+        ``caches`` are the KV cache's bytes by the worker's number. ``None``: vLLM sizes the KV cache by its share of
+        the card, or the engine runs with as much.
+        """
+        engine = self.engine
+        if self.flags.kv_cache_memory_bytes is None and self.flags.num_gpu_blocks_override is None:
+            return None
+        standing_in = self.standing_in()
+        numbers = {number: standing_in[number] for number in caches}
+        made = {number: engine.workers[one].budget.kv_cache.tensor_bytes for number, one in numbers.items()}
+        is_as_much = all(
+            cache <= (engine.available_bytes[numbers[number]] if made[number] is None else made[number] or 0)
+            for number, cache in caches.items()
+        )
+        steps = max(self.ratio("max_num_batched_tokens"), self.ratio("max_num_seqs"))
+        if is_as_much and steps <= 1 and self.images == 1 and "tensor_parallel_size" not in self.changed:
+            return None
+        return fullest(self.judged(numbers[number], cache) for number, cache in caches.items())
 
-    ``caches`` are the KV cache's bytes by the worker's number. ``None``: vLLM sizes the KV cache by its share of the
-    card, or the engine runs with as much.
-    """
-    if flags.kv_cache_memory_bytes is None and flags.num_gpu_blocks_override is None:
-        return None
-    standing_in = _standing_in(engine, changed)
-    numbers = {number: standing_in[number] for number in caches}
-    made = {number: engine.workers[one].budget.kv_cache.tensor_bytes for number, one in numbers.items()}
-    is_as_much = all(
-        cache <= (engine.available_bytes[numbers[number]] if made[number] is None else made[number] or 0)
-        for number, cache in caches.items()
-    )
-    steps = max(_ratio(engine, changed, name) for name in ("max_num_batched_tokens", "max_num_seqs"))
-    if is_as_much and steps <= 1 and images == 1 and "tensor_parallel_size" not in changed:
-        return None
-    judged = []
-    for number, cache in caches.items():
-        worker, why = engine.workers[numbers[number]], "the engine's start did not measure it"
+    def judged(self, number: int, cache: int) -> OnCard:
+        """Judge the card of a running worker with so many bytes for its KV cache."""
+        worker, why = self.engine.workers[number], "the engine's start did not measure it"
         start, seen, rest, more = worker.budget.memory, worker.reading.components.weights_bytes, None, None
         total = start.total_bytes or worker.reading.total_bytes
         if total is None:
             return OnCard(fits=None, why="The engine does not report the bytes of its device: nothing was compared.")
         try:
-            more = _more_activation(engine, numbers[number], changed, images)
+            more = self.more_activation(number)
         except PlanError as exc:
             why = str(exc)
         whole = seen if start.weights_bytes is None else start.weights_bytes
-        weights = None if whole is None else _over(whole, _more_weights(engine, whole, changed))
-        is_measured = engine.flags.kv_cache_memory_bytes is None and start.init_free_bytes and more is not None
+        weights = None if whole is None else _over(whole, self.more_weights(whole))
+        is_measured = self.engine.flags.kv_cache_memory_bytes is None and start.init_free_bytes and more is not None
         if is_measured and start.requested_bytes is not None and whole is not None:
-            beside = start.requested_bytes - whole - engine.available_bytes[numbers[number]]
+            beside = start.requested_bytes - whole - self.engine.available_bytes[number]
             rest = _over(beside, more or _SAME)
         used = 0 if start.init_free_bytes is None else max(total - start.init_free_bytes, 0)
-        judged.append(judge_card(total, used, cache, weights, rest, why_unknown=None if rest else why))
-    return fullest(judged)
+        return judge_card(total, used, cache, weights, rest, why_unknown=None if rest else why)
+
+    def standing_in(self) -> list[int]:
+        """Return for each worker the number of the running one that stands for it.
+
+        Of ranks that do not run yet, nothing is known but those of their stage: the one with the fewest bytes stands
+        for them.
+        """
+        now, have = self.engine.flags.tensor_parallel_size, self.engine.available_bytes
+        ranks = self.changed.get("tensor_parallel_size")
+        if ranks is None:
+            return list(range(len(have)))
+        stages = [range(first, first + now) for first in range(0, len(have), now)]
+        return [min(stage, key=have.__getitem__) for stage in stages for _ in range(ranks)]
+
+    def ratio(self, name: str) -> float:
+        now = max(1, getattr(self.engine.limits, name))
+        return float(self.changed[name] / now) if name in self.changed else 1.0
+
+    def more_requested(self, number: int) -> int:
+        share = self.changed.get("gpu_memory_utilization")
+        if share is None:
+            return 0
+        engine, start = self.engine, self.engine.workers[number].budget.memory
+        total = _reported(start.total_bytes, "gpu_memory_utilization", "total_bytes")
+        requested = _reported(start.requested_bytes, "gpu_memory_utilization", "requested_bytes")
+        wanted = requested_bytes(total, share, generation_of(engine.version).release[:2], engine.flags.platform)
+        if start.init_free_bytes is not None and wanted > start.init_free_bytes:
+            most = math.floor(100 * start.init_free_bytes / total) / 100
+            raise PlanError(
+                f"gpu_memory_utilization: {share} is {wanted} bytes, and {start.init_free_bytes} were free when the "
+                f"engine started, so that vLLM would refuse to start; at most {most}"
+            )
+        return wanted - requested
+
+    def more_weights(self, size: int | None) -> Figure:
+        """Return how many more bytes of weights a rank has, by the ratio of the ranks; some stay whole on each."""
+        if "tensor_parallel_size" not in self.changed:
+            return _SAME
+        ratio = self.engine.flags.tensor_parallel_size / self.changed["tensor_parallel_size"]
+        more = round(_reported(size, "tensor_parallel_size", "weights_bytes") * (ratio - 1))
+        return Figure(more, min(more, 0), max(more, 0), "estimated", "by the ratio of the ranks")
+
+    def more_activation(self, number: int) -> Figure | None:
+        """Return how many more bytes activation and graphs take; None: a little, as fewer tokens or requests do.
+
+        The peak grows with a step's tokens. By the upper bound it grows with the requests and images too, and the
+        graphs with the requests, for whose numbers they are captured; by the lower bound fewer of them free as much.
+        """
+        tokens, sequences, images = self.ratio("max_num_batched_tokens"), self.ratio("max_num_seqs"), self.images
+        if tokens == sequences == images == 1:
+            return _SAME
+        peak, graphs = peak_and_graphs(self.engine.workers[number].budget.memory)
+        if peak is None:
+            if tokens > 1:
+                raise PlanError(
+                    "max_num_batched_tokens: more of them take memory (the peak of activation) that this engine's "
+                    "start did not report; give kv_cache_memory_bytes beside it"
+                )
+            return None
+        peak, graphs, likely = max(0, peak), max(0, graphs), max(0, peak) * (max(1.0, tokens) - 1)
+        low, high = min(1.0, tokens, sequences, images) - 1, max(1.0, tokens, sequences, images) - 1
+        return Figure(
+            round(likely),
+            round(peak * low + graphs * (min(1.0, sequences) - 1)),
+            round(peak * high + graphs * (max(1.0, sequences) - 1)),
+            "estimated",
+            "by the ratio of tokens, requests and images",
+        )
+
+    def byte_notes(self, activation: Figure | None) -> tuple[str, ...]:
+        notes, limits = [], self.engine.limits
+        if "gpu_memory_utilization" in self.changed:
+            notes.append("Weights, activation, graphs and non-torch memory are those of the running engine's start.")
+        if "tensor_parallel_size" in self.changed:
+            notes.append(
+                "The weights of a rank are estimated by the ratio of the ranks; activation, graphs and the buffers of "
+                "the communication library are those of the running engine."
+            )
+        if activation is None:
+            notes.append(
+                "These flags change the peak of activation a little, which the start did not report: not counted."
+            )
+        elif activation is not _SAME:
+            notes.append(
+                f"The peak of activation was measured with {limits.max_num_batched_tokens} batched tokens and "
+                f"{limits.max_num_seqs} sequences. It is taken to grow in proportion to the tokens, and not to shrink; "
+                "by the lower bound it grows in proportion to the sequences and images too, and the graphs do to the "
+                "sequences."
+            )
+        return tuple(notes)
+
+    def notes(self, pool: KvPool) -> tuple[str, ...]:
+        engine, notes = self.engine, []
+        if self.changed.get("max_model_len", 0) > engine.limits.max_model_len:
+            notes.append(
+                "vLLM refuses a max_model_len over what the model's config.json allows; that is not checked here."
+            )
+        if "kv_cache_dtype" in self.changed:
+            notes.append("That the attention backend of this engine takes this kv_cache_dtype is not checked here.")
+        if engine.flags.num_gpu_blocks_override is not None and "num_gpu_blocks_override" not in self.changed:
+            notes.append(f"num_gpu_blocks_override is set: there are {pool.blocks} blocks, whatever the bytes.")
+        if engine.layers_are_grouped:
+            notes.append(
+                "The layers are those of the engine's groups, whose block and page sizes may be padded, as no recorder "
+                "saw the start: under other flags vLLM may group them otherwise and make other blocks."
+            )
+        return tuple(notes)
 
 
 def _over(size: int, more: Figure) -> Figure:
     return more._replace(bytes=size + more.bytes, low=size + more.low, high=size + more.high)
-
-
-def _standing_in(engine: LiveEngine, changed: Flags) -> list[int]:
-    """Return for each worker the number of the running one that stands for it.
-
-    Of ranks that do not run yet, nothing is known but those of their stage: the one with the fewest bytes stands for
-    them.
-    """
-    now, have = engine.flags.tensor_parallel_size, engine.available_bytes
-    if "tensor_parallel_size" not in changed:
-        return list(range(len(have)))
-    stages = [range(first, first + now) for first in range(0, len(have), now)]
-    return [min(stage, key=have.__getitem__) for stage in stages for _ in range(changed["tensor_parallel_size"])]
-
-
-def _ratio(engine: LiveEngine, changed: Flags, name: str) -> float:
-    return float(changed[name] / max(1, getattr(engine.limits, name))) if name in changed else 1.0
-
-
-def _more_requested(engine: LiveEngine, number: int, changed: Flags) -> int:
-    if "gpu_memory_utilization" not in changed:
-        return 0
-    start, share = engine.workers[number].budget.memory, changed["gpu_memory_utilization"]
-    total = _reported(start.total_bytes, "gpu_memory_utilization", "total_bytes")
-    requested = _reported(start.requested_bytes, "gpu_memory_utilization", "requested_bytes")
-    wanted = requested_bytes(total, share, generation_of(engine.version).release[:2], engine.flags.platform)
-    if start.init_free_bytes is not None and wanted > start.init_free_bytes:
-        most = math.floor(100 * start.init_free_bytes / total) / 100
-        raise PlanError(
-            f"gpu_memory_utilization: {share} is {wanted} bytes, and {start.init_free_bytes} were free when the "
-            f"engine started, so that vLLM would refuse to start; at most {most}"
-        )
-    return wanted - requested
-
-
-def _more_weights(engine: LiveEngine, size: int | None, changed: Flags) -> Figure:
-    """Return how many more bytes of weights a rank has, by the ratio of the ranks; some of them stay whole on each."""
-    if "tensor_parallel_size" not in changed:
-        return _SAME
-    more = _reported(size, "tensor_parallel_size", "weights_bytes")
-    more = round(more * (engine.flags.tensor_parallel_size / changed["tensor_parallel_size"] - 1))
-    return Figure(more, min(more, 0), max(more, 0), "estimated", "by the ratio of the ranks")
-
-
-def _more_activation(engine: LiveEngine, number: int, changed: Flags, images: float) -> Figure | None:
-    """Return how many more bytes activation and graphs take; None: a little, as fewer tokens or requests do.
-
-    The peak grows with a step's tokens. By the upper bound it grows with the requests and images too, and the graphs
-    with the requests, for whose numbers they are captured; by the lower bound fewer of them free as much.
-    """
-    tokens, sequences = (_ratio(engine, changed, name) for name in ("max_num_batched_tokens", "max_num_seqs"))
-    if tokens == sequences == images == 1:
-        return _SAME
-    peak, graphs = peak_and_graphs(engine.workers[number].budget.memory)
-    if peak is None:
-        if tokens > 1:
-            raise PlanError(
-                "max_num_batched_tokens: more of them take memory (the peak of activation) that this engine's "
-                "start did not report; give kv_cache_memory_bytes beside it"
-            )
-        return None
-    peak, graphs, likely = max(0, peak), max(0, graphs), max(0, peak) * (max(1.0, tokens) - 1)
-    low, high = min(1.0, tokens, sequences, images) - 1, max(1.0, tokens, sequences, images) - 1
-    return Figure(
-        round(likely),
-        round(peak * low + graphs * (min(1.0, sequences) - 1)),
-        round(peak * high + graphs * (max(1.0, sequences) - 1)),
-        "estimated",
-        "by the ratio of tokens, requests and images",
-    )
-
-
-def _byte_notes(engine: LiveEngine, changed: Flags, activation: Figure | None) -> tuple[str, ...]:
-    notes = []
-    if "gpu_memory_utilization" in changed:
-        notes.append("Weights, activation, graphs and non-torch memory are those of the running engine's start.")
-    if "tensor_parallel_size" in changed:
-        notes.append(
-            "The weights of a rank are estimated by the ratio of the ranks; activation, graphs and the buffers of the "
-            "communication library are those of the running engine."
-        )
-    if activation is None:
-        notes.append("These flags change the peak of activation a little, which the start did not report: not counted.")
-    elif activation is not _SAME:
-        notes.append(
-            f"The peak of activation was measured with {engine.limits.max_num_batched_tokens} batched tokens and "
-            f"{engine.limits.max_num_seqs} sequences. It is taken to grow in proportion to the tokens, and not to "
-            "shrink; by the lower bound it grows in proportion to the sequences and images too, and the graphs do to "
-            "the sequences."
-        )
-    return tuple(notes)
 
 
 def _reported(value: int | None, key: str, name: str) -> int:
@@ -271,11 +294,12 @@ def plan_live(engine: LiveEngine, requested: Flags, images_per_prompt: int | Non
         )
     workers = layers_under(engine, changed)
     images, ratio = _images(engine, images_per_prompt)
-    available = bytes_under(engine, changed, ratio)
+    under = _Under(engine, flags, changed, ratio)
+    available = under.available()
     deciding = deciding_workers(workers, available.each)
     layers, sizes = [workers[number] for number in deciding], [available.each[number] for number in deciding]
     pool = plan_pool(layers, sizes, limits, generation)
-    card = card_under(engine, flags, changed, dict(zip(deciding, pool.cache_bytes, strict=True)), ratio)
+    card = under.card(dict(zip(deciding, pool.cache_bytes, strict=True)))
     if card is not None and card.fits is False:
         pool = replace(pool, fits=False, max_model_len_that_fits=0)
     encoder, tokens = engine.workers[0].budget.encoder, changed.get("max_num_batched_tokens")
@@ -291,7 +315,7 @@ def plan_live(engine: LiveEngine, requested: Flags, images_per_prompt: int | Non
         card=card,
         available=available,
         encoder=encoder,
-        notes=_notes(engine, changed, pool),
+        notes=under.notes(pool),
     )
 
 
@@ -361,22 +385,6 @@ def _images(engine: LiveEngine, images_per_prompt: int | None) -> tuple[int | No
         )
     now = (encoder.max_items_per_prompt or {}).get("image")
     return (None, 1.0) if images_per_prompt == now else (images_per_prompt, images_per_prompt / max(1, now or 1))
-
-
-def _notes(engine: LiveEngine, changed: Flags, pool: KvPool) -> tuple[str, ...]:
-    notes = []
-    if changed.get("max_model_len", 0) > engine.limits.max_model_len:
-        notes.append("vLLM refuses a max_model_len over what the model's config.json allows; that is not checked here.")
-    if "kv_cache_dtype" in changed:
-        notes.append("That the attention backend of this engine takes this kv_cache_dtype is not checked here.")
-    if engine.flags.num_gpu_blocks_override is not None and "num_gpu_blocks_override" not in changed:
-        notes.append(f"num_gpu_blocks_override is set: there are {pool.blocks} blocks, whatever the bytes.")
-    if engine.layers_are_grouped:
-        notes.append(
-            "The layers are those of the engine's groups, whose block and page sizes may be padded, as no recorder "
-            "saw the start: under other flags vLLM may group them otherwise and make other blocks."
-        )
-    return tuple(notes)
 
 
 # --- A plan of a running engine, in the form of docs/plan-by-vllm.md ---
