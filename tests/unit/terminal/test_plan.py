@@ -14,7 +14,7 @@ from highwater.explain import roads
 from highwater.terminal.plan import text as plan_text
 from highwater.terminal.plan.command import _is_there, plan
 from tests.fakes.recorded_vllm import FILE, write_python
-from tests.support.record_answers import SCREENS, screens
+from tests.support.record_answers import COMMANDS, SCREENS, recorded, screens
 from tests.unit.explain.test_roads import Rules
 
 GIB = 1 << 30
@@ -294,6 +294,13 @@ def test_a_plan_loads_neither_torch_nor_the_sidecar(model: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_recording_keeps_every_answer_that_a_command_asked_for(tmp_path: Path) -> None:
+    """Put to the record itself, it gives the record again."""
+    found, known = recorded(write_python(tmp_path), Path("/any"), COMMANDS[:1]), json.loads(FILE.read_text())
+    assert found
+    assert found.items() <= known.items()
 
 
 def test_the_page_shows_what_the_command_prints() -> None:
