@@ -72,7 +72,6 @@ V2 = {"limits": replace(STORY.limits, v2_runner=True)}
 )
 def test_an_encoder_was_profiled_where_that_was_seen(changes, profiled: bool | None):
     view = encoder_view(replace(STORY, **changes), story_rank())
-    assert view is not None
     assert view.is_profiled is profiled
 
 
@@ -253,7 +252,6 @@ def test_an_estimate_that_was_not_taken_off_is_no_part():
     assert rank_budget(GEMMA, rank()).part("graphs") is None
     counted = (GEMMA.memory.available_bytes or 0) - (GEMMA.memory.graphs_estimate_bytes or 0)
     requested = GEMMA.memory.requested_bytes
-    assert requested is not None
     parts = (GEMMA.memory.weights_bytes, GEMMA.memory.peak_activation_bytes, GEMMA.memory.non_torch_bytes)
     assert sum(size or 0 for size in parts) + (GEMMA.memory.available_bytes or 0) == requested
     memory = replace(GEMMA.memory, available_bytes=counted)

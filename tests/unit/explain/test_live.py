@@ -154,8 +154,6 @@ def test_a_start_that_reports_no_device_is_compared_with_the_workers_reading(new
 def test_another_utilization_moves_the_budget_by_its_share_of_the_device(story: LiveEngine) -> None:
     plan = plan_live(story, {"gpu_memory_utilization": 0.9})
     memory = story.workers[0].budget.memory
-    assert memory.total_bytes is not None
-    assert memory.requested_bytes is not None
     moved = plan.available.each[0] - story.available_bytes[0]
     assert moved == int(memory.total_bytes * 0.9) - memory.requested_bytes
     assert plan.available.grade == "measured"
@@ -170,8 +168,6 @@ def test_a_requested_share_is_rounded_as_the_version_rounds_it(
 ) -> None:
     engine = engine_of(started.story(), version, 2, device=device)
     memory = engine.workers[0].budget.memory
-    assert memory.total_bytes is not None
-    assert memory.requested_bytes is not None
     product = memory.total_bytes * 0.9
     assert not product.is_integer()
     moved = plan_live(engine, {"gpu_memory_utilization": 0.9}).available.each[0] - engine.available_bytes[0]
@@ -341,7 +337,6 @@ def test_an_encoders_budget_that_is_not_known_stays_so(story: LiveEngine) -> Non
 def test_a_wish_that_fits_needs_lengths_and_numbers_only(story: LiveEngine) -> None:
     granted = grant_live(story, parse_wish("8 x 32k + 4 images of 2042 tokens each"))
     assert granted.fits
-    assert granted.chosen is not None
     assert granted.chosen.flags == {"max_model_len": 32_768 + 4 * 2_042, "max_num_seqs": 8}
 
 
@@ -353,7 +348,6 @@ def test_images_without_a_size_are_as_large_as_those_in_the_encoder_cache(story:
 
 def test_images_of_other_modalities_alone_or_in_pixels_are_refused(story: LiveEngine) -> None:
     encoder = story.workers[0].budget.encoder
-    assert encoder is not None
     of_audio = with_budget(story, encoder=replace(encoder, max_tokens_per_item={"audio": 750}))
     with pytest.raises(PlanError, match="2 images: this engine takes none"):
         grant_live(of_audio, parse_wish("1 x 1k + 2 images of 20 tokens"))
@@ -365,7 +359,6 @@ def test_a_wish_too_large_for_the_engine_takes_the_smallest_change_that_holds_it
     """8 x 32k are 262,144 tokens, 164,224 there are: 8-bit keys and values hold them, fewer or shorter are offered."""
     granted = grant_live(larger, parse_wish("8 x 32k"))
     assert not granted.fits
-    assert granted.chosen is not None
     assert granted.chosen.flags["kv_cache_dtype"] == "fp8"
     fewer, shorter = granted.nearest[:2]
     assert (fewer.conversations, fewer.fits) == (5, True)

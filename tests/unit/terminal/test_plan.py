@@ -171,8 +171,8 @@ def test_without_a_vllm_the_built_in_answers_and_says_so(built_in_rules: Rules, 
     assert built_in_rules.flags[0].device_bytes == 23034 * GIB // 1024
 
 
-def test_the_built_in_takes_a_config_json_and_standard_input(built_in_rules: Rules, model: Path) -> None:
-    del built_in_rules
+@pytest.mark.usefixtures("built_in_rules")
+def test_the_built_in_takes_a_config_json_and_standard_input(model: Path) -> None:
     renamed = model / "llama.json"
     (model / "config.json").rename(renamed)
     by_name = run(renamed, "--built-in")
@@ -206,10 +206,8 @@ def test_the_built_in_takes_a_config_json_and_standard_input(built_in_rules: Rul
         ),
     ],
 )
-def test_input_that_makes_no_sense_ends_with_2_and_says_what_would_be_right(
-    built_in_rules: Rules, words: tuple[str, ...], said: str
-) -> None:
-    del built_in_rules
+@pytest.mark.usefixtures("built_in_rules")
+def test_input_that_makes_no_sense_ends_with_2_and_says_what_would_be_right(words: tuple[str, ...], said: str) -> None:
     result = run(*words, "--json")
     assert result.exit_code == 2
     assert said in result.stderr
@@ -217,16 +215,16 @@ def test_input_that_makes_no_sense_ends_with_2_and_says_what_would_be_right(
     assert said in json.loads(result.stdout)["error"]
 
 
-def test_a_table_is_requests_by_length_and_ranks(built_in_rules: Rules, model: Path) -> None:
-    del built_in_rules
+@pytest.mark.usefixtures("built_in_rules")
+def test_a_table_is_requests_by_length_and_ranks(model: Path) -> None:
     rows = run(model, "--device", "L4", "--table", "--max-model-len", "8192").stdout.splitlines()
     lengths = [row.split()[0] for row in rows if row[:1].isdigit()]
     assert lengths == ["2,048", "4,096", "8,192", "16,384", "32,768"]
     assert max(map(len, rows)) <= 100
 
 
-def test_measured_parts_settle_what_was_estimated(built_in_rules: Rules, model: Path, tmp_path: Path) -> None:
-    del built_in_rules
+@pytest.mark.usefixtures("built_in_rules")
+def test_measured_parts_settle_what_was_estimated(model: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("INFO 10-22 09:43:49 [a.py:1] Model loading took 15.00 GiB memory and 3 seconds\n"
                    "INFO 10-22 09:43:49 [b.py:2] Available KV cache memory: 4.00 GiB\n")  # fmt: skip

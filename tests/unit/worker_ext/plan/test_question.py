@@ -128,7 +128,6 @@ def test_sigterm_in_the_middle_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "highwater_worker.plan", "--", "vllm", "serve", "m"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asked:
-        assert asked.stderr is not None
         child = int(asked.stderr.readline())
         asked.terminate()
         asked.stderr.read()  # to its end: whoever had it open has ended
