@@ -16,7 +16,9 @@ from kvplan import PlanError
 TIGHT: Final = 2.0
 """Fewer requests of the whole length at once than this: one that is long makes the others wait."""
 RANKS: Final = (1, 2, 4, 8)
-_ONE: Final = {"tensor_parallel_size": "1"}
+# The flags that all of a start's figures depend on, and those that all but its weights do.
+OF_ALL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "quantization", "dtype", "speculative_config")
+OF_PEAK: Final = ("max_num_batched_tokens", "max_num_seqs", "limit_mm_per_prompt", "enforce_eager")
 _SEEN: Final = 1 << 50  # bytes enough for any layers to be seen
 
 
@@ -33,11 +35,20 @@ class Asking:
         question = {**self.question, **more}
         if "measured" in question:
             line = self.line.settled()
-            others = {name for name, value in flags.items() if str(value) != (line.value(name) or _ONE.get(name))}
-            if others & {"tensor_parallel_size", "max_num_seqs"}:
-                kept = {} if "tensor_parallel_size" in others else {"weights"}
-                question["measured"] = {part: size for part, size in question["measured"].items() if part in kept}
+            for name, value in flags.items():
+                if str(value) != (line.value(name) or default_of(name)):
+                    question["measured"] = carried(question["measured"], name)
         return self.road.ask(self.line.changed(flags), **question)
+
+
+def default_of(name: str) -> str | None:
+    return "1" if name.endswith("parallel_size") else None
+
+
+def carried(measured: Mapping[str, int], name: str) -> dict[str, int]:
+    """Return what of a start's parts holds where a flag has another value, by its name."""
+    lost = measured.keys() if name in OF_ALL else measured.keys() - {"weights"} if name in OF_PEAK else ()
+    return {part: size for part, size in measured.items() if part not in lost}
 
 
 def status_of(asking: Asking, flags: Flags) -> tuple[str, Answer]:

@@ -135,13 +135,15 @@ def test_what_explain_wrote_is_told_by_its_content(tmp_path: Path) -> None:
     explanation = {
         "ranks": [rank(90, 10), rank(80, 20)],
         "parallel": {"tensor_parallel_size": 2},
-        "limits": {"max_num_seqs": 256},
+        "limits": {"max_num_seqs": 256, "max_model_len": 4096},
     }
     file.write_text(json.dumps({"explanation": explanation}))
     assert read_measured(file, LINE, None).parts == {"buffers": 0, "weights": 20, "activation": 2, "non_torch": 7}
     other = read_measured(file, read_line(["m -tp 4"]), None)
     assert (other.parts, "--tensor-parallel-size 2, this line 4" in other.notes[0]) == ({}, True)
     assert list(read_measured(file, read_line(["m -tp 2 --max-num-seqs 8"]), None).parts) == ["weights"]
+    longer = read_measured(file, LINE, None)  # no part depends on the length
+    assert (len(longer.parts), longer.notes) == (4, [])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any, Final
 from highwater.diagnose.log.reader import Reader, WholeLines
 from highwater.explain.command_line import Line, size_of
 from highwater.explain.roads import read_content
+from highwater.explain.ways_out import OF_ALL, OF_PEAK, carried, default_of
 from highwater.model.units import GIB
 from kvplan import PlanError
 
@@ -34,10 +35,6 @@ _PRINTED: Final[Mapping[str, re.Pattern[str]]] = {
 }
 _BEGINS: Final = re.compile(r"Initializing a V1 LLM engine|vLLM API server version")
 _ARGUMENTS: Final = re.compile(r"non-default args: (\{.*\})")
-# Flags that a part depends on: with another value it does not carry over.
-_PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size")
-_OF_ALL: Final = (*_PARALLEL, "quantization", "dtype", "speculative_config")
-_OF_PEAK: Final = ("max_num_batched_tokens", "max_num_seqs", "limit_mm_per_prompt", "enforce_eager")
 _DEFAULT_SHARE: Final = 0.92
 
 
@@ -77,7 +74,8 @@ def _of_explanation(explained: Mapping[str, Any], line: Line) -> MeasuredStart:
     # The limits have defaults filled in: what the line does not say is no difference.
     settled = line.settled()
     limits = {key: value for key, value in (explained.get("limits") or {}).items() if settled.value(key) is not None}
-    _compare(start, {**limits, **(explained.get("parallel") or {})}, settled, (*_PARALLEL, *limits))
+    reported = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **limits, **(explained.get("parallel") or {})}
+    _compare(start, reported, settled, [name for name in (*OF_ALL, *OF_PEAK) if name in reported])
     return start
 
 
@@ -109,7 +107,7 @@ def _of_log(texts: Iterable[str], path: Path, line: Line, device_bytes: int | No
             f"--measured: {path} is a start of {before!r}, and the command line serves {now!r}; if they are one model,"
             " give its folder the log's name"
         )
-    _compare(start, arguments, settled, (*_OF_ALL, *_OF_PEAK))
+    _compare(start, arguments, settled, (*OF_ALL, *OF_PEAK))
     return start
 
 
@@ -142,12 +140,11 @@ def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_byte
 def _compare(start: MeasuredStart, arguments: Mapping[str, Any], line: Line, names: Iterable[str]) -> None:
     """Leave out what another command line measured, and say so."""
     for name in names:
-        default = "1" if name.endswith("parallel_size") else None
-        before, now = _word(arguments.get(name, default)), _word(line.value(name) or default)
+        before, now = _word(arguments.get(name, default_of(name))), _word(line.value(name) or default_of(name))
         if before == now:
             continue
-        lost = [part for part in start.parts if name in _OF_ALL or part != "weights"]
-        start.parts = {part: size for part, size in start.parts.items() if part not in lost}
+        kept = carried(start.parts, name)
+        lost, start.parts = [part for part in start.parts if part not in kept], kept
         what = f"--{name.replace('_', '-')} {before or 'not given'}, this line {now or 'not given'}"
         start.notes.append(f"the measured start had {what}: its {', '.join(lost) or 'parts'} do not carry over")
 
