@@ -292,9 +292,16 @@ def plan_live(engine: LiveEngine, requested: Flags, images_per_prompt: int | Non
             f"max_num_batched_tokens: {limits.max_num_batched_tokens} is less than max_num_seqs, "
             f"{limits.max_num_seqs}; vLLM refuses that"
         )
-    workers = layers_under(engine, changed)
-    images, ratio = _images(engine, images_per_prompt)
-    under = _Under(engine, flags, changed, ratio)
+    encoder, images, ratio = engine.workers[0].budget.encoder, None, 1.0
+    if images_per_prompt is not None:
+        if encoder is None or "image" not in (encoder.max_tokens_per_item or {}):
+            raise PlanError(
+                f"images_per_prompt: {images_per_prompt}: this engine takes no images, or does not report its budget"
+            )
+        now = (encoder.max_items_per_prompt or {}).get("image")
+        if images_per_prompt != now:
+            images, ratio = images_per_prompt, images_per_prompt / max(1, now or 1)
+    workers, under = layers_under(engine, changed), _Under(engine, flags, changed, ratio)
     available = under.available()
     deciding = deciding_workers(workers, available.each)
     layers, sizes = [workers[number] for number in deciding], [available.each[number] for number in deciding]
@@ -302,7 +309,7 @@ def plan_live(engine: LiveEngine, requested: Flags, images_per_prompt: int | Non
     card = under.card(dict(zip(deciding, pool.cache_bytes, strict=True)))
     if card is not None and card.fits is False:
         pool = replace(pool, fits=False, max_model_len_that_fits=0)
-    encoder, tokens = engine.workers[0].budget.encoder, changed.get("max_num_batched_tokens")
+    tokens = changed.get("max_num_batched_tokens")
     if encoder is not None and tokens is not None:
         # vllm 0.32.0 v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`: at least the largest item.
         items = encoder.max_tokens_per_item
@@ -372,19 +379,6 @@ def _changes(engine: LiveEngine, requested: Flags) -> dict[str, Any]:
             f"{engine.version}, which takes it from 0.19 on; give gpu_memory_utilization or num_gpu_blocks_override"
         )
     return changed
-
-
-def _images(engine: LiveEngine, images_per_prompt: int | None) -> tuple[int | None, float]:
-    """Return the images of a prompt where their limit changes, and how many times as many as now these are."""
-    encoder = engine.workers[0].budget.encoder
-    if images_per_prompt is None:
-        return None, 1.0
-    if encoder is None or "image" not in (encoder.max_tokens_per_item or {}):
-        raise PlanError(
-            f"images_per_prompt: {images_per_prompt}: this engine takes no images, or does not report its budget"
-        )
-    now = (encoder.max_items_per_prompt or {}).get("image")
-    return (None, 1.0) if images_per_prompt == now else (images_per_prompt, images_per_prompt / max(1, now or 1))
 
 
 # --- A plan of a running engine, in the form of docs/plan-by-vllm.md ---
