@@ -36,7 +36,8 @@ class Asking:
         if "measured" in question:
             line = self.line.settled()
             for name, value in flags.items():
-                if str(value) != (line.value(name) or default_of(name)):
+                is_limit = isinstance(value, Mapping)  # of a wish's images, which was searched with what was measured
+                if not is_limit and str(value) != (line.value(name) or default_of(name)):
                     question["measured"] = carried(question["measured"], name)
         return self.road.ask(self.line.changed(flags), **question)
 

@@ -166,6 +166,7 @@ def test_a_wish_that_vllm_refuses_is_not_answered() -> None:
         ({"tensor_parallel_size": 1}, ["weights", "activation"]),
         ({"tensor_parallel_size": 2}, []),
         ({"max_num_seqs": 4}, ["weights"]),
+        ({"limit_mm_per_prompt": {"image": 2}}, ["weights", "activation"]),
     ],
 )
 def test_what_was_measured_holds_for_the_flags_that_it_does_not_depend_on(
