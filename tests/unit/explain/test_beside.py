@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from highwater.explain.beside import Answer, ask_beside, beside, beside_text, card_name, is_command, why_not
+from highwater.explain.beside import ask_beside, beside, beside_text, card_name, is_command, why_not
 from highwater.explain.explanation import Explanation, explain
+from highwater.explain.roads import Answer
 from highwater.model.engine_budget import EngineBudget, EngineLimits, StartMemory
 from highwater.model.rank import Device
 from tests.fakes.started import GIB
