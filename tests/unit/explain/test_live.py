@@ -255,7 +255,8 @@ def test_more_ranks_split_the_heads_and_estimate_the_weights(story: LiveEngine) 
     assert on_8 == on_16  # one head each, as there are eight
 
 
-def test_one_head_a_rank_does_not_show_how_many_there_are() -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_head_a_rank_does_not_show_how_many_there_are(ranks: int) -> None:
     worker = started.started(
         specs=[started.full(1, 128, 16)] * 4,
         groups=[started.group(started.full(1, 128, 16), 4)],
@@ -264,11 +265,11 @@ def test_one_head_a_rank_does_not_show_how_many_there_are() -> None:
         limits={"max_model_len": 1_000, "max_num_batched_tokens": 2_048, "max_num_seqs": 8},
         memory={"available_kv_cache_memory_bytes": 100 * 4 * 8192},
         runner={"model_memory_usage": 1_000},
-        parallel={"tensor_parallel_size": 4},
+        parallel={"tensor_parallel_size": ranks},
     )
-    engine = engine_of(worker, "0.19.0", 4, device="cuda")
-    with pytest.raises(PlanError, match="each of the 4 ranks keeps one KV head"):
-        plan_live(engine, {"tensor_parallel_size": 2})
+    engine = engine_of(worker, "0.19.0", ranks, device="cuda")
+    with pytest.raises(PlanError, match=f"each of the {ranks} ranks keeps one KV head"):
+        plan_live(engine, {"tensor_parallel_size": ranks // 2})
     assert plan_live(engine, {"tensor_parallel_size": 8}).pool.bytes_per_block == 4 * 8192
 
 
