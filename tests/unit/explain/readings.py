@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from highwater.model.rank import (
     StartPhase,
     TorchMemory,
 )
+from tests.fakes.incident import reading
 from tests.fakes.started import GIB, gemma, larger_story, qwen3_next, story, wire
 
 _BUDGET = TypeAdapter(EngineBudget)
@@ -37,34 +38,14 @@ def rank(
     *,
     kind: str = "npu",
     total: int | None = STORY_TOTAL,
-    components: Components | None = None,
-    torch: TorchMemory | None = None,
     start: Sequence[StartPhase] = (),
     encoder: EncoderCache | None = None,
     **changes: Any,
 ) -> RankReading:
-    values: Mapping[str, Any] = {
-        "rank": number,
-        "local_rank": number,
-        "dp_rank": 0,
-        "tp_rank": number,
-        "pp_rank": 0,
-        "host": "node-a",
-        "pid": 4242 + number,
-        "taken_at": 1_763_660_000.0,
-        "device": Device(type=kind, index=number),
-        "total_bytes": total,
-        "free_bytes": None,
-        "used_bytes": None,
-        "used_ratio": None,
-        "torch": torch or TorchMemory(),
-        "components": components or Components(),
-        "encoder_cache": encoder,
-        "budget": Budget(),
-        "start": tuple(start),
-        "host_memory": HostMemory(),
-    }
-    return RankReading(**{**values, **changes})
+    """Return a rank of which nothing more is known than what is given."""
+    unknown = {"torch": TorchMemory(), "components": Components(), "budget": Budget(), "host_memory": HostMemory()}
+    given = {"device": Device(type=kind, index=number), "total_bytes": total, "encoder_cache": encoder}
+    return reading(number, used=None, **{**unknown, **given, "start": tuple(start), **changes})
 
 
 def story_rank(number: int = 0) -> RankReading:
