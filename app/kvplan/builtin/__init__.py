@@ -13,6 +13,7 @@ from kvplan.builtin.weights import activation_of, check_quantization, weights_of
 from kvplan.flags import DEFAULT_CAPABILITY, KINDS, EngineFlags, Limits, checked
 from kvplan.generations import NEWEST_TESTED, text_of
 from kvplan.specs import (
+    CACHE_BYTES,
     FullAttention,
     Layers,
     LayerSpec,
@@ -30,7 +31,6 @@ _PACKED: Final = "fp8_ds_mla"  # the cache of sparse attention in 8 bits
 _STEPS: Final = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
 _DEFAULT_SHARE: Final = 0.92
 _DEFAULT_BLOCK: Final = 16
-_CACHE_TYPES: Final = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 _HOPPER, _BLACKWELL = 9, 10
 _GEMMA_3: Final = "Gemma3ForConditionalGeneration"
 _FLASHINFER_HEADS: Final = (64, 128, 192)  # 0.32.0, v1/attention/backends/mla/flashinfer_mla.py:245
@@ -229,8 +229,8 @@ def _model_type(model: Model, flags: EngineFlags) -> str:
 
 def _cache_type(model: Model, flags: EngineFlags) -> str:
     given = flags.kv_cache_dtype or "auto"
-    if given not in _CACHE_TYPES:
-        raise PlanError(f"--kv-cache-dtype: {given!r}; the built-in plans {', '.join(_CACHE_TYPES)}")
+    if given != "auto" and given not in CACHE_BYTES:
+        raise PlanError(f"--kv-cache-dtype: {given!r}; the built-in plans auto, {', '.join(CACHE_BYTES)}")
     if given == "auto":  # a quantized checkpoint may ask for one (utils/torch_utils.py, layers/attention/attention.py)
         for keys in (model.quantization, model.quantization.inside("quantization")):
             for key in (name for name, value in keys.items() if "kv_cache" in name and value):
