@@ -55,8 +55,8 @@ class EngineFlags:
     compute_capability: str | None = None
 
     @property
-    def compute_capability_major(self) -> int:
-        return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
+    def capability(self) -> tuple[int, ...]:
+        return tuple(map(int, (self.compute_capability or DEFAULT_CAPABILITY).split(".")))
 
 
 KINDS: Final[Mapping[str, str]] = {

@@ -33,7 +33,7 @@ from kvplan.generations import NEWEST, NEWEST_TESTED, requested_bytes, text_of
 from kvplan.pool import plan_pool
 
 _MAX_INDEX_BYTES: Final = 100_000_000
-_MAX_STDIN_BYTES: Final = 10_000_000
+MAX_CONFIG_BYTES: Final = 10_000_000
 
 
 class NoModelError(PlanError):
@@ -54,8 +54,8 @@ def placed(model: str | None, made: Path) -> Path | None:
         return file.parent.absolute()
     folder = made / "model"
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_bytes(sys.stdin.buffer.read(_MAX_STDIN_BYTES) if model == "-" else file.read_bytes())
-    read_object(folder / "config.json", _MAX_STDIN_BYTES, "the model's config.json")
+    (folder / "config.json").write_bytes(sys.stdin.buffer.read(MAX_CONFIG_BYTES) if model == "-" else file.read_bytes())
+    read_object(folder / "config.json", MAX_CONFIG_BYTES, "the model's config.json")
     return folder
 
 
@@ -281,7 +281,6 @@ def engine_here() -> str | None:
 
 # --- The built-in's answer, in the form of vLLM's own: the newest version's defaults, for the commonest families ---
 
-MAX_CONFIG_BYTES: Final = 10_000_000
 _CAPTURED: Final = 512
 """The largest batch of a graph by default."""
 

@@ -113,7 +113,7 @@ def _check(flags: EngineFlags) -> None:
     capability = flags.compute_capability
     if capability is not None and not re.fullmatch(r"\d{1,2}(\.\d)?", capability):
         raise PlanError(f"--compute-capability: {capability!r}; write it as {DEFAULT_CAPABILITY}")
-    if flags.compute_capability_major < _OLDEST_CAPABILITY:  # older cards change the element type
+    if flags.capability[0] < _OLDEST_CAPABILITY:  # older cards change the element type
         raise PlanError(f"--compute-capability: {capability!r}; the built-in plans 8.0 and newer")
 
 
@@ -243,8 +243,7 @@ def _cache_type(model: Model, flags: EngineFlags) -> str:
     is_quantized = given.startswith("fp8")
     # Kernels of their own (Triton's), which older cards have without 8-bit caches.
     has_own = model.family.mixer == "latent" or model.architecture in ("GptOssForCausalLM", _GEMMA_3)
-    capability = tuple(map(int, (flags.compute_capability or DEFAULT_CAPABILITY).split(".")))
-    if is_quantized and has_own and capability < (8, 9):
+    if is_quantized and has_own and flags.capability < (8, 9):
         raise PlanError(f"--kv-cache-dtype: {given!r}; vLLM serves this model so from compute capability 8.9 on")
     if (model.family.mixer == "latent" and given == "fp8_e5m2") or (model.is_sparse and given == "fp8_e4m3"):
         raise PlanError(f"--kv-cache-dtype: {given!r}; no kernel of vLLM's serves this model so, name fp8")
@@ -255,7 +254,7 @@ def _cache_type(model: Model, flags: EngineFlags) -> str:
 
 def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:
     """Return the tokens of a block, before a hybrid's grows: the attention kernel's (platforms/cuda.py)."""
-    given, major = flags.block_size, flags.compute_capability_major
+    given, major = flags.block_size, flags.capability[0]
     if model.architecture == _GEMMA_3 and major == _BLACKWELL:
         # Its images attend to what follows, by a kernel with blocks of its own.
         raise PlanError(
