@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.flags import Limits
 from kvplan.generations import Generation, generation_of
 from kvplan.pool import KvPool, plan_pool
@@ -49,23 +49,9 @@ class _Maker:
     def question(self) -> Question:
         draw = self._random
         self._block_size = draw.choice((16, 16, 16, 32, 64, 128, 544, 784))
-        layers = draw.choice(
-            (
-                self._one_kind,
-                self._one_kind,
-                self._several_sizes,
-                self._windows,
-                self._windows,
-                self._windows,
-                self._two_windows,
-                self._chunks,
-                self._latent,
-                self._states,
-                self._states,
-                self._encoder_decoder,
-                self._anything,
-            )
-        )()
+        often = (self._one_kind, self._windows, self._states)
+        rare = (self._several_sizes, self._windows, self._two_windows, self._chunks, self._latent)
+        layers = draw.choice((*often, *often, *rare, self._encoder_decoder, self._anything))()
         workers = self._stages(layers)
         question = Question(workers=workers, available_bytes=[PLENTY] * len(workers), limits=self._limits(len(workers)))
         return replace(question, available_bytes=self._budgets(question))
@@ -100,16 +86,15 @@ class _Maker:
     def _mla(self) -> MlaAttention:
         draw = self._random
         if draw.random() < 0.3:
-            return MlaAttention(
-                block_size=self._block_size,
-                kv_heads=1,
-                head_size=576,
-                element_bytes=1,
-                cache_dtype="fp8_ds_mla",
-                token_head_bytes=656,
-            )
-        size = draw.choice((320, 576))
-        return MlaAttention(block_size=self._block_size, kv_heads=1, head_size=size, element_bytes=draw.choice((1, 2)))
+            return self._latent_of(576, 1, cache_dtype="fp8_ds_mla", token_head_bytes=656)
+        return self._latent_of(draw.choice((320, 576)), draw.choice((1, 2)))
+
+    def _latent_of(self, head_size: int, element_bytes: int, **fields: Any) -> MlaAttention:
+        shape = {"kv_heads": 1, "head_size": head_size, "element_bytes": element_bytes}
+        return MlaAttention(block_size=self._block_size, **shape, **fields)
+
+    def _sliding(self) -> SlidingWindow:
+        return SlidingWindow(**self._attention(window=self._window()))
 
     def _state(self, page_bytes: int | None = None) -> MambaState:
         draw = self._random
@@ -118,12 +103,12 @@ class _Maker:
             (draw.choice((8, 16, 32)), draw.choice((64, 128)), 128),
         )
         sizes = (2, draw.choice((2, 4)))
+        tensors = draw.choice((1, 2, 2))
         state = MambaState(
             block_size=draw.choice((self._block_size, 4096, 131072)),
-            shapes=shapes[: draw.choice((1, 2, 2))],
-            element_bytes=sizes,
+            shapes=shapes[:tensors],
+            element_bytes=sizes[:tensors],
         )
-        state = replace(state, element_bytes=sizes[: len(state.shapes)])
         if draw.random() < 0.2:
             state = replace(state, speculative_blocks=draw.choice((1, 3)))
         if self._since(0, 29, 0) and draw.random() < 0.1:
@@ -136,21 +121,13 @@ class _Maker:
         return self._random.choice((1, 2, 3, 4, 5, 6, 10, 12, 13, 24))
 
     def _mixed(self, *parts: tuple[LayerSpec, int]) -> dict[str, LayerSpec]:
-        """Return the layers of all parts in a random order."""
         specs = [spec for spec, count in parts for _ in range(count)]
         if self._random.random() < 0.7:
             self._random.shuffle(specs)
         return {f"model.layers.{place}": spec for place, spec in enumerate(specs)}
 
     def _one_kind(self) -> dict[str, LayerSpec]:
-        spec = self._random.choice(
-            (
-                self._full,
-                self._mla,
-                lambda: SlidingWindow(**self._attention(window=self._window())),
-                self._state,
-            )
-        )()
+        spec = self._random.choice((self._full, self._mla, self._sliding, self._state))()
         return self._mixed((spec, self._count()))
 
     def _several_sizes(self) -> dict[str, LayerSpec]:
@@ -163,10 +140,9 @@ class _Maker:
         """Full attention and one window, often of the same size, as gemma-3 and gpt-oss have."""
         full = self._full()
         fields = self._attention(window=self._window())
-        if self._random.random() < 0.7:
-            fields |= {"kv_heads": full.kv_heads, "head_size": full.head_size, "element_bytes": full.element_bytes}
-        elif self._random.random() < 0.5:
-            fields |= {"kv_heads": full.kv_heads * 2, "head_size": full.head_size, "element_bytes": full.element_bytes}
+        if (drawn := self._random.random()) < 0.85:
+            heads = full.kv_heads * (1 if drawn < 0.7 else 2)
+            fields |= {"kv_heads": heads, "head_size": full.head_size, "element_bytes": full.element_bytes}
         if self._random.random() < 0.1:
             fields["block_size"] = self._block_size * 2
         if self._since(0, 14, 0) and self._random.random() < 0.1:
@@ -192,15 +168,7 @@ class _Maker:
 
     def _latent(self) -> dict[str, LayerSpec]:
         """MLA with an indexer, a drafter, or sliding windows beside it."""
-        indexer = MlaAttention(block_size=self._block_size, kv_heads=1, head_size=132, element_bytes=1)
-        other = self._random.choice(
-            (
-                lambda: indexer,
-                self._full,
-                self._mla,
-                lambda: SlidingWindow(**self._attention(window=self._window())),
-            )
-        )()
+        other = self._random.choice((lambda: self._latent_of(132, 1), self._full, self._mla, self._sliding))()
         return self._mixed((self._mla(), self._count()), (other, self._count()))
 
     def _states(self) -> dict[str, LayerSpec]:
@@ -209,7 +177,7 @@ class _Maker:
         pages = self._random.choice((full.page_bytes, full.page_bytes, None))
         parts: list[tuple[LayerSpec, int]] = [(full, self._count()), (self._state(pages), self._count())]
         if self._random.random() < 0.2:
-            parts.append((SlidingWindow(**self._attention(window=self._window())), self._count()))
+            parts.append((self._sliding(), self._count()))
         if self._random.random() < 0.1:
             parts.append((self._state(pages), self._count()))
         return self._mixed(*parts)
@@ -221,10 +189,7 @@ class _Maker:
 
     def _anything(self) -> dict[str, LayerSpec]:
         makers = (
-            self._full,
-            self._mla,
-            self._state,
-            lambda: SlidingWindow(**self._attention(window=self._window())),
+            *(self._full, self._mla, self._state, self._sliding),
             lambda: ChunkedLocal(**self._attention(chunk=2048)),
             lambda: CrossAttention(**self._attention()),
         )
@@ -260,7 +225,6 @@ class _Maker:
         )
 
     def _budgets(self, question: Question) -> list[int]:
-        """Draw the bytes of each worker: close to what is needed, or anything."""
         draw = self._random
         pool = plan(question, self._generation.version)
         if isinstance(pool, PlanError):

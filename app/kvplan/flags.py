@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias
 
-from kvplan.errors import PlanError, short
+from kvplan import PlanError, short
 
 Platform: TypeAlias = Literal["cuda", "ascend", "cpu"]
 
@@ -55,8 +55,8 @@ class EngineFlags:
     compute_capability: str | None = None
 
     @property
-    def compute_capability_major(self) -> int:
-        return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
+    def capability(self) -> tuple[int, ...]:
+        return tuple(map(int, (self.compute_capability or DEFAULT_CAPABILITY).split(".")))
 
 
 KINDS: Final[Mapping[str, str]] = {
@@ -102,18 +102,12 @@ class Limits:
 
     @classmethod
     def of(cls, flags: EngineFlags, *, max_encoder_tokens: int, v2_model_runner: bool) -> Limits:
+        """Return those of flags that have a length, tokens and requests."""
+        same = {field.name: getattr(flags, field.name) for field in fields(cls) if field.name in KINDS}
         return cls(
-            max_model_len=flags.max_model_len or 0,
-            max_num_batched_tokens=flags.max_num_batched_tokens or 0,
-            max_num_seqs=flags.max_num_seqs or 0,
-            async_scheduling=bool(flags.async_scheduling),
-            decode_context_parallel_size=flags.decode_context_parallel_size,
-            prefill_context_parallel_size=flags.prefill_context_parallel_size,
-            num_gpu_blocks_override=flags.num_gpu_blocks_override,
-            mamba_cache_mode=flags.mamba_cache_mode or "none",
+            **{name: value for name, value in same.items() if value is not None},
             hybrid_manager=not flags.disable_hybrid_kv_cache_manager,
             max_encoder_tokens=max_encoder_tokens,
-            pipeline_parallel_size=flags.pipeline_parallel_size,
             v2_model_runner=v2_model_runner,
         )
 

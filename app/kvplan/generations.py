@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
-from kvplan.errors import PlanError
-from kvplan.figure import MIB
+from kvplan import MIB, PlanError
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(.*)", re.DOTALL)
 # What may follow the three numbers: 0.19.2rc1.dev8+g4b7f5ea1a, 0.12.0.post2, 0.18.0+cpu.

@@ -10,8 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 
-from kvplan.errors import PlanError
-from kvplan.figure import ceil_div
+from kvplan import PlanError, ceil_div
 from kvplan.flags import Limits
 from kvplan.generations import Generation
 from kvplan.specs import (

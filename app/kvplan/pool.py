@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from kvplan.errors import PlanError
-from kvplan.figure import GIB, ceil_div
+from kvplan import GIB, PlanError, ceil_div
 from kvplan.flags import Limits
 from kvplan.generations import Generation
 from kvplan.grouping import LayerGroup, group_layers, merge_workers
@@ -238,27 +237,28 @@ class _Sizing:
 
     def checks(self, workers: Sequence[Layers], available_bytes: Sequence[int]) -> list[_Check]:
         rules = self.generation
+
+        def of_layers(layers: Layers, length: int) -> int:
+            return sum(spec.page_bytes * self.blocks(spec, length) for spec in layers.values())
+
+        def of_groups(block_bytes: int, length: int) -> int:
+            checked = self.groups[:1] if rules.checked_layers == "first_group" else self.groups
+            return block_bytes * sum(self.blocks(group.spec, length) for group in checked)
+
         if rules.checked_layers == "own":
             return [
-                _Check(place, available_bytes[place], partial(self._needs_of_layers, tuple(worker.values())))
+                _Check(place, available_bytes[place], partial(of_layers, worker))
                 for place, worker in enumerate(workers)
             ]
         if not rules.checked_workers:
             smallest = available_bytes.index(min(available_bytes))
             size = max(group.page_bytes() for group in self.groups)
-            return [_Check(smallest, available_bytes[smallest], partial(self._needs_of_groups, size))]
+            return [_Check(smallest, available_bytes[smallest], partial(of_groups, size))]
         sizes = [self.bytes_per_block(worker) for worker in workers]
         return [
-            _Check(place, available - size * rules.null_block_reserved, partial(self._needs_of_groups, size))
+            _Check(place, available - size * rules.null_block_reserved, partial(of_groups, size))
             for place, (available, size) in enumerate(zip(available_bytes, sizes, strict=True))
         ]
-
-    def _needs_of_layers(self, layers: Sequence[LayerSpec], length: int) -> int:
-        return sum(spec.page_bytes * self.blocks(spec, length) for spec in layers)
-
-    def _needs_of_groups(self, block_bytes: int, length: int) -> int:
-        checked = self.groups[:1] if self.generation.checked_layers == "first_group" else self.groups
-        return block_bytes * sum(self.blocks(group.spec, length) for group in checked)
 
     def refusal(self, checks: Sequence[_Check]) -> Refusal | None:
         length = self.limits.max_model_len

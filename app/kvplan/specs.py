@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,8 @@ class MambaState(LayerSpec):
         return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.element_bytes, strict=True))
 
 
+# What an element of keys and values takes by `--kv-cache-dtype`, beside ``auto``, which is the model's own type.
+CACHE_BYTES: Final = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 # By layer name, as vLLM names them; in the order of the model.
 Layers: TypeAlias = Mapping[str, LayerSpec]
 

@@ -13,8 +13,8 @@ import pytest
 from highwater.explain.command_line import Line
 from highwater.terminal.demo.environment import DEFAULT_VERSION
 from highwater_worker.plan.cards import CARDS
-from kvplan.builtin.start import Start, read_start
-from kvplan.errors import PlanError
+from kvplan import PlanError
+from kvplan.builtin import Start, read_start
 from kvplan.flags import EngineFlags
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from highwater.explain.command_line import Line
 from highwater.terminal.demo.environment import DEFAULT_VERSION
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.flags import EngineFlags
 from kvplan.generations import NEWEST_KNOWN, generation_of, text_of
 from kvplan.pool import plan_pool
@@ -123,7 +123,7 @@ def vllm_of(process: Asked, root: Path) -> Planner:
 
 def builtin(case: Case) -> Figures | None:
     """Return the figures of `kvplan.builtin`; None: it refuses the case."""
-    start_of = importlib.import_module("kvplan.builtin.start").read_start
+    start_of = importlib.import_module("kvplan.builtin").read_start
     flags = {name: -1 if value == "auto" else value for name, value in case.flags.items()}
     try:
         start = start_of(completed(dict(case.config)), EngineFlags(**flags))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.flags import Limits
 from kvplan.pool import KvPool
 from kvplan.specs import Layers

@@ -10,14 +10,18 @@ import json
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
+from unittest.mock import patch
 
 import click
 from click.testing import CliRunner
 
-from highwater.explain import roads
+from highwater.explain.command_line import Line
+from highwater.explain.roads import Answer, VllmRoad
 from highwater.terminal.demo.environment import DEFAULT_VERSION, ensure_environment
+from highwater.terminal.plan import command
 from highwater.terminal.plan.command import plan
 from tests.engines import ALL_RECIPES
 from tests.fakes.recorded_vllm import FILE, MODEL, key, write_python
@@ -72,27 +76,32 @@ def kept(answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-class _Recording(roads.VllmRoad):
+class _Recording(VllmRoad):
     answers: ClassVar[dict[str, Any]] = {}
 
-    def _json(self, question: dict[str, Any]) -> dict[str, Any]:
-        answer = super()._json(question)
-        model = question["argv"][2]
-        place = {**question, "argv": [*question["argv"][:2], MODEL, *question["argv"][3:]]}
-        self.answers[key(self._card, place)] = json.loads(json.dumps(kept(answer)).replace(model, MODEL))
+    def ask(self, line: Line, **question: Any) -> Answer:
+        answer, model = super().ask(line, **question), line.argv[2]
+        place = {**question, "argv": [*line.argv[:2], MODEL, *line.argv[3:]]}
+        self.answers[key(self._card, place)] = json.loads(json.dumps(kept(dict(answer))).replace(model, MODEL))
         return answer
+
+
+def recorded(python: Path, model: Path, commands: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return what the vLLM of a Python answers to every question of the commands, by card and question."""
+    _Recording.answers.clear()
+    with patch.object(command, "VllmRoad", _Recording):
+        for own, flags in commands:
+            words = shlex.split(f"{own} --engine-python {python} -- vllm serve {model} {flags}")
+            result = CliRunner().invoke(plan, words)
+            click.echo(f"{own} -- {flags}\n{result.stdout}{result.exit_code} {result.exception}")
+    return dict(_Recording.answers)
 
 
 def main() -> None:
     environment = ensure_environment(DEFAULT_VERSION, recipes=ALL_RECIPES, announce=print)
-    roads.VllmRoad = _Recording  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as made:
-        folder = model_folder(Path(made), "llama", LLAMA_8B)
-        for own, flags in COMMANDS:
-            words = shlex.split(f"{own} --engine-python {environment.python} -- {folder} {flags}")
-            result = CliRunner().invoke(plan, words)
-            click.echo(f"{own} -- {flags}\n{result.stdout}{result.exit_code} {result.exception}")
-    rows = [f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in sorted(_Recording.answers.items())]
+        answers = recorded(environment.python, model_folder(Path(made), "llama", LLAMA_8B), COMMANDS)
+    rows = [f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in sorted(answers.items())]
     FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 
@@ -102,8 +111,8 @@ def screens() -> dict[str, str]:
         python, shown = write_python(Path(made)), {}
         for name, (own, flags) in SHOWN.items():
             words = shlex.split(f"{own} --engine-python {python} -- /model {flags}")
-            command = f"$ highwater plan {own} -- vllm serve Llama-3.1-8B/ {flags}"
-            shown[name] = f"{command}\n{CliRunner().invoke(plan, words).stdout}"
+            typed = f"$ highwater plan {own} -- vllm serve Llama-3.1-8B/ {flags}"
+            shown[name] = f"{typed}\n{CliRunner().invoke(plan, words).stdout}"
     return shown
 
 

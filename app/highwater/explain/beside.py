@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from highwater.explain.budget import RankBudget
 from highwater.explain.explanation import Explanation, tightest
+from highwater.explain.roads import Answer, config_of
 from highwater.model.rank import Device
 from highwater.model.titles import table
 from highwater.model.units import UNKNOWN, gib_text, size_text
 from highwater_worker.plan.cards import CARDS
 
-Answer: TypeAlias = Mapping[str, Any]
 Ask: TypeAlias = Callable[[int | None, Mapping[str, int]], Answer]
 """Asks vLLM about the command line, for a card of so many bytes and parts that were measured, in bytes by name."""
 _COMMAND = re.compile(r"(\w+=\S*\s+)*(vllm|python[\d.]*)\s|.*\sserve\s", re.DOTALL)
@@ -84,7 +84,7 @@ def ask_beside(explanation: Explanation, ask: Ask) -> Answer:
     parts = {key: part.bytes for key in ("non_torch", "graphs") if (part := rank.part(key)) is not None}
     measured = {key: size for key, size in parts.items() if size > 0}
     answer = ask(rank.total_bytes, measured)
-    model, moved = (answer.get("config") or {}).get("model", {}), _differing(explanation, rank, answer).keys()
+    model, moved = config_of(answer, "model"), _differing(explanation, rank, answer).keys()
     lost = set(measured) if moved & _OF_RANKS else set()
     is_another = model.get("_architecture", explanation.architecture) != explanation.architecture
     if "--max-num-seqs" in moved or model.get("enforce_eager") or is_another:
@@ -152,10 +152,10 @@ def beside_text(explanation: Explanation, answer: Answer) -> str:
 
 
 def _differing(explanation: Explanation, rank: RankBudget, answer: Answer) -> dict[str, str]:
-    config, found = answer.get("config") or {}, {}
+    found = {}
     for flag, (section, name) in _FLAGS.items():
         here = explanation.parallel.get(name, getattr(explanation.limits, name, None))
-        here, there = rank.utilization if section == "cache" else here, config.get(section, {}).get(name)
+        here, there = rank.utilization if section == "cache" else here, config_of(answer, section).get(name)
         if here is not None and there is not None and here != there:
             found[flag] = f"{flag} {here} -> {there}"
     return found

@@ -7,15 +7,15 @@ depend on how the version of vLLM counts, which the attributes of its workers sh
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from highwater.explain.live_engine import available_bytes
 from highwater.model.engine_budget import EngineBudget, StartMemory
-from highwater.model.rank import Device, Launch, Ranked, RankReading, StartPhase
+from highwater.model.rank import Device, Launch, Ranked, RankReading
 from highwater.model.units import gib_text
-from kvplan.figure import Grade
+from kvplan import Grade
 from kvplan.generations import ASCEND_RESCALES, SUGGESTION_MARGIN, requested_bytes
 
 Counting: TypeAlias = Literal["parts", "consumed", "cpu", "given", "remainder"]
@@ -137,8 +137,8 @@ class RankBudget(Ranked):
         return next((part for part in (*self.parts, *self.uncounted) if part.key == key), None)
 
 
-def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[StartPhase] = ()) -> RankBudget:
-    memory, rank = budget.memory, _Rank(budget, reading, {phase.name: phase for phase in start})
+def rank_budget(budget: EngineBudget, reading: RankReading) -> RankBudget:
+    memory, rank = budget.memory, _Rank(budget, reading)
     counting, total, available = rank.counting, rank.total, available_bytes(budget)
     requested = None if counting == "given" else memory.requested_bytes
     if requested is None and counting == "remainder" and total is not None and memory.utilization is not None:
@@ -172,8 +172,9 @@ def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[Star
 
 
 class _Rank:
-    def __init__(self, budget: EngineBudget, reading: RankReading, phases: Mapping[str, StartPhase]) -> None:
-        self._budget, self._memory, self._reading, self._phases = budget, budget.memory, reading, phases
+    def __init__(self, budget: EngineBudget, reading: RankReading) -> None:
+        self._budget, self._memory, self._reading = budget, budget.memory, reading
+        self._phases = {phase.name: phase for phase in reading.start}
         self.total = _first(self._memory.total_bytes, self.at("init", "total_bytes"), reading.total_bytes)
         self.counting = _counting(budget, reading.device)
         self._peak, self.graphs = peak_and_graphs(self._memory)
@@ -363,9 +364,7 @@ def encoder_bytes(budget: EngineBudget, reading: RankReading) -> int | None:
         return None
     if held is not None and held.embeds and held.device_bytes + held.host_bytes:
         return encoder.cache_size * (held.device_bytes + held.host_bytes) // held.embeds
-    if encoder.embed_width is None or encoder.embed_bytes is None:
-        return None
-    return encoder.cache_size * encoder.embed_width * encoder.embed_bytes
+    return encoder.cache_bytes
 
 
 def _first(*sizes: int | None) -> int | None:

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from highwater.explain.command_line import size_of
 from highwater.model.units import GIB, size_text
-from highwater_worker.plan.cards import CARDS
-from kvplan.errors import PlanError
-from kvplan.figure import Figure
+from highwater_worker.plan.cards import CARDS, Figure
+from kvplan import PlanError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +21,7 @@ class OnCard:
 
 
 def judge_card(
-    total: int,
-    used: int,
-    cache: int,
-    weights: Figure | None,
-    rest: Figure | None,
-    *,
-    why_unknown: str | None = None,
+    total: int, used: int, cache: int, weights: Figure | None, rest: Figure | None, *, why_unknown: str | None
 ) -> OnCard:
     """Judge one card of ``total`` bytes, of which others use ``used``; all in bytes.
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from kvplan.errors import PlanError, short
+from kvplan import PlanError, short
 from kvplan.flags import KINDS, EngineFlags
 
 MAX_CONFIG_BYTES: Final = 1_000_000

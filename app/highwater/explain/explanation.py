@@ -6,7 +6,7 @@ Pure; no I/O, no clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -16,7 +16,7 @@ from highwater.explain.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.model.engine_budget import EngineBudget, EngineLimits
 from highwater.model.rank import EncoderUnprofiledBy, Launch, RankReading
 from highwater.model.units import gib_text, size_text
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.flags import Limits
 from kvplan.generations import ASCEND_SKIPS_ENCODER, V2_PROFILES_ENCODER, generation_of
 from kvplan.pool import KvPool, deciding_workers, plan_pool
@@ -78,14 +78,14 @@ class PoolView:
 
 
 def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> PoolView:
-    first, kv = workers[0].budget, workers[0].budget.kv_cache
+    kv = workers[0].budget.kv_cache
     sizes = [(size, rank.rank) for rank in ranks if (size := rank.available_bytes) is not None]
     least, binding = min(sizes, key=lambda one: one[0], default=(None, None))
     view = PoolView(
         dp_rank=ranks[0].dp_rank,
         blocks=kv.blocks,
         block_size=kv.block_size,
-        bytes_per_block=block_bytes(first),
+        bytes_per_block=block_bytes(workers[0].budget),
         groups=tuple(
             GroupView(
                 kind=str(group.get("kind"))[:60],
@@ -100,23 +100,22 @@ def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> Poo
         max_concurrency=kv.max_concurrency,
     )
     try:
-        return _with_arithmetic(view, live_engine(workers), ranks)
+        return _with_arithmetic(view, live_engine(workers), [rank.fully_counted_bytes for rank in ranks])
     except PlanError as exc:
         return replace(view, problem=str(exc))
     except ArithmeticError as exc:  # numbers of a file that no engine has
         return replace(view, problem=f"what its workers report makes no pool: {exc}")
 
 
-def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBudget]) -> PoolView:
+def _with_arithmetic(view: PoolView, engine: LiveEngine, counted: Sequence[int | None]) -> PoolView:
+    """``counted`` are each rank's bytes for the KV cache if everything were counted; None: as they are."""
     generation = generation_of(engine.version)
     deciding = deciding_workers(engine.layers, engine.available_bytes)
-    layers = [engine.layers[number] for number in deciding]
+    plan = partial(plan_pool, [engine.layers[number] for number in deciding], generation=generation)
     available = [engine.available_bytes[number] for number in deciding]
-    plan = partial(plan_pool, layers, available, generation=generation)
-    planned, counted = plan(engine.limits), [rank.fully_counted_bytes for rank in ranks]
-    missed = [size for size in counted if size is not None]
-    least = min(missed) if missed and len(missed) == len(ranks) else None
-    fully = None if not least or least < 0 else plan_pool(layers, [least] * len(layers), engine.limits, generation)
+    planned = plan(available, engine.limits)
+    least = None if None in counted else min(size or 0 for size in counted)
+    fully = None if not least or least < 0 else plan([least] * len(available), engine.limits)
     return replace(
         view,
         tokens=planned.tokens if view.tokens is None else view.tokens,
@@ -129,7 +128,7 @@ def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBud
         max_model_len_that_fits=planned.max_model_len_that_fits,
         differences=_differences(view, planned, engine),
         note=generation.note,
-        conversations=_conversations(view, planned, engine.limits, plan),
+        conversations=_conversations(view, planned, engine.limits, partial(plan, available)),
         fully_counted_bytes=least,
         fully_counted_blocks=None if fully is None else fully.blocks,
         fully_counted_tokens=None if fully is None else fully.tokens,
@@ -190,19 +189,6 @@ def _conversations(
     return tuple(rows)
 
 
-def pool_sentence(view: PoolView, limits: EngineLimits | None) -> str:
-    """Return the pool in one sentence; empty where nothing is known of it."""
-    if view.blocks is None or view.bytes_per_block is None:
-        return ""
-    text = f"The KV cache has {view.blocks:,} blocks of {size_text(view.bytes_per_block)}"
-    if view.tokens is not None:
-        text += f", which this version prints as {view.tokens:,} tokens"
-    whole = view.conversations[-1] if view.conversations else None
-    if whole is not None and limits is not None and whole.tokens == limits.max_model_len:
-        text += f"; one request of {whole.tokens:,} tokens takes {size_text(whole.bytes)}, so {whole.requests:,} fit"
-    return f"{text}."
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """One engine explained; None: not reported."""
@@ -233,20 +219,21 @@ def explain(
     ``budget_of`` returns the report of a rank's worker on its start; a rank without one needs the setting that
     ``why_missing`` names. ``vllm_version`` is the server's, where no worker reports one.
     """
-    reported = [(reading, budget) for reading in readings if (budget := budget_of(reading)) is not None]
-    problems = tuple(
-        f"{reading.name}: {why_missing}" for reading in readings if all(reading is not known for known, _ in reported)
-    )
-    if not reported:
-        return Explanation(model=model, vllm_version=vllm_version, problems=problems)
-    first = reported[0][1]
-    ranks = tuple(rank_budget(budget, reading, reading.start) for reading, budget in reported)
+    problems, workers = [], []
+    for reading in readings:
+        if (budget := budget_of(reading)) is None:
+            problems.append(f"{reading.name}: {why_missing}")
+        else:
+            workers.append(LiveWorker(reading, budget))
+    if not workers:
+        return Explanation(model=model, vllm_version=vllm_version, problems=tuple(problems))
+    first, ranks = workers[0].budget, tuple(rank_budget(one.budget, one.reading) for one in workers)
     pools = []
-    for dp_rank in dict.fromkeys(reading.dp_rank for reading, _ in reported):
-        members = [number for number, (reading, _) in enumerate(reported) if reading.dp_rank == dp_rank]
-        workers = [LiveWorker(*reported[number]) for number in members]
-        pools.append(pool_view(workers, [ranks[number] for number in members]))
-    fullest = max(reported, key=lambda rank: 0 if rank[0].encoder_cache is None else rank[0].encoder_cache.device_bytes)
+    for dp_rank in dict.fromkeys(rank.dp_rank for rank in ranks):
+        members = [number for number, rank in enumerate(ranks) if rank.dp_rank == dp_rank]
+        pools.append(pool_view([workers[number] for number in members], [ranks[number] for number in members]))
+    caches = ((one.reading.encoder_cache, one) for one in workers)
+    fullest = max(caches, key=lambda held: held[0].device_bytes if held[0] else 0)[1]
     explanation = Explanation(
         vllm_version=first.vllm_version or vllm_version,
         ascend_version=first.ascend_version,
@@ -256,8 +243,8 @@ def explain(
         parallel=dict(first.parallel),
         ranks=ranks,
         pools=tuple(pools),
-        encoder=encoder_view(fullest[1], fullest[0]),
-        problems=problems,
+        encoder=encoder_view(fullest.budget, fullest.reading),
+        problems=tuple(problems),
     )
     return replace(explanation, paragraph=paragraph(explanation))
 
@@ -273,72 +260,77 @@ def paragraph(explanation: Explanation) -> str:
     if rank is None:
         return ""
     pool = next((one for one in explanation.pools if one.dp_rank == rank.dp_rank), None)
-    sentences = [_budget_sentence(explanation, rank), _parts_sentence(rank)]
-    if pool is not None:
-        sentences += [pool_sentence(pool, explanation.limits), _fully_counted_sentence(rank, pool)]
-    sentences += [_outside_sentence(rank), _suggestion_sentence(rank), _encoder_sentence(explanation.encoder)]
-    return " ".join(sentence for sentence in sentences if sentence)
+    sentences = [*_of_rank(explanation, rank), *_of_pool(explanation.limits, rank, pool)]
+    return " ".join([*sentences, *_of_suggestion(rank), *_of_encoder(explanation.encoder)])
 
 
-def _budget_sentence(explanation: Explanation, rank: RankBudget) -> str:
+def _of_rank(explanation: Explanation, rank: RankBudget) -> Iterator[str]:
     who = f"{explanation.model or explanation.architecture or 'The model'} on vLLM "
     who += f"{explanation.vllm_version or 'of unknown version'}, {rank.name}"
     if rank.requested_bytes is None:
         total = f" of {gib_text(rank.total_bytes)}" if rank.total_bytes is not None else ""
         given = "The KV cache's size was given, not a share of the device" if rank.counting == "given" else ""
-        return f"{who}{total}. {given or 'No budget is reported'}."
-    share = "" if rank.utilization is None else f" = {gib_text(rank.total_bytes)} x {rank.utilization:g}"
-    return f"{who}: {gib_text(rank.requested_bytes)} requested{share}."
-
-
-def _parts_sentence(rank: RankBudget) -> str:
+        yield f"{who}{total}. {given or 'No budget is reported'}."
+    else:
+        share = "" if rank.utilization is None else f" = {gib_text(rank.total_bytes)} x {rank.utilization:g}"
+        yield f"{who}: {gib_text(rank.requested_bytes)} requested{share}."
     others = [part for part in rank.parts if part.key not in {"kv_cache", "null_block", "rounding"} and part.bytes]
     if rank.available_bytes is None or not others:
-        return ""
+        return
     listed, left = ", ".join(f"{part.title} {gib_text(part.bytes)}" for part in others), gib_text(rank.available_bytes)
     if rank.requested_bytes is None:
-        return f"Of {gib_text(rank.total_bytes)} the KV cache has {left}; the rest: {listed}."
-    return f"Of that {listed}; {left} are left for the KV cache."
+        yield f"Of {gib_text(rank.total_bytes)} the KV cache has {left}; the rest: {listed}."
+    else:
+        yield f"Of that {listed}; {left} are left for the KV cache."
 
 
-def _fully_counted_sentence(rank: RankBudget, pool: PoolView) -> str:
-    if not rank.uncounted or rank.fully_counted_bytes is None:
-        return ""
-    missed = [part for part in rank.uncounted if part.key != "others"]
-    listed = " and ".join(f"{part.title} {gib_text(part.bytes)} ({part.why})" for part in missed)
-    tokens = "" if pool.fully_counted_tokens is None else f", {pool.fully_counted_tokens:,} tokens"
-    return (
-        f"This version's formula counts nowhere: {listed}. With that counted, "
-        f"{gib_text(rank.fully_counted_bytes)} would be left for the KV cache{tokens}."
-    )
+def _of_pool(limits: EngineLimits | None, rank: RankBudget, pool: PoolView | None) -> Iterator[str]:
+    """Yield what the pool holds, and what the formula counts nowhere beside it."""
+    if pool is not None and pool.blocks is not None and pool.bytes_per_block is not None:
+        text = f"The KV cache has {pool.blocks:,} blocks of {size_text(pool.bytes_per_block)}"
+        if pool.tokens is not None:
+            text += f", which this version prints as {pool.tokens:,} tokens"
+        whole = pool.conversations[-1] if pool.conversations else None
+        if whole is not None and limits is not None and whole.tokens == limits.max_model_len:
+            text += (
+                f"; one request of {whole.tokens:,} tokens takes {size_text(whole.bytes)}, so {whole.requests:,} fit"
+            )
+        yield f"{text}."
+    if not rank.uncounted:
+        return
+    if pool is not None and rank.fully_counted_bytes is not None:
+        missed = [part for part in rank.uncounted if part.key != "others"]
+        listed = " and ".join(f"{part.title} {gib_text(part.bytes)} ({part.why})" for part in missed)
+        tokens = "" if pool.fully_counted_tokens is None else f", {pool.fully_counted_tokens:,} tokens"
+        yield (
+            f"This version's formula counts nowhere: {listed}. With that counted, "
+            f"{gib_text(rank.fully_counted_bytes)} would be left for the KV cache{tokens}."
+        )
+    if rank.outside_bytes is not None and rank.left_bytes is not None:
+        left = "nothing is" if rank.left_bytes <= 0 else f"{gib_text(rank.left_bytes)} are"
+        yield (
+            f"Outside the budget there are {gib_text(rank.outside_bytes)} of the device, where all that must live; "
+            f"{left} left of it for workspaces and other processes."
+        )
 
 
-def _outside_sentence(rank: RankBudget) -> str:
-    if rank.outside_bytes is None or rank.left_bytes is None or not rank.uncounted:
-        return ""
-    left = "nothing is" if rank.left_bytes <= 0 else f"{gib_text(rank.left_bytes)} are"
-    return (
-        f"Outside the budget there are {gib_text(rank.outside_bytes)} of the device, where all that must live; {left} "
-        "left of it for workspaces and other processes."
-    )
-
-
-def _suggestion_sentence(rank: RankBudget) -> str:
+def _of_suggestion(rank: RankBudget) -> Iterator[str]:
     found = rank.suggestion
-    if found is None or found.bytes is None:
-        return "" if found is None else found.missing or ""
-    plan = rank.environment.get("VLLM_ENABLE_STARTUP_PLAN") not in {None, "", "0"}
-    kept = ", and VLLM_ENABLE_STARTUP_PLAN keeps it for the next start" if plan else ""
-    return (
-        f"vLLM's log suggests --kv-cache-memory={found.bytes} ({gib_text(found.bytes)}), which has graphs off it "
-        f"twice, as estimated and as captured{kept}; counted once it is {found.counted_once_bytes} "
-        f"({gib_text(found.counted_once_bytes)}): {gib_text(found.lost_bytes)} are lost."
-    )
+    if found is not None and found.missing:
+        yield found.missing
+    elif found is not None and found.bytes is not None:
+        plan = rank.environment.get("VLLM_ENABLE_STARTUP_PLAN") not in {None, "", "0"}
+        kept = ", and VLLM_ENABLE_STARTUP_PLAN keeps it for the next start" if plan else ""
+        yield (
+            f"vLLM's log suggests --kv-cache-memory={found.bytes} ({gib_text(found.bytes)}), which has graphs off it "
+            f"twice, as estimated and as captured{kept}; counted once it is {found.counted_once_bytes} "
+            f"({gib_text(found.counted_once_bytes)}): {gib_text(found.lost_bytes)} are lost."
+        )
 
 
-def _encoder_sentence(encoder: EncoderView | None) -> str:
+def _of_encoder(encoder: EncoderView | None) -> Iterator[str]:
     if encoder is None or encoder.cache_size is None:
-        return ""
+        return
     text = f"The encoder cache keeps {encoder.cache_size:,} embeddings"
     if encoder.cache_bytes is not None:
         bound = "at least " if encoder.bytes_grade == "estimated" else ""
@@ -346,7 +338,7 @@ def _encoder_sentence(encoder: EncoderView | None) -> str:
     if encoder.items_in_cache and encoder.item_tokens is not None:
         items = f"{encoder.items_in_cache} of the largest {encoder.modality}"
         text += f", filled by {items} ({encoder.item_tokens:,}{encoder.item_side})"
-    return text + ("; this start did not profile the encoder." if encoder.is_profiled is False else ".")
+    yield text + ("; this start did not profile the encoder." if encoder.is_profiled is False else ".")
 
 
 # --- The encoder's side of the budget: its limits of computing and caching, in embeddings and bytes. Pure ---

@@ -10,25 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from highwater.explain.budget import peak_and_graphs
 from highwater.explain.card import OnCard, fullest, judge_card
 from highwater.explain.command_line import UNNAMED
 from highwater.explain.live_engine import OFFLINE, LiveEngine, layers_under
-from highwater.explain.wish import Granted, Images, ImageTokens, Wish, grant, wish_json
+from highwater.explain.wish import Flags, Granted, ImageTokens, Wish, changes, grant, wish_json
 from highwater.model.engine_budget import EncoderLimits
 from highwater.model.schema import SCHEMA
-from highwater_worker.plan import estimates
-from kvplan.errors import PlanError, short
-from kvplan.figure import GRADES, Figure, Grade, add, estimated, measured
+from highwater_worker.plan import cards
+from highwater_worker.plan.cards import Figure
+from kvplan import GRADES, Grade, PlanError, short
 from kvplan.flags import KINDS, EngineFlags, checked
 from kvplan.generations import ASCEND_TAKES_KV_CACHE_BYTES, generation_of, requested_bytes
 from kvplan.pool import KvPool, deciding_workers, plan_pool
 
-Changed: TypeAlias = Mapping[str, Any]
-"""The flags that change, by the names of `EngineFlags`."""
-_SAME = measured(0, "as measured")
+_SAME = cards.measured(0, "as measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,166 +43,197 @@ class LiveBytes:
     notes: tuple[str, ...] = ()  # assumptions, in sentences
 
 
-def bytes_under(engine: LiveEngine, changed: Changed, images: float = 1.0) -> LiveBytes:
-    """Return the bytes of each worker with some flags changed, and so many times the images in a prompt.
+@dataclass(frozen=True, slots=True)
+class _Under:
+    """The running engine with some flags changed, and so many times the images in a prompt."""
 
-    Raises PlanError: the start did not report what a flag needs, or vLLM would refuse to start.
-    """
-    numbers = _standing_in(engine, changed)
-    if "kv_cache_memory_bytes" in changed:
-        return LiveBytes(each=(changed["kv_cache_memory_bytes"],) * len(numbers), grade="exact")
-    each = tuple(engine.available_bytes[number] for number in numbers)
-    if engine.flags.kv_cache_memory_bytes is not None:
-        return LiveBytes(each=each)
-    sizes = [engine.workers[number].budget.memory.weights_bytes for number in numbers]
-    weights = [_more_weights(engine, size, changed) for size in sizes]
-    activation = [_more_activation(engine, number, changed, images) for number in numbers]
-    taken = [add((one, another or _SAME), "") for one, another in zip(weights, activation, strict=True)]
-    gains = [_more_requested(engine, number, changed) for number in numbers]
-    grade: Grade = "measured" if "gpu_memory_utilization" in changed else "engine"
-    if weights[0] is not _SAME or activation[0] is not _SAME:
-        grade = "estimated"
-    left = [(size + gain, part) for size, gain, part in zip(each, gains, taken, strict=True)]
-    is_bounded = grade == "estimated" and None not in activation
-    return LiveBytes(
-        each=tuple(max(0, size - part.bytes) for size, part in left),
-        grade=grade,
-        low=max(0, min(size - part.high for size, part in left)) if is_bounded else None,
-        high=max(0, min(size - part.low for size, part in left)) if is_bounded else None,
-        notes=_byte_notes(engine, changed, activation[0]),
-    )
+    engine: LiveEngine
+    flags: EngineFlags  # all flags, the changed ones among them
+    changed: Flags
+    images: float
 
+    def available(self) -> LiveBytes:
+        """Return the bytes of each worker.
 
-def card_under(
-    engine: LiveEngine, flags: EngineFlags, changed: Changed, caches: Mapping[int, int], images: float
-) -> OnCard | None:
-    """Judge the cards with a KV cache of given bytes or blocks, by what the start measured beside its own.
+        Raises PlanError: the start did not report what a flag needs, or vLLM would refuse to start.
+        """
+        engine, numbers = self.engine, self.standing_in()
+        if "kv_cache_memory_bytes" in self.changed:
+            return LiveBytes(each=(self.changed["kv_cache_memory_bytes"],) * len(numbers), grade="exact")
+        if engine.flags.kv_cache_memory_bytes is not None:
+            return LiveBytes(each=tuple(engine.available_bytes[number] for number in numbers))
+        weights = [self.more_weights(engine.workers[number].budget.memory.weights_bytes) for number in numbers]
+        activation = [self.more_activation(number) for number in numbers]
+        left = [
+            cards.left(
+                engine.available_bytes[number] + self.more_requested(number),
+                {"weights": one, "activation": another or _SAME},
+            )
+            for number, one, another in zip(numbers, weights, activation, strict=True)
+        ]
+        grade: Grade = "measured" if "gpu_memory_utilization" in self.changed else "engine"
+        if weights[0] is not _SAME or activation[0] is not _SAME:
+            grade = "estimated"
+        is_bounded = grade == "estimated" and None not in activation
+        return LiveBytes(
+            each=tuple(one.bytes for one in left),
+            grade=grade,
+            low=min(one.low for one in left) if is_bounded else None,
+            high=min(one.high for one in left) if is_bounded else None,
+            notes=self.byte_notes(activation[0]),
+        )
 
-    ``caches`` are the KV cache's bytes by the worker's number. ``None``: vLLM sizes the KV cache by its share of the
-    card, or the engine runs with as much.
-    """
-    if flags.kv_cache_memory_bytes is None and flags.num_gpu_blocks_override is None:
-        return None
-    standing_in = _standing_in(engine, changed)
-    numbers = {number: standing_in[number] for number in caches}
-    made = {number: engine.workers[one].budget.kv_cache.tensor_bytes for number, one in numbers.items()}
-    is_as_much = all(
-        cache <= (engine.available_bytes[numbers[number]] if made[number] is None else made[number] or 0)
-        for number, cache in caches.items()
-    )
-    steps = max(_ratio(engine, changed, name) for name in ("max_num_batched_tokens", "max_num_seqs"))
-    if is_as_much and steps <= 1 and images == 1 and "tensor_parallel_size" not in changed:
-        return None
-    cards = []
-    for number, cache in caches.items():
-        worker, why = engine.workers[numbers[number]], "the engine's start did not measure it"
+    def card(self, caches: Mapping[int, int]) -> OnCard | None:
+        """Judge the cards with a KV cache of given bytes or blocks, by what the start measured beside its own.
+
+        ``caches`` are the KV cache's bytes by the worker's number. ``None``: vLLM sizes the KV cache by its share of
+        the card, or the engine runs with as much.
+        """
+        engine = self.engine
+        if self.flags.kv_cache_memory_bytes is None and self.flags.num_gpu_blocks_override is None:
+            return None
+        standing_in = self.standing_in()
+        numbers = {number: standing_in[number] for number in caches}
+        made = {number: engine.workers[one].budget.kv_cache.tensor_bytes for number, one in numbers.items()}
+        is_as_much = all(
+            cache <= (engine.available_bytes[numbers[number]] if made[number] is None else made[number] or 0)
+            for number, cache in caches.items()
+        )
+        steps = max(self.ratio("max_num_batched_tokens"), self.ratio("max_num_seqs"))
+        if is_as_much and steps <= 1 and self.images == 1 and "tensor_parallel_size" not in self.changed:
+            return None
+        return fullest(self.judged(numbers[number], cache) for number, cache in caches.items())
+
+    def judged(self, number: int, cache: int) -> OnCard:
+        """Judge the card of a running worker with so many bytes for its KV cache."""
+        worker, why = self.engine.workers[number], "the engine's start did not measure it"
         start, seen, rest, more = worker.budget.memory, worker.reading.components.weights_bytes, None, None
         total = start.total_bytes or worker.reading.total_bytes
         if total is None:
             return OnCard(fits=None, why="The engine does not report the bytes of its device: nothing was compared.")
         try:
-            more = _more_activation(engine, numbers[number], changed, images)
+            more = self.more_activation(number)
         except PlanError as exc:
             why = str(exc)
         whole = seen if start.weights_bytes is None else start.weights_bytes
-        weights = None if whole is None else add((measured(whole, ""), _more_weights(engine, whole, changed)), "")
-        is_measured = engine.flags.kv_cache_memory_bytes is None and start.init_free_bytes and more is not None
+        weights = None if whole is None else _over(whole, self.more_weights(whole))
+        is_measured = self.engine.flags.kv_cache_memory_bytes is None and start.init_free_bytes and more is not None
         if is_measured and start.requested_bytes is not None and whole is not None:
-            beside = start.requested_bytes - whole - engine.available_bytes[numbers[number]]
-            rest = add((measured(beside, ""), more or _SAME), "")
+            beside = start.requested_bytes - whole - self.engine.available_bytes[number]
+            rest = _over(beside, more or _SAME)
         used = 0 if start.init_free_bytes is None else max(total - start.init_free_bytes, 0)
-        cards.append(judge_card(total, used, cache, weights, rest, why_unknown=None if rest else why))
-    return fullest(cards)
+        return judge_card(total, used, cache, weights, rest, why_unknown=None if rest else why)
 
+    def standing_in(self) -> list[int]:
+        """Return for each worker the number of the running one that stands for it.
 
-def _standing_in(engine: LiveEngine, changed: Changed) -> list[int]:
-    """Return for each worker the number of the running one that stands for it.
+        Of ranks that do not run yet, nothing is known but those of their stage: the one with the fewest bytes stands
+        for them.
+        """
+        now, have = self.engine.flags.tensor_parallel_size, self.engine.available_bytes
+        ranks = self.changed.get("tensor_parallel_size")
+        if ranks is None:
+            return list(range(len(have)))
+        stages = [range(first, first + now) for first in range(0, len(have), now)]
+        return [min(stage, key=have.__getitem__) for stage in stages for _ in range(ranks)]
 
-    Of ranks that do not run yet, nothing is known but those of their stage: the one with the fewest bytes stands for
-    them.
-    """
-    now, have = engine.flags.tensor_parallel_size, engine.available_bytes
-    if "tensor_parallel_size" not in changed:
-        return list(range(len(have)))
-    stages = [range(first, first + now) for first in range(0, len(have), now)]
-    return [min(stage, key=have.__getitem__) for stage in stages for _ in range(changed["tensor_parallel_size"])]
+    def ratio(self, name: str) -> float:
+        now = max(1, getattr(self.engine.limits, name))
+        return float(self.changed[name] / now) if name in self.changed else 1.0
 
-
-def _ratio(engine: LiveEngine, changed: Changed, name: str) -> float:
-    return float(changed[name] / max(1, getattr(engine.limits, name))) if name in changed else 1.0
-
-
-def _more_requested(engine: LiveEngine, number: int, changed: Changed) -> int:
-    if "gpu_memory_utilization" not in changed:
-        return 0
-    start, share = engine.workers[number].budget.memory, changed["gpu_memory_utilization"]
-    total = _reported(start.total_bytes, "gpu_memory_utilization", "total_bytes")
-    requested = _reported(start.requested_bytes, "gpu_memory_utilization", "requested_bytes")
-    wanted = requested_bytes(total, share, generation_of(engine.version).release[:2], engine.flags.platform)
-    if start.init_free_bytes is not None and wanted > start.init_free_bytes:
-        most = math.floor(100 * start.init_free_bytes / total) / 100
-        raise PlanError(
-            f"gpu_memory_utilization: {share} is {wanted} bytes, and {start.init_free_bytes} were free when the "
-            f"engine started, so that vLLM would refuse to start; at most {most}"
-        )
-    return wanted - requested
-
-
-def _more_weights(engine: LiveEngine, size: int | None, changed: Changed) -> Figure:
-    """Return how many more bytes of weights a rank has, by the ratio of the ranks; some of them stay whole on each."""
-    if "tensor_parallel_size" not in changed:
-        return _SAME
-    more = _reported(size, "tensor_parallel_size", "weights_bytes")
-    more = round(more * (engine.flags.tensor_parallel_size / changed["tensor_parallel_size"] - 1))
-    return estimated(min(more, 0), more, max(more, 0), "")
-
-
-def _more_activation(engine: LiveEngine, number: int, changed: Changed, images: float) -> Figure | None:
-    """Return how many more bytes activation and graphs take; None: a little, as fewer tokens or requests do.
-
-    The peak grows with a step's tokens. By the upper bound it grows with the requests and images too, and the graphs
-    with the requests, for whose numbers they are captured; by the lower bound fewer of them free as much.
-    """
-    tokens, sequences = (_ratio(engine, changed, name) for name in ("max_num_batched_tokens", "max_num_seqs"))
-    if tokens == sequences == images == 1:
-        return _SAME
-    peak, graphs = peak_and_graphs(engine.workers[number].budget.memory)
-    if peak is None:
-        if tokens > 1:
+    def more_requested(self, number: int) -> int:
+        share = self.changed.get("gpu_memory_utilization")
+        if share is None:
+            return 0
+        engine, start = self.engine, self.engine.workers[number].budget.memory
+        total = _reported(start.total_bytes, "gpu_memory_utilization", "total_bytes")
+        requested = _reported(start.requested_bytes, "gpu_memory_utilization", "requested_bytes")
+        wanted = requested_bytes(total, share, generation_of(engine.version).release[:2], engine.flags.platform)
+        if start.init_free_bytes is not None and wanted > start.init_free_bytes:
+            most = math.floor(100 * start.init_free_bytes / total) / 100
             raise PlanError(
-                "max_num_batched_tokens: more of them take memory (the peak of activation) that this engine's "
-                "start did not report; give kv_cache_memory_bytes beside it"
+                f"gpu_memory_utilization: {share} is {wanted} bytes, and {start.init_free_bytes} were free when the "
+                f"engine started, so that vLLM would refuse to start; at most {most}"
             )
-        return None
-    peak, graphs, likely = max(0, peak), max(0, graphs), max(0, peak) * (max(1.0, tokens) - 1)
-    low, high = min(1.0, tokens, sequences, images) - 1, max(1.0, tokens, sequences, images) - 1
-    return estimated(
-        round(peak * low + graphs * (min(1.0, sequences) - 1)),
-        round(likely),
-        round(peak * high + graphs * (max(1.0, sequences) - 1)),
-        "",
-    )
+        return wanted - requested
+
+    def more_weights(self, size: int | None) -> Figure:
+        """Return how many more bytes of weights a rank has, by the ratio of the ranks; some stay whole on each."""
+        if "tensor_parallel_size" not in self.changed:
+            return _SAME
+        ratio = self.engine.flags.tensor_parallel_size / self.changed["tensor_parallel_size"]
+        more = round(_reported(size, "tensor_parallel_size", "weights_bytes") * (ratio - 1))
+        return Figure(more, min(more, 0), max(more, 0), "estimated", "by the ratio of the ranks")
+
+    def more_activation(self, number: int) -> Figure | None:
+        """Return how many more bytes activation and graphs take; None: a little, as fewer tokens or requests do.
+
+        The peak grows with a step's tokens. By the upper bound it grows with the requests and images too, and the
+        graphs with the requests, for whose numbers they are captured; by the lower bound fewer of them free as much.
+        """
+        tokens, sequences, images = self.ratio("max_num_batched_tokens"), self.ratio("max_num_seqs"), self.images
+        if tokens == sequences == images == 1:
+            return _SAME
+        peak, graphs = peak_and_graphs(self.engine.workers[number].budget.memory)
+        if peak is None:
+            if tokens > 1:
+                raise PlanError(
+                    "max_num_batched_tokens: more of them take memory (the peak of activation) that this engine's "
+                    "start did not report; give kv_cache_memory_bytes beside it"
+                )
+            return None
+        peak, graphs, likely = max(0, peak), max(0, graphs), max(0, peak) * (max(1.0, tokens) - 1)
+        low, high = min(1.0, tokens, sequences, images) - 1, max(1.0, tokens, sequences, images) - 1
+        return Figure(
+            round(likely),
+            round(peak * low + graphs * (min(1.0, sequences) - 1)),
+            round(peak * high + graphs * (max(1.0, sequences) - 1)),
+            "estimated",
+            "by the ratio of tokens, requests and images",
+        )
+
+    def byte_notes(self, activation: Figure | None) -> tuple[str, ...]:
+        notes, limits = [], self.engine.limits
+        if "gpu_memory_utilization" in self.changed:
+            notes.append("Weights, activation, graphs and non-torch memory are those of the running engine's start.")
+        if "tensor_parallel_size" in self.changed:
+            notes.append(
+                "The weights of a rank are estimated by the ratio of the ranks; activation, graphs and the buffers of "
+                "the communication library are those of the running engine."
+            )
+        if activation is None:
+            notes.append(
+                "These flags change the peak of activation a little, which the start did not report: not counted."
+            )
+        elif activation is not _SAME:
+            notes.append(
+                f"The peak of activation was measured with {limits.max_num_batched_tokens} batched tokens and "
+                f"{limits.max_num_seqs} sequences. It is taken to grow in proportion to the tokens, and not to shrink; "
+                "by the lower bound it grows in proportion to the sequences and images too, and the graphs do to the "
+                "sequences."
+            )
+        return tuple(notes)
+
+    def notes(self, pool: KvPool) -> tuple[str, ...]:
+        engine, notes = self.engine, []
+        if self.changed.get("max_model_len", 0) > engine.limits.max_model_len:
+            notes.append(
+                "vLLM refuses a max_model_len over what the model's config.json allows; that is not checked here."
+            )
+        if "kv_cache_dtype" in self.changed:
+            notes.append("That the attention backend of this engine takes this kv_cache_dtype is not checked here.")
+        if engine.flags.num_gpu_blocks_override is not None and "num_gpu_blocks_override" not in self.changed:
+            notes.append(f"num_gpu_blocks_override is set: there are {pool.blocks} blocks, whatever the bytes.")
+        if engine.layers_are_grouped:
+            notes.append(
+                "The layers are those of the engine's groups, whose block and page sizes may be padded, as no recorder "
+                "saw the start: under other flags vLLM may group them otherwise and make other blocks."
+            )
+        return tuple(notes)
 
 
-def _byte_notes(engine: LiveEngine, changed: Changed, activation: Figure | None) -> tuple[str, ...]:
-    notes = []
-    if "gpu_memory_utilization" in changed:
-        notes.append("Weights, activation, graphs and non-torch memory are those of the running engine's start.")
-    if "tensor_parallel_size" in changed:
-        notes.append(
-            "The weights of a rank are estimated by the ratio of the ranks; activation, graphs and the buffers of the "
-            "communication library are those of the running engine."
-        )
-    if activation is None:
-        notes.append("These flags change the peak of activation a little, which the start did not report: not counted.")
-    elif activation is not _SAME:
-        notes.append(
-            f"The peak of activation was measured with {engine.limits.max_num_batched_tokens} batched tokens and "
-            f"{engine.limits.max_num_seqs} sequences. It is taken to grow in proportion to the tokens, and not to "
-            "shrink; by the lower bound it grows in proportion to the sequences and images too, and the graphs do to "
-            "the sequences."
-        )
-    return tuple(notes)
+def _over(size: int, more: Figure) -> Figure:
+    return more._replace(bytes=size + more.bytes, low=size + more.low, high=size + more.high)
 
 
 def _reported(value: int | None, key: str, name: str) -> int:
@@ -223,7 +252,7 @@ REQUEST_KEYS = (*CHANGEABLE, "images_per_prompt", "wish")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePlan:
     flags: EngineFlags  # all flags, the changed ones among them
-    changed: Mapping[str, Any]  # the flags that differ from the running engine's
+    changed: Flags  # the flags that differ from the running engine's
     pool: KvPool
     card: OnCard | None  # None: vLLM sizes the KV cache by its share of the card, or it is as the engine has it
     available: LiveBytes  # the bytes that the pool was planned with
@@ -243,7 +272,7 @@ class LivePlan:
         return None if self.pool.refusal is None else self.pool.refusal.message
 
 
-def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_prompt: int | None = None) -> LivePlan:
+def plan_live(engine: LiveEngine, requested: Flags, images_per_prompt: int | None = None) -> LivePlan:
     """Size the KV cache of the running engine under other flags and images in a prompt; None: as it runs.
 
     ``requested`` has the flags to change, by the names of `EngineFlags`. Raises PlanError: a flag cannot be planned
@@ -263,23 +292,37 @@ def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_promp
             f"max_num_batched_tokens: {limits.max_num_batched_tokens} is less than max_num_seqs, "
             f"{limits.max_num_seqs}; vLLM refuses that"
         )
-    workers = layers_under(engine, changed)
-    images, ratio = _images(engine, images_per_prompt)
-    available = bytes_under(engine, changed, ratio)
+    encoder, images, ratio = engine.workers[0].budget.encoder, None, 1.0
+    if images_per_prompt is not None:
+        if encoder is None or "image" not in (encoder.max_tokens_per_item or {}):
+            raise PlanError(
+                f"images_per_prompt: {images_per_prompt}: this engine takes no images, or does not report its budget"
+            )
+        now = (encoder.max_items_per_prompt or {}).get("image")
+        if images_per_prompt != now:
+            images, ratio = images_per_prompt, images_per_prompt / max(1, now or 1)
+    workers, under = layers_under(engine, changed), _Under(engine, flags, changed, ratio)
+    available = under.available()
     deciding = deciding_workers(workers, available.each)
     layers, sizes = [workers[number] for number in deciding], [available.each[number] for number in deciding]
     pool = plan_pool(layers, sizes, limits, generation)
-    card = card_under(engine, flags, changed, dict(zip(deciding, pool.cache_bytes, strict=True)), ratio)
+    card = under.card(dict(zip(deciding, pool.cache_bytes, strict=True)))
     if card is not None and card.fits is False:
         pool = replace(pool, fits=False, max_model_len_that_fits=0)
+    tokens = changed.get("max_num_batched_tokens")
+    if encoder is not None and tokens is not None:
+        # vllm 0.32.0 v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`: at least the largest item.
+        items = encoder.max_tokens_per_item
+        budget = None if items is None else max([tokens, *(size for size in items.values() if size is not None)])
+        encoder = replace(encoder, cache_size=budget, compute_budget=budget)
     return LivePlan(
         flags=flags,
         changed=changed if images is None else {**changed, "limit_mm_per_prompt": {"image": images}},
         pool=pool,
         card=card,
         available=available,
-        encoder=_encoder(engine, changed),
-        notes=_notes(engine, changed, pool),
+        encoder=encoder,
+        notes=under.notes(pool),
     )
 
 
@@ -289,35 +332,27 @@ def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) 
     An image without a size takes `cached_image` embeddings, the average of those in the encoder cache; None: it is
     empty, and those of the largest image are taken. Raises PlanError: the wish cannot be planned.
     """
-    encoder = engine.workers[0].budget.encoder
-    sizes_pool = engine.flags.kv_cache_memory_bytes is None
-    return grant(
-        wish,
-        lambda flags: plan_live(engine, flags).pool,
-        image=_image_tokens(encoder, wish.images, cached_image),
-        utilization=engine.flags.gpu_memory_utilization if sizes_pool else None,
-        kv_cache_dtype=engine.flags.kv_cache_dtype,
-        tensor_parallel_size=engine.flags.tensor_parallel_size,
-        images_per_prompt=None if encoder is None else (encoder.max_items_per_prompt or {}).get("image"),
-    )
+    encoder, images, image = engine.workers[0].budget.encoder, wish.images, None
+    if images is not None:
+        if encoder is None or (encoder.max_tokens_per_item is not None and "image" not in encoder.max_tokens_per_item):
+            raise PlanError(
+                f"wish: {images.count} images: this engine takes none, or does not report its budget for them"
+            )
+        if images.width is not None:
+            raise PlanError(
+                f"wish: the tokens of an image of {images.width}x{images.height} follow from the model's preprocessor, "
+                "which a running engine does not show; give the tokens, as in '4 images of 2040 tokens', which vLLM "
+                "counts in `highwater plan --wish WISH -- vllm serve MODEL`"
+            )
+        tokens = images.tokens or cached_image or (encoder.max_tokens_per_item or {}).get("image")
+        image = None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
+    share = engine.flags.gpu_memory_utilization if engine.flags.kv_cache_memory_bytes is None else None
+    steps = changes(share, engine.flags.kv_cache_dtype, engine.flags.tensor_parallel_size)
+    limit = None if encoder is None else (encoder.max_items_per_prompt or {}).get("image")
+    return grant(wish, lambda flags: plan_live(engine, flags).pool, steps, image=image, images_per_prompt=limit)
 
 
-def _image_tokens(encoder: EncoderLimits | None, images: Images | None, cached_image: int | None) -> ImageTokens | None:
-    if images is None:
-        return None
-    if encoder is None or (encoder.max_tokens_per_item is not None and "image" not in encoder.max_tokens_per_item):
-        raise PlanError(f"wish: {images.count} images: this engine takes none, or does not report its budget for them")
-    if images.width is not None:
-        raise PlanError(
-            f"wish: the tokens of an image of {images.width}x{images.height} follow from the model's preprocessor, "
-            "which a running engine does not show; give the tokens, as in '4 images of 2040 tokens', which vLLM counts "
-            "in `highwater plan --wish WISH -- vllm serve MODEL`"
-        )
-    tokens = images.tokens or cached_image or (encoder.max_tokens_per_item or {}).get("image")
-    return None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
-
-
-def _changes(engine: LiveEngine, requested: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(engine: LiveEngine, requested: Flags) -> dict[str, Any]:
     flags, known = engine.flags, KINDS
     changed: dict[str, Any] = {}
     for key, value in requested.items():
@@ -346,45 +381,6 @@ def _changes(engine: LiveEngine, requested: Mapping[str, Any]) -> dict[str, Any]
     return changed
 
 
-def _images(engine: LiveEngine, images_per_prompt: int | None) -> tuple[int | None, float]:
-    """Return the images of a prompt where their limit changes, and how many times as many as now these are."""
-    encoder = engine.workers[0].budget.encoder
-    if images_per_prompt is None:
-        return None, 1.0
-    if encoder is None or "image" not in (encoder.max_tokens_per_item or {}):
-        raise PlanError(
-            f"images_per_prompt: {images_per_prompt}: this engine takes no images, or does not report its budget"
-        )
-    now = (encoder.max_items_per_prompt or {}).get("image")
-    return (None, 1.0) if images_per_prompt == now else (images_per_prompt, images_per_prompt / max(1, now or 1))
-
-
-def _encoder(engine: LiveEngine, changed: Mapping[str, Any]) -> EncoderLimits | None:
-    encoder, tokens = engine.workers[0].budget.encoder, changed.get("max_num_batched_tokens")
-    if encoder is None or tokens is None:
-        return encoder
-    # vllm 0.32.0 v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`: at least the largest item.
-    items = encoder.max_tokens_per_item
-    budget = None if items is None else max([tokens, *(size for size in items.values() if size is not None)])
-    return replace(encoder, cache_size=budget, compute_budget=budget)
-
-
-def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: KvPool) -> tuple[str, ...]:
-    notes = []
-    if changed.get("max_model_len", 0) > engine.limits.max_model_len:
-        notes.append("vLLM refuses a max_model_len over what the model's config.json allows; that is not checked here.")
-    if "kv_cache_dtype" in changed:
-        notes.append("That the attention backend of this engine takes this kv_cache_dtype is not checked here.")
-    if engine.flags.num_gpu_blocks_override is not None and "num_gpu_blocks_override" not in changed:
-        notes.append(f"num_gpu_blocks_override is set: there are {pool.blocks} blocks, whatever the bytes.")
-    if engine.layers_are_grouped:
-        notes.append(
-            "The layers are those of the engine's groups, whose block and page sizes may be padded, as no recorder "
-            "saw the start: under other flags vLLM may group them otherwise and make other blocks."
-        )
-    return tuple(notes)
-
-
 # --- A plan of a running engine, in the form of docs/plan-by-vllm.md ---
 
 _OF_BYTES: Final = ("available_bytes", "blocks", "tokens", "max_concurrency", "fits", "max_model_len_that_fits")
@@ -398,16 +394,16 @@ def live_json(engine: LiveEngine, plan: LivePlan, granted: Granted | None = None
     if available.low is not None and available.high is not None:
         fits = fits if (needed <= available.low) == (needed <= available.high) else None
     encoder = plan.encoder or EncoderLimits()
-    cached, width, element = encoder.cache_size, encoder.embed_width, encoder.embed_bytes
+    cached = encoder.cache_size
     line, architecture = str(UNNAMED.changed(plan.changed)), engine.workers[0].budget.architecture
     others = f", with {line.removeprefix(f'{UNNAMED} ')}" if plan.changed else ""
     # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
     sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
-    grades: dict[str, Grade] = {**dict.fromkeys(_OF_BYTES, sized), **dict.fromkeys(estimates.OF_LAYERS, "exact")}
+    grades: dict[str, Grade] = {**dict.fromkeys(_OF_BYTES, sized), **dict.fromkeys(cards.OF_LAYERS, "exact")}
     grades |= {"available_bytes": available.grade, "fits": sized if plan.card is None else "estimated"}
     return {
         "schema": SCHEMA,
-        "status": estimates.STATUS[fits],
+        "status": cards.STATUS[fits],
         "road": f"{architecture} on vLLM {engine.version}, as it started{others}",
         "versions": {"vllm": engine.version},
         "architecture": architecture,
@@ -424,12 +420,12 @@ def live_json(engine: LiveEngine, plan: LivePlan, granted: Granted | None = None
         },
         "encoder": plan.encoder
         and {
-            "compute_embeddings": plan.encoder.compute_budget,
+            "compute_embeddings": encoder.compute_budget,
             "cache_embeddings": cached,
-            "cache_bytes": None if cached is None or width is None or element is None else cached * width * element,
+            "cache_bytes": encoder.cache_bytes,
             "items": {
                 modality: {"max_embeddings": size, "cached": cached // size if cached is not None and size else None}
-                for modality, size in (plan.encoder.max_tokens_per_item or {}).items()
+                for modality, size in (encoder.max_tokens_per_item or {}).items()
             },
         },
         "command_line": line if plan.changed else None,

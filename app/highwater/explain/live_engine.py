@@ -14,9 +14,10 @@ from typing import Any, TypeGuard, TypeVar
 
 from highwater.model.engine_budget import EngineBudget, EngineLimits
 from highwater.model.rank import RankReading
-from kvplan.errors import PlanError, short
+from kvplan import PlanError, short
 from kvplan.flags import EngineFlags, Limits, Platform
 from kvplan.specs import (
+    CACHE_BYTES,
     AttentionLayer,
     ChunkedLocal,
     CrossAttention,
@@ -237,8 +238,6 @@ def _reported(value: _Value | None, what: str, worker: LiveWorker) -> _Value:
 
 # --- The running engine's own layers under other flags; a flag whose effect they do not show is refused by name ---
 
-_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
-
 
 def layers_under(engine: LiveEngine, changed: Mapping[str, Any]) -> tuple[Layers, ...]:
     """Return the layers of each worker where some flags, by the names of `EngineFlags`, are changed.
@@ -247,10 +246,10 @@ def layers_under(engine: LiveEngine, changed: Mapping[str, Any]) -> tuple[Layers
     """
     length, dtype = changed.get("max_model_len"), changed.get("kv_cache_dtype")
     named = engine.flags.dtype if dtype == "auto" else dtype
-    if dtype is not None and named not in _DTYPE_BYTES:
+    if dtype is not None and named not in CACHE_BYTES:
         raise PlanError(
             f"kv_cache_dtype: {short(dtype)} cannot be planned from the running engine; known: auto, "
-            f"{', '.join(_DTYPE_BYTES)}"
+            f"{', '.join(CACHE_BYTES)}"
         )
     old = engine.flags.tensor_parallel_size
     new = changed.get("tensor_parallel_size", old)
@@ -265,7 +264,7 @@ def layers_under(engine: LiveEngine, changed: Mapping[str, Any]) -> tuple[Layers
                 raise PlanError(
                     f"kv_cache_dtype: the attention backend decides how the vectors of MLA are packed; {OFFLINE}"
                 )
-            layer = replace(layer, element_bytes=_DTYPE_BYTES[str(named)])
+            layer = replace(layer, element_bytes=CACHE_BYTES[str(named)])
         return layer if new == old else _with_ranks(layer, old, new)
 
     stages = engine.layers if new == old else engine.layers[::old]

@@ -25,15 +25,15 @@ from highwater.explain.command_line import Line, parse
 from highwater.model.schema import SCHEMA
 from highwater.process.regular import FileTooLargeError, read_regular
 from highwater.process.worker_package import SHIM_FOLDER, package_folder
-from highwater_worker.plan import estimates
+from highwater_worker.plan import cards
 from highwater_worker.plan.cards import Card
-from kvplan.builtin.start import Start, read_start
-from kvplan.errors import PlanError, short
+from kvplan import PlanError, short
+from kvplan.builtin import Start, read_start
 from kvplan.generations import NEWEST, NEWEST_TESTED, requested_bytes, text_of
 from kvplan.pool import plan_pool
 
 _MAX_INDEX_BYTES: Final = 100_000_000
-_MAX_STDIN_BYTES: Final = 10_000_000
+MAX_CONFIG_BYTES: Final = 10_000_000
 
 
 class NoModelError(PlanError):
@@ -54,8 +54,8 @@ def placed(model: str | None, made: Path) -> Path | None:
         return file.parent.absolute()
     folder = made / "model"
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_bytes(sys.stdin.buffer.read(_MAX_STDIN_BYTES) if model == "-" else file.read_bytes())
-    read_object(folder / "config.json", _MAX_STDIN_BYTES, "the model's config.json")
+    (folder / "config.json").write_bytes(sys.stdin.buffer.read(MAX_CONFIG_BYTES) if model == "-" else file.read_bytes())
+    read_object(folder / "config.json", MAX_CONFIG_BYTES, "the model's config.json")
     return folder
 
 
@@ -123,6 +123,18 @@ def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
 
 
 Answer: TypeAlias = Mapping[str, Any]
+
+
+def config_of(answer: Answer, section: str) -> Mapping[str, Any]:
+    """Return a part of the effective configuration, such as ``cache``; an empty one of a start that was refused."""
+    return (answer.get("config") or {}).get(section) or {}
+
+
+def why_refused(answer: Answer) -> str | None:
+    """Return the words of a refusal, or of what is invalid; None: it is neither."""
+    return (answer.get("refusal") or {}).get("message") or answer.get("error")
+
+
 MODULE: Final = "highwater_worker.plan"
 DEADLINE_SECONDS: Final = 120
 """For the import of vLLM, and for each answer; the module holds it, and the client waits a little longer."""
@@ -269,7 +281,6 @@ def engine_here() -> str | None:
 
 # --- The built-in's answer, in the form of vLLM's own: the newest version's defaults, for the commonest families ---
 
-MAX_CONFIG_BYTES: Final = 10_000_000
 _CAPTURED: Final = 512
 """The largest batch of a graph by default."""
 
@@ -292,15 +303,15 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
     given = question.get("kv_cache_bytes") or flags.kv_cache_memory_bytes
     share, others = start.flags.gpu_memory_utilization or 0.0, int(question.get("in_use_bytes") or 0)
     requested = requested_bytes(total, share, NEWEST_TESTED, "cuda")
-    left: list[estimates.Figure] = []
+    left: list[cards.Figure] = []
     if given is not None:
-        left = [estimates.exact(int(given), "given")] * len(start.workers)
+        left = [cards.exact(int(given), "given")] * len(start.workers)
     elif total and requested > total - others:
         message = f"{requested:,} bytes, --gpu-memory-utilization {share} of the card, are more than the others leave"
         return found | {"status": "refused", "refusal": {"stage": "the card", "message": message}}
     elif total and start.weights and start.activation is not None:
         parts = _parts(start, parsed.given, question.get("measured") or {})
-        left = [estimates.left(requested, part) for part in parts]
+        left = [cards.left(requested, part) for part in parts]
         rows = [{name: figure._asdict() for name, figure in part.items()} for part in parts]
         found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
     elif total:
@@ -310,8 +321,8 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
         made = plan_pool(start.workers, sizes or [1 << 50] * len(start.workers), start.limits, NEWEST)
         return made.answer(start.limits.max_model_len)
 
-    found["kv_cache"] = kv = estimates.kv_cache(left, pool, "estimated" if start.doubts else "exact")
-    found["status"] = estimates.STATUS[kv["fits"]] if left else "not_known"
+    found["kv_cache"] = kv = cards.kv_cache(left, pool, "estimated" if start.doubts else "exact")
+    found["status"] = cards.STATUS[kv["fits"]] if left else "not_known"
     return found
 
 
@@ -335,21 +346,21 @@ def _found(start: Start, model: str) -> dict[str, Any]:
     }
 
 
-def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) -> list[dict[str, estimates.Figure]]:
+def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) -> list[dict[str, cards.Figure]]:
     """Return what a start takes of each stage's card before the KV cache; ``measured`` replaces it, in bytes."""
     flags = start.flags
     world = flags.tensor_parallel_size * flags.pipeline_parallel_size * flags.data_parallel_size
     batch = 0 if given.get("enforce_eager") else given.get("max_cudagraph_capture_size", _CAPTURED)
     tokens = 4 * start.limits.max_num_seqs * start.limits.max_model_len
     of_all = {
-        "activation": start.activation and estimates.Figure(*start.activation),
-        "non_torch": estimates.outside_torch(is_alone=world == 1, is_npu=False),
-        "graphs": estimates.graphs(
+        "activation": start.activation and cards.Figure(*start.activation),
+        "non_torch": cards.outside_torch(is_alone=world == 1, is_npu=False),
+        "graphs": cards.graphs(
             layers=start.layers, has_experts=start.has_experts, tensor_parallel_size=flags.tensor_parallel_size,
             largest_batch=min(batch, 2 * (flags.max_num_seqs or batch)),
         ),
-        "buffers": estimates.Figure(tokens, tokens, tokens + (1 << 20), "estimated", "each request's tokens"),
-        **{name: estimates.measured(size, "a start measured it") for name, size in measured.items()},
+        "buffers": cards.Figure(tokens, tokens, tokens + (1 << 20), "estimated", "each request's tokens"),
+        **{name: cards.measured(size, "a start measured it") for name, size in measured.items()},
     }  # fmt: skip
     known = {name: figure for name, figure in of_all.items() if figure is not None}
-    return [{"weights": estimates.Figure(*weights), **known} for weights in start.weights]
+    return [{"weights": cards.Figure(*weights), **known} for weights in start.weights]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from highwater.explain.command_line import Line
-from highwater.explain.roads import Answer, CannotBeAskedError, Road
+from highwater.explain.roads import Answer, CannotBeAskedError, Road, config_of, why_refused
 from highwater.explain.wish import AnsweredPool, Flags, Granted, Images, ImageTokens, Wish, changes, grant
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 TIGHT: Final = 2.0
 """Fewer requests of the whole length at once than this: one that is long makes the others wait."""
 RANKS: Final = (1, 2, 4, 8)
-_ONE: Final = {"tensor_parallel_size": "1"}
+# The flags that all of a start's figures depend on, and those that all but its weights do.
+OF_ALL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "quantization", "dtype", "speculative_config")
+OF_PEAK: Final = ("max_num_batched_tokens", "max_num_seqs", "limit_mm_per_prompt", "enforce_eager")
 _SEEN: Final = 1 << 50  # bytes enough for any layers to be seen
 
 
@@ -33,11 +35,21 @@ class Asking:
         question = {**self.question, **more}
         if "measured" in question:
             line = self.line.settled()
-            others = {name for name, value in flags.items() if str(value) != (line.value(name) or _ONE.get(name))}
-            if others & {"tensor_parallel_size", "max_num_seqs"}:
-                kept = {} if "tensor_parallel_size" in others else {"weights"}
-                question["measured"] = {part: size for part, size in question["measured"].items() if part in kept}
+            for name, value in flags.items():
+                is_limit = isinstance(value, Mapping)  # of a wish's images, which was searched with what was measured
+                if not is_limit and str(value) != (line.value(name) or default_of(name)):
+                    question["measured"] = carried(question["measured"], name)
         return self.road.ask(self.line.changed(flags), **question)
+
+
+def default_of(name: str) -> str | None:
+    return "1" if name.endswith("parallel_size") else None
+
+
+def carried(measured: Mapping[str, int], name: str) -> dict[str, int]:
+    """Return what of a start's parts holds where a flag has another value, by its name."""
+    lost = measured.keys() if name in OF_ALL else measured.keys() - {"weights"} if name in OF_PEAK else ()
+    return {part: size for part, size in measured.items() if part not in lost}
 
 
 def status_of(asking: Asking, flags: Flags) -> tuple[str, Answer]:
@@ -59,12 +71,11 @@ def is_tight(answer: Answer) -> bool:
     return answer["status"] == "fits" and (kv.get("max_concurrency") or TIGHT) < TIGHT
 
 
-def present(answer: Answer) -> tuple[float | None, str | None, int]:
-    """Return the share of the card that sizes the KV cache (None: none does), the cache's type, and the ranks."""
-    config = answer.get("config") or {}
-    cache, parallel = config.get("cache") or {}, config.get("parallel") or {}
+def steps_of(answer: Answer) -> list[tuple[Flags, str]]:
+    """Return other flags that make room beside those of an answer, the smallest change first, with the reasons."""
+    cache, ranks = config_of(answer, "cache"), config_of(answer, "parallel").get("tensor_parallel_size")
     share = cache.get("gpu_memory_utilization") if answer.get("budget") else None
-    return share, cache.get("cache_dtype"), int(parallel.get("tensor_parallel_size") or 1)
+    return changes(share, cache.get("cache_dtype"), int(ranks or 1))
 
 
 def ways_out(asking: Asking, answer: Answer) -> Iterator[dict[str, Any]]:
@@ -75,7 +86,7 @@ def ways_out(asking: Asking, answer: Answer) -> Iterator[dict[str, Any]]:
             yield _way({"max_model_len": length}, again)
             break
     others, total = asking.question.get("in_use_bytes"), asking.question.get("device_bytes")
-    steps = [flags for flags, _ in changes(*present(answer))]
+    steps = [flags for flags, _ in steps_of(answer)]
     if others and total:  # vLLM starts with no larger share than the others leave
         steps.insert(0, {"gpu_memory_utilization": math.floor(100 * max(total - others, 0) / total) / 100})
     for flags in steps:
@@ -107,7 +118,7 @@ def _way(flags: Flags, answer: Answer) -> dict[str, Any]:
     return {"flags": dict(flags), "max_concurrency": kv["max_concurrency"], "max_model_len": kv["max_model_len"]}
 
 
-def table(asking: Asking, length: int, ranks: Sequence[int] = RANKS) -> dict[str, Any]:
+def table(asking: Asking, length: int) -> dict[str, Any]:
     """Return the requests at once by length and TP: None where vLLM refuses, `?` where that is open."""
     lengths = [length * times // 4 for times in (1, 2, 4, 8, 16) if length * times // 4]
 
@@ -118,10 +129,10 @@ def table(asking: Asking, length: int, ranks: Sequence[int] = RANKS) -> dict[str
 
     rows = [
         {"max_model_len": each,
-         "max_concurrency": [cell({"max_model_len": each, "tensor_parallel_size": tp}) for tp in ranks]}
+         "max_concurrency": [cell({"max_model_len": each, "tensor_parallel_size": tp}) for tp in RANKS]}
         for each in lengths
     ]  # fmt: skip
-    return {"tensor_parallel_size": list(ranks), "rows": rows}
+    return {"tensor_parallel_size": list(RANKS), "rows": rows}
 
 
 def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
@@ -150,11 +161,7 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
             )
         return known[key]
 
-    share, dtype, ranks = present(answer)
-    granted = grant(
-        wish, pool, image=image_tokens(asking, wish.images), utilization=share, kv_cache_dtype=dtype,
-        tensor_parallel_size=ranks,
-    )  # fmt: skip
+    granted = grant(wish, pool, steps_of(answer), image=image_tokens(asking, wish.images))
     if not is_open:
         is_estimated = answer.get("kv_cache", {}).get("grades", {}).get("available_bytes") == "estimated"
         bound = " There are at least " if is_estimated else " There are "
@@ -172,8 +179,7 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
 
 def _answered(answer: Answer) -> Answer:
     if "kv_cache" not in answer:
-        why = (answer.get("refusal") or {}).get("message") or answer.get("error")
-        raise PlanError(f"wish: vLLM does not plan it: {why}")
+        raise PlanError(f"wish: vLLM does not plan it: {why_refused(answer)}")
     return answer
 
 

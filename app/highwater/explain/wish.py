@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from highwater.explain.command_line import UNNAMED, Line
 from highwater.model.units import gib_text
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.pool import KvPool, largest
 
 EXAMPLE = "8 x 32k + 4 images of 1080p each"
@@ -129,40 +129,37 @@ def parse_wish(text: str) -> Wish:
 def grant(
     wish: Wish,
     plan: Planner,
+    steps: Iterable[tuple[Flags, str]],
     *,
     image: ImageTokens | None,
-    utilization: float | None = None,
-    kv_cache_dtype: str | None = None,
-    tensor_parallel_size: int = 1,
     images_per_prompt: int | None = None,
 ) -> Granted:
     """Find the smallest command line that a wish fits in, or what comes nearest.
 
-    ``plan`` sizes the KV cache with other flags than the present ones, which are given: ``utilization`` is None where
-    it does not size the KV cache, ``images_per_prompt`` where it is not known. ``image`` is the cost of one image,
-    needed where the wish has images. Raises PlanError: the wish cannot be planned at all: vLLM would refuse the layers,
-    or a number makes no sense.
+    ``plan`` sizes the KV cache with other flags than the present ones, and ``steps`` are those that make room, as
+    `changes` has them. ``image`` is the cost of one image, needed where the wish has images; ``images_per_prompt`` is
+    the present limit, where it is known. Raises PlanError: the wish cannot be planned at all: vLLM would refuse the
+    layers, or a number makes no sense.
     """
     images = wish.images.count if wish.images is not None else 0
     if images and image is None:
         raise PlanError("wish: the tokens of an image are not known; give them, as in '4 images of 2040 tokens'")
     length = wish.tokens + images * (image.prompt_tokens if image is not None else 0)
-    base: dict[str, Any] = {"max_model_len": length, "max_num_seqs": wish.conversations}
-    search = _Search(plan, wish.conversations, length)
-    first = search.option(base, "only lengths and numbers are set")
-    steps = changes(utilization, kv_cache_dtype, tensor_parallel_size)
-    options = (search.changed({**base, **flags}, why) for flags, why in steps)
-    # Where it fits as it is, nobody asks for more.
-    granting = [] if first.fits else [option for option in options if option is not None and option.fits]
-    chosen = first if first.fits else next(iter(granting), None)
-    nearest: list[Option] = []
-    if not first.fits:
+    extra = {"limit_mm_per_prompt": {"image": images}} if images and images != images_per_prompt else {}
+    search = _Search(plan, wish.conversations, length, extra)
+    first = search.option({}, "only lengths and numbers are set")
+    granting, nearest, refused = [first] if first.fits else [], [], []
+    if not first.fits:  # where it fits as it is, nobody asks for more
+        for flags, why in steps:
+            try:
+                granting.append(search.option(flags, why))
+            except PlanError as exc:
+                refused.append(str(exc))
+        granting = [option for option in granting if option.fits]
         # A conversation that is no longer than its images has no room for them.
-        shorter = [option for option in search.less(base) if option.length > length - wish.tokens]
-        nearest = [*shorter, *(option for option in granting if option is not chosen)]
-    if images and images != images_per_prompt:
-        chosen = None if chosen is None else _with_images(chosen, images)
-        nearest = [_with_images(option, images) for option in nearest]
+        shorter = [option for option in search.less() if option.length > length - wish.tokens]
+        nearest = [*shorter, *granting[1:]]
+    chosen = next(iter(granting), None)
     return Granted(
         wish=wish,
         image=image,
@@ -171,8 +168,8 @@ def grant(
         chosen=chosen,
         proof=search.proof(first),
         nearest=tuple(nearest),
-        reasons=_reasons(chosen, wish, image, length),
-        refused=tuple(search.refused),
+        reasons={} if chosen is None else _reasons(chosen, wish, image, length),
+        refused=tuple(refused),
     )
 
 
@@ -182,58 +179,50 @@ def wish_json(granted: Granted, line: Line = UNNAMED) -> dict[str, Any]:
     return {**asdict(granted), "nearest": nearest}
 
 
+@dataclass(frozen=True, slots=True)
 class _Search:
     """Plans the same conversations under one set of flags after another."""
 
-    def __init__(self, plan: Planner, conversations: int, length: int) -> None:
-        self._plan = plan
-        self._conversations = conversations
-        self._length = length
-        self.refused: list[str] = []
+    plan: Planner
+    conversations: int
+    length: int
+    extra: Flags  # flags of an answer that are not planned with
 
-    def option(self, flags: Flags, why: str, *, conversations: int | None = None, length: int | None = None) -> Option:
-        pool = self._plan(flags)
-        conversations = conversations or self._conversations
+    def pool(self, more: Flags, conversations: int, length: int) -> Pool:
+        return self.plan({"max_model_len": length, "max_num_seqs": conversations, **more})
+
+    def option(self, more: Flags, why: str, *, conversations: int | None = None, length: int | None = None) -> Option:
+        count, tokens = conversations or self.conversations, length or self.length
+        pool = self.pool(more, count, tokens)
         return Option(
-            flags=flags,
-            conversations=conversations,
-            length=length or self._length,
-            needed_bytes=needed_bytes(pool, conversations),
+            flags={"max_model_len": tokens, "max_num_seqs": count, **more, **self.extra},
+            conversations=count,
+            length=tokens,
+            needed_bytes=needed_bytes(pool, count),
             available_bytes=pool.blocks * pool.bytes_per_block,
-            fits=pool.fits and fitting_conversations(pool) >= conversations,
+            fits=pool.fits and fitting_conversations(pool) >= count,
             why=why,
         )
 
-    def changed(self, flags: Flags, why: str) -> Option | None:
-        """Return an option; None where it cannot be planned, which is kept with its reason."""
-        try:
-            return self.option(flags, why)
-        except PlanError as exc:
-            self.refused.append(str(exc))
-            return None
-
-    def less(self, base: Flags) -> Iterator[Option]:
+    def less(self) -> Iterator[Option]:
         """Yield the nearest that fits without other flags: fewer conversations, and shorter ones."""
 
-        def fewer(count: int) -> Option:
-            why = f"fewer conversations: {count} of this length fit"
-            return self.option({**base, "max_num_seqs": count}, why, conversations=count)
-
         def shorter(length: int) -> Option:
-            why = f"shorter conversations: {self._conversations} of {length} tokens fit"
-            return self.option({**base, "max_model_len": length}, why, length=length)
+            return self.option({}, f"shorter conversations: {self.conversations} of {length} tokens fit", length=length)
 
-        count = min(fitting_conversations(self._plan(base)), self._conversations - 1)
-        if count and (option := fewer(count)).fits:
-            yield option
-        if most := largest(self._length - 1, lambda length: shorter(length).fits):
+        fitting = fitting_conversations(self.pool({}, self.conversations, self.length))
+        if count := min(fitting, self.conversations - 1):
+            fewer = self.option({}, f"fewer conversations: {count} of this length fit", conversations=count)
+            if fewer.fits:
+                yield fewer
+        if most := largest(self.length - 1, lambda length: shorter(length).fits):
             yield shorter(most)
 
     def proof(self, option: Option) -> str:
-        pool, count = self._plan(option.flags), self._conversations
+        pool, count = self.pool({}, self.conversations, self.length), self.conversations
         each = pool.blocks_per_request
         return (
-            f"{count} conversations of {self._length:,} tokens take {count} x {each:,} blocks and the null block, "
+            f"{count} conversations of {self.length:,} tokens take {count} x {each:,} blocks and the null block, "
             f"{count * each + 1:,} in all, of {pool.bytes_per_block:,} bytes: "
             f"{option.needed_bytes:,} bytes ({gib_text(option.needed_bytes)}). There are {pool.blocks:,} blocks, "
             f"{option.available_bytes:,} bytes ({gib_text(option.available_bytes)})."
@@ -273,13 +262,7 @@ def changes(
     return [(flags, why) for flags, why in steps if flags]
 
 
-def _with_images(option: Option, images: int) -> Option:
-    return replace(option, flags={**option.flags, "limit_mm_per_prompt": {"image": images}})
-
-
-def _reasons(chosen: Option | None, wish: Wish, image: ImageTokens | None, length: int) -> dict[str, str]:
-    if chosen is None:
-        return {}
+def _reasons(chosen: Option, wish: Wish, image: ImageTokens | None, length: int) -> dict[str, str]:
     of_images = ""
     if wish.images is not None and image is not None:
         of_images = f", {wish.tokens} and {wish.images.count} images of {image.prompt_tokens}"

@@ -22,7 +22,7 @@ from highwater.model.report import Report
 from highwater.model.units import ceil_div
 from highwater.process.errors import CannotPlan
 from highwater.process.exit_codes import FAILED, OK
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 MAX_FLAGS: Final = 30
 NO_BODY: Final = (

@@ -117,6 +117,13 @@ class EncoderLimits:
     skips_profiling: bool | None = None
     image_rule: ImageRule | None = None
 
+    @property
+    def cache_bytes(self) -> int | None:
+        """The encoder cache by the width of the model's embeddings; None: not known."""
+        if self.cache_size is None or self.embed_width is None or self.embed_bytes is None:
+            return None
+        return self.cache_size * self.embed_width * self.embed_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBudget:

@@ -21,7 +21,7 @@ from highwater.process.flaws import flaw
 from highwater.process.untrusted import cleaned
 from highwater.terminal.asking import ask_and_show, sidecar_at
 from highwater.terminal.options import examples, json_option, url_option
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 PATH: Final = "/memory/budget"
 # Characters of one text: the paragraph to paste has some thousands.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from kvplan.errors import PlanError, short
+from kvplan import PlanError, short
 
 MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _UNKNOWN: Final = "is not among those that the built-in plans"

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan import GIB, MIB, Figure, PlanError, ceil_div, estimated
 from kvplan.builtin.model import MODEL_BYTES, Model
-from kvplan.errors import PlanError
-from kvplan.figure import GIB, MIB, Figure, ceil_div, estimated
 from kvplan.flags import EngineFlags
 from kvplan.specs import rank_heads, stage_bounds
 
@@ -173,7 +172,15 @@ def activation_of(model: Model, flags: EngineFlags) -> Figure:
             text.optional("shared_expert_intermediate_size", 0) or 0,
             text.optional("num_experts_per_tok") or 1,
         )
-    passing = tokens * element * (5 * hidden + max(3 * inner, 4 * _mixer_width(model)) // ranks)
+    match model.family.mixer:  # the width of what one layer's attention or delta net projects a token to
+        case "delta":
+            keys = text.number("linear_num_key_heads") * text.number("linear_key_head_dim")
+            width = 2 * (keys + text.number("linear_num_value_heads") * text.number("linear_value_head_dim"))
+        case "latent":
+            width = model.heads * (text.number("qk_nope_head_dim") + text.number("qk_rope_head_dim"))
+        case "attention":
+            width = (model.heads + 2 * model.kv_heads) * model.head_size
+    passing = tokens * element * (5 * hidden + max(3 * inner, 4 * width) // ranks)
     logits, state = min(requests, tokens) * text.number("vocab_size"), tokens * hidden * element
     # Two buffers of fused experts, in which each token is once for each of its experts.
     buffers = tokens * element * chosen * (max(2 * experts // ranks, hidden) + max(experts // ranks, hidden))
@@ -182,16 +189,3 @@ def activation_of(model: Model, flags: EngineFlags) -> Figure:
     high = max(round(1.3 * passing) + 128 * MIB + 2 * buffers, first_runner)
     why = f"a profiling run of {tokens} tokens that samples for {requests} requests"
     return estimated(round(0.65 * passing), likely, high, why)
-
-
-def _mixer_width(model: Model) -> int:
-    """Return the width of what one layer's attention or delta net projects a token to."""
-    number = model.text.number
-    match model.family.mixer:
-        case "delta":
-            keys = number("linear_num_key_heads") * number("linear_key_head_dim")
-            return 2 * (keys + number("linear_num_value_heads") * number("linear_value_head_dim"))
-        case "latent":
-            return model.heads * (number("qk_nope_head_dim") + number("qk_rope_head_dim"))
-        case "attention":
-            return (model.heads + 2 * model.kv_heads) * model.head_size

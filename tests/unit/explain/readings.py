@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from highwater.model.rank import (
     StartPhase,
     TorchMemory,
 )
+from tests.fakes.incident import reading
 from tests.fakes.started import GIB, gemma, larger_story, qwen3_next, story, wire
 
 _BUDGET = TypeAdapter(EngineBudget)
@@ -29,7 +30,6 @@ STORY_NON_TORCH = int(1.062 * GIB)
 
 
 def budget_of(worker: SimpleNamespace, version: str, returned: int | None = None, **changes: Any) -> EngineBudget:
-    """Return what the sidecar gets of a worker."""
     return _BUDGET.validate_python(wire(worker, version=version, returned=returned, **changes))
 
 
@@ -38,39 +38,17 @@ def rank(
     *,
     kind: str = "npu",
     total: int | None = STORY_TOTAL,
-    components: Components | None = None,
-    torch: TorchMemory | None = None,
     start: Sequence[StartPhase] = (),
     encoder: EncoderCache | None = None,
     **changes: Any,
 ) -> RankReading:
-    """Return one rank as it stands now."""
-    values: Mapping[str, Any] = {
-        "rank": number,
-        "local_rank": number,
-        "dp_rank": 0,
-        "tp_rank": number,
-        "pp_rank": 0,
-        "host": "node-a",
-        "pid": 4242 + number,
-        "taken_at": 1_763_660_000.0,
-        "device": Device(type=kind, index=number),
-        "total_bytes": total,
-        "free_bytes": None,
-        "used_bytes": None,
-        "used_ratio": None,
-        "torch": torch or TorchMemory(),
-        "components": components or Components(),
-        "encoder_cache": encoder,
-        "budget": Budget(),
-        "start": tuple(start),
-        "host_memory": HostMemory(),
-    }
-    return RankReading(**{**values, **changes})
+    """Return a rank of which nothing more is known than what is given."""
+    unknown = {"torch": TorchMemory(), "components": Components(), "budget": Budget(), "host_memory": HostMemory()}
+    given = {"device": Device(type=kind, index=number), "total_bytes": total, "encoder_cache": encoder}
+    return reading(number, used=None, **{**unknown, **given, "start": tuple(start), **changes})
 
 
 def story_rank(number: int = 0) -> RankReading:
-    """Return a rank of the story after its start."""
     return rank(number, components=Components(non_torch_bytes=STORY_NON_TORCH), start=STORY_START)
 
 

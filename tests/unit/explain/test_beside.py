@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from highwater.explain.beside import Answer, ask_beside, beside, beside_text, card_name, is_command, why_not
+from highwater.explain.beside import ask_beside, beside, beside_text, card_name, is_command, why_not
 from highwater.explain.explanation import Explanation, explain
+from highwater.explain.roads import Answer
 from highwater.model.engine_budget import EngineBudget, EngineLimits, StartMemory
 from highwater.model.rank import Device
 from tests.fakes.started import GIB
@@ -47,7 +48,6 @@ def explanation_of(budget: EngineBudget = ENGINE, *, name: str | None = "NVIDIA 
 
 
 def asked(answer: Answer, budget: EngineBudget = ENGINE) -> list[tuple[int | None, Mapping[str, int]]]:
-    """Return what vLLM is asked, one question after the other."""
     questions: list[tuple[int | None, Mapping[str, int]]] = []
 
     def ask(device_bytes: int | None, measured: Mapping[str, int]) -> Answer:
@@ -59,7 +59,6 @@ def asked(answer: Answer, budget: EngineBudget = ENGINE) -> list[tuple[int | Non
 
 
 def with_config(section: str, **values: Any) -> Answer:
-    """Return the answer to another command line."""
     return {**ANSWER, "config": {**ANSWER["config"], section: {**ANSWER["config"][section], **values}}}
 
 
@@ -140,7 +139,6 @@ def test_the_table_has_sizes_between_bounds_and_numbers() -> None:
 
 
 def test_an_engine_whose_start_is_not_known_is_shown_beside_it_all_the_same() -> None:
-    """Its side is unknown, no figure is 0."""
     nothing = explain([story_rank()], lambda _: None)
     assert ask_beside(nothing, lambda size, measured: {"size": size, "measured": measured}) == {
         "size": None, "measured": {},

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.explain.budget import Suggestion, encoder_bytes, rank_budget
+from highwater.explain.budget import Observed, Suggestion, encoder_bytes, rank_budget
 from highwater.explain.explanation import encoder_view, explain
 from highwater.model.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
 from highwater.model.rank import Components, EncoderCache, StartPhase, TorchMemory
@@ -22,7 +22,7 @@ def gib(budget) -> dict[str, float]:
 
 def test_the_story_is_explained():
     """Total 60.96, requested 57.91, weights 9.19, peak 3.86, non-torch 0.56, KV cache 44.30."""
-    budget = rank_budget(STORY, story_rank(), STORY_START)
+    budget = rank_budget(STORY, story_rank())
     assert round((budget.total_bytes or 0) / GIB, 2) == 60.96
     assert round((budget.requested_bytes or 0) / GIB, 2) == 57.91
     assert round((budget.available_bytes or 0) / GIB, 2) == 44.30
@@ -33,7 +33,7 @@ def test_the_story_is_explained():
 
 def test_what_the_storys_formula_counts_nowhere_is_named():
     """0.255 GiB before the profile, 0.50 of non-torch, and what would be left: 43.54."""
-    budget = rank_budget(STORY, story_rank(), STORY_START)
+    budget = rank_budget(STORY, story_rank())
     missed = {part.key: round(part.bytes / GIB, 3) for part in budget.uncounted}
     assert missed == {"persistent": 0.255, "non_torch_uncounted": 0.502}
     assert round((budget.fully_counted_bytes or 0) / GIB, 2) == 43.54
@@ -55,25 +55,23 @@ def test_starts_of_others_are_explained(engine, parts):
     assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
 
 
-@pytest.mark.parametrize(
-    ("version", "profiled"),
-    [("0.11.0", False), ("0.11.1", False), ("0.12.0rc1", False), ("0.13.0", None), ("0.30.0", None), (None, None)],
-)
-def test_before_0_13_vllm_ascend_leaves_the_encoder_out(version: str | None, *, profiled: bool | None):
-    engine = replace(STORY, vllm_version=version, memory=replace(STORY.memory, peak_activation_bytes=None))
-    view = encoder_view(engine, story_rank())
-    assert view is not None
-    assert view.is_profiled is profiled
+WITHOUT_A_PEAK = replace(STORY.memory, peak_activation_bytes=None)
+V2 = {"limits": replace(STORY.limits, v2_runner=True)}
 
 
+# By version and runner: tests/unit/explain/test_launch.py.
 @pytest.mark.parametrize(
-    ("version", "cache_size", "profiled"),
-    [("0.32.0", 16_384, True), ("0.32.0", None, None), ("0.26.0", None, False), ("0.25.0", None, False)],
+    ("changes", "profiled"),
+    [
+        ({"vllm_version": "0.12.0rc1", "memory": WITHOUT_A_PEAK}, False),
+        ({"vllm_version": "0.13.0", "memory": WITHOUT_A_PEAK}, None),
+        ({"vllm_version": "0.32.0", **V2, "encoder": EncoderLimits(cache_size=16_384)}, True),
+        ({"vllm_version": "0.32.0", **V2, "encoder": EncoderLimits()}, None),
+        ({"vllm_version": "0.26.0", **V2, "encoder": EncoderLimits()}, False),
+    ],
 )
-def test_model_runner_v2_profiled_the_encoder_where_that_was_seen(version, cache_size, profiled):
-    limits, encoder = replace(STORY.limits, v2_runner=True), EncoderLimits(cache_size=cache_size)
-    view = encoder_view(replace(STORY, vllm_version=version, limits=limits, encoder=encoder), story_rank())
-    assert view is not None
+def test_an_encoder_was_profiled_where_that_was_seen(changes, profiled: bool | None):
+    view = encoder_view(replace(STORY, **changes), story_rank())
     assert view.is_profiled is profiled
 
 
@@ -112,7 +110,7 @@ COMPONENTS = st.builds(Components, non_torch_bytes=SIZES, weights_bytes=SIZES)
 @given(ENGINES, PHASES, st.sampled_from(["npu", "cuda", "cpu"]), COMPONENTS)
 def test_the_parts_sum_exactly_whatever_is_known(engine, phases, kind, components):
     """To what was requested, or to the whole; nothing unknown counts as 0."""
-    budget = rank_budget(engine, rank(kind=kind, total=None, components=components), phases)
+    budget = rank_budget(engine, rank(kind=kind, total=None, components=components, start=phases))
     whole = budget.total_bytes if budget.requested_bytes is None else budget.requested_bytes
     if budget.parts:
         assert sum(part.bytes for part in budget.parts) == whole
@@ -138,7 +136,7 @@ NEW = replace(
 
 
 def test_from_0_27_on_persistent_tensors_are_counted():
-    parts = {part.key: part.bytes for part in rank_budget(NEW, rank(), STORY_START).parts}
+    parts = {part.key: part.bytes for part in rank_budget(NEW, rank(start=STORY_START)).parts}
     assert parts["persistent"] == int(9.45 * GIB) - (STORY.memory.weights_bytes or 0)
     assert parts["weights"] + parts["persistent"] + parts["non_torch"] == int(10.01 * GIB)
     assert (parts["activation"], parts["graphs"]) == (int(3.86 * GIB), 10**9)
@@ -155,7 +153,7 @@ def test_the_size_that_the_log_suggests_has_graphs_off_it_twice():
         memory.requested_bytes - (memory.total_consumed_bytes + memory.peak_activation_bytes + memory.graphs_bytes)
         - 150 * 2**20
     )  # fmt: skip
-    found = rank_budget(CAPTURED, rank(), STORY_START).suggestion
+    found = rank_budget(CAPTURED, rank(start=STORY_START)).suggestion
     assert found == Suggestion(bytes=printed, counted_once_bytes=printed + 10**9, lost_bytes=10**9)
     words = explain([rank()], lambda _: CAPTURED).paragraph
     assert f"--kv-cache-memory={printed} (" in words
@@ -169,15 +167,12 @@ def test_the_size_that_the_log_suggests_has_graphs_off_it_twice():
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param(replace(GEMMA, memory=replace(GEMMA.memory, graphs_bytes=GIB)), id="0.19: the peak is without"),
-        pytest.param(
-            replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_counted=False)), id="not counted"
-        ),
-        pytest.param(replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_bytes=0)), id="no graphs"),
-        pytest.param(
-            replace(CAPTURED, kv_cache=replace(CAPTURED.kv_cache, given_bytes=5)), id="given: none is printed"
-        ),
+        replace(GEMMA, memory=replace(GEMMA.memory, graphs_bytes=GIB)),
+        replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_counted=False)),
+        replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_bytes=0)),
+        replace(CAPTURED, kv_cache=replace(CAPTURED.kv_cache, given_bytes=5)),
     ],
+    ids=["0.19: the peak is without", "not counted", "no graphs", "given: none is printed"],
 )
 def test_a_size_that_is_right_is_not_spoken_of(engine: EngineBudget):
     assert rank_budget(engine, rank()).suggestion is None
@@ -205,7 +200,7 @@ def test_without_the_phases_they_are_one_part():
 def test_what_the_profile_returned_beats_what_it_found():
     memory = replace(NEW.memory, returned_bytes=(NEW.memory.available_bytes or 0) - 2**30)
     cache = replace(NEW.kv_cache, blocks=4_800, tensor_bytes=4_800 * 9 * 2**20)
-    budget = rank_budget(replace(NEW, memory=memory, kv_cache=cache), rank(), STORY_START)
+    budget = rank_budget(replace(NEW, memory=memory, kv_cache=cache), rank(start=STORY_START))
     assert budget.part("mm_ipc").bytes == 2**30
     assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
 
@@ -214,7 +209,6 @@ STORY_LEFT = STORY.memory.available_bytes or 0
 
 
 def rescaled(version: str, stored: float, returned: float) -> EngineBudget:
-    """Return the story's start under a vllm-ascend that stores so much of what was left, and returns so much of it."""
     memory = replace(
         STORY.memory,
         available_bytes=int(STORY_LEFT * stored),
@@ -228,7 +222,7 @@ def rescaled(version: str, stored: float, returned: float) -> EngineBudget:
 @pytest.mark.parametrize("stored", [0.5, 1.5], ids=["several groups", "shared buffers"])
 @pytest.mark.parametrize("returned", [1, 0.9], ids=["as stored", "in whole blocks"])
 def test_what_vllm_ascend_rescales_is_named(version: str, stored: float, returned: float):
-    budget = rank_budget(rescaled(version, stored, returned), rank(), STORY_START)
+    budget = rank_budget(rescaled(version, stored, returned), rank(start=STORY_START))
     parts = {part.key: part.bytes for part in budget.parts}
     left = STORY_LEFT - parts["kv_cache"] - parts["null_block"] - parts["rounding"]
     assert abs(parts["rescaled"] - left) <= 1
@@ -238,12 +232,19 @@ def test_what_vllm_ascend_rescales_is_named(version: str, stored: float, returne
 
 @pytest.mark.parametrize("version", ["0.18.0", "0.23.0", "0.23.0.post1"])
 def test_an_older_vllm_ascend_rescales_nothing(version: str):
-    budget = rank_budget(rescaled(version, 0.5, 1), rank(), STORY_START)
+    budget = rank_budget(rescaled(version, 0.5, 1), rank(start=STORY_START))
     assert (budget.part("rescaled"), budget.part("unexplained") is None) == (None, False)
 
 
+@pytest.mark.parametrize(("more", "key"), [(16, "bytes"), (-16, "bytes"), (17, "unexplained")])
+def test_a_few_bytes_are_rounding_and_more_is_not_explained(more: int, key: str):
+    exact = sum(part.bytes for part in rank_budget(STORY, rank()).parts if part.key != "bytes")
+    memory = replace(STORY.memory, requested_bytes=exact + more)
+    assert rank_budget(replace(STORY, memory=memory), rank()).parts[-1].key == key
+
+
 def test_figures_that_sum_have_no_part_for_it():
-    assert rank_budget(rescaled("0.30.0rc2", 1, 1), rank(), STORY_START).part("rescaled") is None
+    assert rank_budget(rescaled("0.30.0rc2", 1, 1), rank(start=STORY_START)).part("rescaled") is None
 
 
 def test_an_estimate_that_was_not_taken_off_is_no_part():
@@ -251,7 +252,6 @@ def test_an_estimate_that_was_not_taken_off_is_no_part():
     assert rank_budget(GEMMA, rank()).part("graphs") is None
     counted = (GEMMA.memory.available_bytes or 0) - (GEMMA.memory.graphs_estimate_bytes or 0)
     requested = GEMMA.memory.requested_bytes
-    assert requested is not None
     parts = (GEMMA.memory.weights_bytes, GEMMA.memory.peak_activation_bytes, GEMMA.memory.non_torch_bytes)
     assert sum(size or 0 for size in parts) + (GEMMA.memory.available_bytes or 0) == requested
     memory = replace(GEMMA.memory, available_bytes=counted)
@@ -289,20 +289,20 @@ def test_on_cpu_the_process_is_taken_off_what_was_requested():
     assert budget.observed == ()
 
 
+def peak_seen(peak: int) -> Observed:
+    budget = rank_budget(STORY, replace(story_rank(), torch=TorchMemory(peak_allocated_bytes=peak)))
+    return next(row for row in budget.observed if row.key == "activation")
+
+
 def test_a_peak_above_the_profile_is_a_risk_with_its_settings():
-    at_rest = int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0)
-    torch = TorchMemory(peak_allocated_bytes=at_rest + 5 * GIB)
-    budget = rank_budget(STORY, replace(story_rank(), torch=torch), STORY_START)
-    (row,) = [row for row in budget.observed if row.key == "activation"]
+    row = peak_seen(int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0) + 5 * GIB)
     assert row.observed_bytes == 5 * GIB
     assert row.risk_bytes == 5 * GIB - (STORY.memory.peak_activation_bytes or 0)
     assert "--max-num-batched-tokens" in row.settings
 
 
 def test_a_peak_of_the_start_says_nothing():
-    torch = TorchMemory(peak_allocated_bytes=int(13.3 * GIB))
-    budget = rank_budget(STORY, replace(story_rank(), torch=torch), STORY_START)
-    (row,) = [row for row in budget.observed if row.key == "activation"]
+    row = peak_seen(int(13.3 * GIB))
     assert (row.observed_bytes, row.risk_bytes) == (None, None)
 
 
@@ -313,7 +313,6 @@ def test_the_encoder_cache_is_measured_by_what_it_holds():
 
 
 def test_a_worker_that_says_nothing_has_no_parts():
-    """And no figure that would be 0."""
     budget = rank_budget(EngineBudget(), rank(components=Components(non_torch_bytes=STORY_NON_TORCH)))
     assert (budget.parts, budget.uncounted, budget.observed) == ((), (), ())
     assert (budget.requested_bytes, budget.available_bytes, budget.left_bytes) == (None, None, None)

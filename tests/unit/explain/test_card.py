@@ -22,11 +22,9 @@ def answer(**changed: Any) -> dict[str, Any]:
 
 def test_given_bytes_are_judged_by_the_least_weights_and_what_others_use() -> None:
     enough = judge_given(answer(), 20 * GIB, 0)
-    assert enough is not None
     assert enough.fits is None
     assert "0 B are left beside the weights" in enough.why
     too_full = judge_given(answer(), 20 * GIB, 2 * GIB)
-    assert too_full is not None
     assert too_full.fits is False
     assert (
         "do not hold the weights (at least 14.00 GiB), the KV cache (5.00 GiB) and the 2.00 GiB in use" in too_full.why
@@ -54,14 +52,12 @@ def test_a_card_is_found_by_its_name_whose_size_was_read_somewhere(text: str) ->
 def test_a_size_gets_a_card_with_the_same_defaults(text: str, pretended: str) -> None:
     device = read_device(text)
     assert (device.pretended, device.is_named) == (pretended, False)
-    assert device.note is not None
     assert f"one like an {pretended}" in device.note
 
 
 @pytest.mark.parametrize("text", ["24GiB", "24GB", "48GiB", "80GiB", "80GB", "141GB"])
 def test_a_label_is_called_so(text: str) -> None:
     note = read_device(text).note
-    assert note is not None
     assert note.startswith(f"{text} is a label; drivers show less, in GiB: ")
 
 

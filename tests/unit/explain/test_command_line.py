@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from highwater.explain.command_line import Line, parse, read_line
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 PASTED = r"""VLLM_USE_V2_MODEL_RUNNER=0 \
   vllm serve Qwen/Qwen3-14B \

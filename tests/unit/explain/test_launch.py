@@ -30,6 +30,8 @@ def started(
         (started("0.12.0", "npu"), None),
         (started("0.13.0", "npu", peak=None), None),
         (started("main", "npu", peak=None), None),
+        (started("0.30.0", "npu", peak=None), None),
+        (started(None, "npu", peak=None), None),
         (started("0.12.0", peak=None), None),
         (started("0.25.1", v2=True), "runner_v2"),
         (started("0.26.0", v2=True), "runner_v2"),
@@ -50,11 +52,11 @@ def test_a_start_that_did_not_count_the_encoder_is_known(given, by):
 
 
 def test_without_a_report_the_engines_version_decides_on_an_npu_alone():
-    assert launch_of(None, reading(), "0.12.0").encoder_unprofiled_by == "vllm_ascend"
-    assert launch_of(None, reading(), "0.12.0").expandable_segments is None
-    assert launch_of(None, reading(), None).encoder_unprofiled_by is None
-    assert launch_of(None, reading(encoder_cache=None), "0.12.0").encoder_unprofiled_by is None
-    assert launch_of(None, reading(device=Device(type="cuda")), "0.12.0").encoder_unprofiled_by is None
+    on_npu = launch_of(None, reading(), "0.12.0")
+    assert (on_npu.encoder_unprofiled_by, on_npu.expandable_segments) == ("vllm_ascend", None)
+    of_text, on_cuda = reading(encoder_cache=None), reading(device=Device(type="cuda"))
+    for one, version in ((reading(), None), (of_text, "0.12.0"), (on_cuda, "0.12.0")):
+        assert launch_of(None, one, version).encoder_unprofiled_by is None
 
 
 def test_segments_are_of_npus_alone():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.explain.live_engine import LiveWorker, available_bytes, layer_of, live_engine
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
 from kvplan.specs import ChunkedLocal, CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow

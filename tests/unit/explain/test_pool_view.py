@@ -16,7 +16,6 @@ def pool_of(*budgets: EngineBudget):
 
 
 def test_the_storys_pool_is_explained():
-    """Tokens as printed, requests of three lengths, and 633,984 tokens with all that was missed."""
     pool = pool_of(STORY)
     assert (pool.blocks, pool.tokens, pool.differences, pool.problem) == (5_040, 645_120, (), None)
     assert [(one.tokens, one.requests) for one in pool.conversations] == [
@@ -85,7 +84,6 @@ def test_numbers_that_make_no_pool_are_a_reason_too():
 
 
 def test_every_data_parallel_engine_has_a_pool():
-    """They number their ranks from 0."""
     readings = [rank(0), replace(rank(0), dp_rank=1)]
     assert [pool.dp_rank for pool in explain(readings, lambda _: STORY).pools] == [0, 1]
 

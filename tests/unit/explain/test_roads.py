@@ -15,9 +15,8 @@ from highwater.explain import roads
 from highwater.explain.command_line import read_line
 from highwater.explain.roads import BuiltInRoad, CannotBeAskedError, VllmRoad
 from highwater_worker.plan.cards import CARDS
-from kvplan.builtin.start import Start
-from kvplan.errors import PlanError
-from kvplan.figure import Figure
+from kvplan import Figure, PlanError
+from kvplan.builtin import Start
 from kvplan.flags import EngineFlags, Limits
 from kvplan.specs import FullAttention
 from tests.fakes.recorded_vllm import write_python
@@ -31,6 +30,10 @@ def script(folder: Path, text: str) -> str:
     python.write_text(f"#!/bin/sh\n{text}\n")
     python.chmod(0o755)
     return str(python)
+
+
+def road_of(folder: Path, text: str, say: Callable[[str], None] = lambda _: None) -> VllmRoad:
+    return VllmRoad(script(folder, text), "H100", say)
 
 
 def test_one_process_answers_many_questions_and_ends(tmp_path: Path) -> None:
@@ -57,7 +60,7 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
 def test_waiting_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roads, "_FIRST_WORD_SECONDS", 0.0)
     said: list[str] = []
-    with VllmRoad(script(tmp_path, 'read line; echo \'{"schema": 1, "status": "fits"}\''), "H100", said.append) as road:
+    with road_of(tmp_path, 'read line; echo \'{"schema": 1, "status": "fits"}\'', said.append) as road:
         road.ask(LINE)
     assert said == ["asking vLLM: 0 s"]
 
@@ -65,7 +68,7 @@ def test_waiting_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_vllm_that_cannot_be_asked_says_why_and_what_helps(tmp_path: Path) -> None:
     answer = '{"schema": 1, "status": "cannot_be_asked", "error": "no tokenizer", "help": "copy tokenizer.json"}'
     with (
-        VllmRoad(script(tmp_path, f"read line; echo '{answer}'"), "H100", lambda _: None) as road,
+        road_of(tmp_path, f"read line; echo '{answer}'") as road,
         pytest.raises(CannotBeAskedError, match=r"this vLLM cannot be asked: no tokenizer. copy tokenizer.json"),
     ):
         road.ask(LINE)
@@ -82,10 +85,7 @@ def test_a_vllm_that_cannot_be_asked_says_why_and_what_helps(tmp_path: Path) -> 
     ],
 )
 def test_a_process_that_ends_is_quoted(tmp_path: Path, text: str, said: str) -> None:
-    with (
-        VllmRoad(script(tmp_path, text), "H100", lambda _: None) as road,
-        pytest.raises(CannotBeAskedError, match=said),
-    ):
+    with road_of(tmp_path, text) as road, pytest.raises(CannotBeAskedError, match=said):
         road.ask(LINE)
 
 
@@ -93,10 +93,7 @@ def test_a_process_without_an_answer_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roads, "_GRACE_SECONDS", -2 * roads.DEADLINE_SECONDS)
-    with (
-        VllmRoad(script(tmp_path, "exec sleep 1000"), "H100", lambda _: None) as road,
-        pytest.raises(CannotBeAskedError, match="it said nothing"),
-    ):
+    with road_of(tmp_path, "exec sleep 1000") as road, pytest.raises(CannotBeAskedError, match="it said nothing"):
         road.ask(LINE)
 
 
@@ -116,10 +113,9 @@ def test_only_the_worker_package_goes_onto_the_path_beside_the_shim(
     assert (worker != shim, shim.endswith("process/shim"), given) == (True, True, "/of/the/operator")
 
 
-@pytest.mark.parametrize("ask", [lambda: BuiltInRoad(None).ask(read_line(["vllm serve m --cpu-offload-gb 4"]))])
-def test_what_the_built_in_refuses_comes_with_the_command_that_asks_a_vllm(ask: Callable[[], object]) -> None:
+def test_what_the_built_in_refuses_comes_with_the_command_that_asks_a_vllm() -> None:
     with pytest.raises(PlanError, match=r"highwater plan --engine-python PATH -- vllm serve m --cpu-offload-gb 4$"):
-        ask()
+        BuiltInRoad(None).ask(read_line(["vllm serve m --cpu-offload-gb 4"]))
 
 
 GIB = 1 << 30
@@ -164,14 +160,20 @@ def _model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, model: Path, words: str = "", rules: Rules | None = None, **question: Any):
-    monkeypatch.setattr(roads, "read_start", rules or Rules())
-    card = CARDS["L4"] if "device_bytes" in question else None
-    return BuiltInRoad(card).ask(read_line(["vllm", "serve", str(model), *words.split()]), **question)
+@pytest.fixture(name="ask")
+def _ask(monkeypatch: pytest.MonkeyPatch, model: Path) -> Callable[..., Any]:
+    """Ask the built-in about a model, by rules that stand for kvplan's; a card is an L4."""
+
+    def ask(words: str = "", rules: Rules | None = None, at: object = model, **question: Any) -> Any:
+        monkeypatch.setattr(roads, "read_start", rules or Rules())
+        card = CARDS["L4"] if "device_bytes" in question else None
+        return BuiltInRoad(card).ask(read_line(["vllm", "serve", str(at), *words.split()]), **question)
+
+    return ask
 
 
-def test_a_card_is_divided_into_parts_with_bounds(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    answer = ask(monkeypatch, model, "--max-model-len 8192", device_bytes=24 * GIB)
+def test_a_card_is_divided_into_parts_with_bounds(ask: Callable[..., Any]) -> None:
+    answer = ask("--max-model-len 8192", device_bytes=24 * GIB)
     (parts,) = answer["budget"]["ranks"]
     assert list(parts) == ["weights", "activation", "non_torch", "graphs", "buffers"]
     left = answer["budget"]["requested_bytes"] - sum(part["bytes"] for part in parts.values())
@@ -182,95 +184,89 @@ def test_a_card_is_divided_into_parts_with_bounds(monkeypatch: pytest.MonkeyPatc
     assert kv["max_concurrency"] == pytest.approx(kv["blocks"] / 512, abs=0.01)
 
 
-def test_bounds_on_both_sides_leave_it_open_and_others_on_the_card_refuse_it(
-    monkeypatch: pytest.MonkeyPatch, model: Path
-) -> None:
-    kv = ask(monkeypatch, model, "", device_bytes=24 * GIB)["kv_cache"]
+def test_bounds_on_both_sides_leave_it_open_and_others_on_the_card_refuse_it(ask: Callable[..., Any]) -> None:
+    kv = ask(device_bytes=24 * GIB)["kv_cache"]
     between = (kv["available_bytes_low"] + kv["available_bytes"]) // 2 // BLOCK * 16
-    assert ask(monkeypatch, model, f"--max-model-len {between}", device_bytes=24 * GIB)["status"] == "may_not_fit"
-    refused = ask(monkeypatch, model, "", device_bytes=24 * GIB, in_use_bytes=3 * GIB)
+    assert ask(f"--max-model-len {between}", device_bytes=24 * GIB)["status"] == "may_not_fit"
+    refused = ask(device_bytes=24 * GIB, in_use_bytes=3 * GIB)
     assert (refused["status"], "are more than the others leave" in refused["refusal"]["message"]) == ("refused", True)
 
 
-def test_given_bytes_are_exact_and_no_bytes_compare_with_nothing(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    given = ask(monkeypatch, model, "--kv-cache-memory-bytes 5G")
+def test_given_bytes_are_exact_and_no_bytes_compare_with_nothing(ask: Callable[..., Any]) -> None:
+    given = ask("--kv-cache-memory-bytes 5G")
     assert (given["status"], given["kv_cache"]["grades"]["blocks"], "budget" in given) == ("fits", "exact", False)
-    open_ = ask(monkeypatch, model)
+    open_ = ask()
     assert (open_["status"], open_["kv_cache"]["blocks"]) == ("not_known", None)
     assert open_["kv_cache"]["needed_bytes"] == 2048 * BLOCK
 
 
-def test_a_length_that_does_not_fit_has_the_refusal_and_the_longest(
-    monkeypatch: pytest.MonkeyPatch, model: Path
-) -> None:
-    answer = ask(monkeypatch, model, "--kv-cache-memory-bytes 1G")
+def test_a_length_that_does_not_fit_has_the_refusal_and_the_longest(ask: Callable[..., Any]) -> None:
+    answer = ask("--kv-cache-memory-bytes 1G")
     assert (answer["status"], answer["kv_cache"]["max_model_len_that_fits"]) == ("does_not_fit", 511 * 16)
     assert "GiB KV cache is needed" in answer["kv_cache"]["refusal"]
 
 
-def test_measured_parts_replace_estimates(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+def test_measured_parts_replace_estimates(ask: Callable[..., Any]) -> None:
     measured = {"weights": 14 * GIB, "activation": GIB, "non_torch": GIB // 2, "graphs": 0, "buffers": 0}
-    kv = ask(monkeypatch, model, device_bytes=24 * GIB, measured=measured)["kv_cache"]
+    kv = ask(device_bytes=24 * GIB, measured=measured)["kv_cache"]
     assert kv["grades"]["available_bytes"] == "measured"
     assert kv["available_bytes_low"] == kv["available_bytes_high"]
 
 
-def test_eager_takes_no_graphs_and_fewer_captured_batches_take_less(
-    monkeypatch: pytest.MonkeyPatch, model: Path
-) -> None:
+def test_eager_takes_no_graphs_and_fewer_captured_batches_take_less(ask: Callable[..., Any]) -> None:
     captured = [
-        ask(monkeypatch, model, words, device_bytes=24 * GIB)["budget"]["ranks"][0]["graphs"]["bytes"]
+        ask(words, device_bytes=24 * GIB)["budget"]["ranks"][0]["graphs"]["bytes"]
         for words in ("--enforce-eager", "--max-cudagraph-capture-size 8", "")
     ]
     assert captured[0] == 0 < captured[1] < captured[2]
 
 
-def test_a_peak_that_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+def test_a_peak_that_is_not_known_is_said(ask: Callable[..., Any]) -> None:
     rules = Rules(activation=None, why_unknown="activation: the encoder's largest input is not known")
-    answer = ask(monkeypatch, model, rules=rules, device_bytes=24 * GIB)
+    answer = ask(rules=rules, device_bytes=24 * GIB)
     assert answer["status"] == "not_known"
     assert answer["not_counted"] == ["activation: the encoder's largest input is not known"]
 
 
-def test_doubts_make_estimates_of_what_was_exact(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    answer = ask(monkeypatch, model, "--kv-cache-memory-bytes 5G --port 1", Rules(doubts=("bfloat16 is assumed",)))
+def test_doubts_make_estimates_of_what_was_exact(ask: Callable[..., Any]) -> None:
+    answer = ask("--kv-cache-memory-bytes 5G --port 1", Rules(doubts=("bfloat16 is assumed",)))
     assert answer["kv_cache"]["grades"]["blocks"] == "estimated"
     assert answer["guessed"] == ["no card is named", "bfloat16 is assumed", "no memory depends on --port"]
 
 
-def test_a_cards_name_and_the_files_bytes_go_to_the_rules(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+def test_a_cards_name_and_the_files_bytes_go_to_the_rules(ask: Callable[..., Any], model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"0" * 7)
     rules = Rules()
-    ask(monkeypatch, model, rules=rules, device_bytes=24 * GIB)
+    ask(rules=rules, device_bytes=24 * GIB)
     assert (rules.flags[0].device_bytes, rules.checkpoint_bytes) == (24 * GIB, 7)
     (model / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 9}}')
-    ask(monkeypatch, model, rules=rules)
+    ask(rules=rules)
     assert rules.checkpoint_bytes == 9
 
 
-def test_a_weight_that_was_not_fetched_makes_the_size_unknown(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+def test_a_weight_that_was_not_fetched_makes_the_size_unknown(ask: Callable[..., Any], model: Path) -> None:
     (model / "1.safetensors").write_bytes(b"0" * 7)
     (model / "2.safetensors").symlink_to("nowhere")
     rules = Rules()
-    ask(monkeypatch, model, rules=rules)
+    ask(rules=rules)
     assert rules.checkpoint_bytes is None
 
 
-def test_the_tokens_of_each_request_are_kept_beside_the_weights(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    parts = ask(monkeypatch, model, rules=Rules(), device_bytes=24 * GIB)["budget"]["ranks"][0]
+def test_the_tokens_of_each_request_are_kept_beside_the_weights(ask: Callable[..., Any]) -> None:
+    parts = ask(rules=Rules(), device_bytes=24 * GIB)["budget"]["ranks"][0]
     assert parts["buffers"]["bytes"] == 4 * 256 * 32_768
 
 
 def test_a_model_is_found_in_the_local_cache_or_the_command_that_fetches_it_is_named(
-    monkeypatch: pytest.MonkeyPatch, model: Path
+    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(model / "hub"))
     with pytest.raises(PlanError, match=r"not in the local cache; hf download org/name --include '\*.json'"):
-        ask(monkeypatch, Path("org/name"))
+        ask(at="org/name")
     snapshot = model / "hub" / "models--org--name" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (model / "config.json").rename(snapshot / "config.json")
-    assert ask(monkeypatch, Path("org/name"))["status"] == "not_known"
+    assert ask(at="org/name")["status"] == "not_known"
 
 
 def test_variables_before_the_command_are_said_not_to_be_looked_at(

@@ -17,12 +17,13 @@ from highwater.explain.wish import (
     ImageTokens,
     Planner,
     Wish,
+    changes,
     fitting_conversations,
     grant,
     parse_wish,
     wish_json,
 )
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.flags import Limits
 from kvplan.generations import generation_of
 from kvplan.pool import KvPool, plan_pool
@@ -50,42 +51,33 @@ def planner(blocks: int, *, per_utilization: int = 0) -> Planner:
 
 
 def granted(text: str, blocks: int, **options: Any) -> Granted:
-    """Return what comes of a wish with so many blocks."""
     more = options.pop("per_utilization", 0)
-    return grant(parse_wish(text), planner(blocks, per_utilization=more), image=IMAGE, **options)
+    steps = changes(options.pop("utilization", None), options.pop("kv_cache_dtype", None), 1)
+    return grant(parse_wish(text), planner(blocks, per_utilization=more), steps, image=IMAGE, **options)
 
 
 @pytest.mark.parametrize(
-    ("text", "wish"),
+    ("text", "tokens", "images"),
     [
-        ("8 x 32k", Wish(conversations=8, tokens=32_768)),
-        ("8x32768", Wish(conversations=8, tokens=32_768)),
-        ("  1 X 1M tokens ", Wish(conversations=1, tokens=1_048_576)),
-        (EXAMPLE, Wish(conversations=8, tokens=32_768, images=Images(count=4, width=1_920, height=1_080))),
-        (
-            "2 x 1k + 1 image of 4K",
-            Wish(conversations=2, tokens=1_024, images=Images(count=1, width=3_840, height=2_160)),
-        ),
-        (
-            "2 x 9 + 3 images of 640\u00d7480",
-            Wish(conversations=2, tokens=9, images=Images(count=3, width=640, height=480)),
-        ),
-        ("2 x 9 + 3 images of 2040 tokens each", Wish(conversations=2, tokens=9, images=Images(count=3, tokens=2_040))),
-        ("2 x 9 + 3 images", Wish(conversations=2, tokens=9, images=Images(count=3))),
+        ("8 x 32k", (8, 32_768), None),
+        ("8x32768", (8, 32_768), None),
+        ("  1 X 1M tokens ", (1, 1_048_576), None),
+        (EXAMPLE, (8, 32_768), Images(count=4, width=1_920, height=1_080)),
+        ("2 x 1k + 1 image of 4K", (2, 1_024), Images(count=1, width=3_840, height=2_160)),
+        ("2 x 9 + 3 images of 640\u00d7480", (2, 9), Images(count=3, width=640, height=480)),
+        ("2 x 9 + 3 images of 2040 tokens each", (2, 9), Images(count=3, tokens=2_040)),
+        ("2 x 9 + 3 images", (2, 9), Images(count=3)),
     ],
 )
-def test_a_wish_is_read(text: str, wish: Wish) -> None:
-    assert parse_wish(text) == wish
+def test_a_wish_is_read(text: str, tokens: tuple[int, int], images: Images | None) -> None:
+    assert parse_wish(text) == Wish(conversations=tokens[0], tokens=tokens[1], images=images)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "wish: '' is not understood from '' on"),
-        (
-            "eight of 32k",
-            "wish: 'eight of 32k' is not understood from 'eight of 32k' on, where a number of conversations",
-        ),
+        ("eight of 32k", "wish: 'eight of 32k' is not understood from 'eight of 32k' on, where a number of conver"),
         ("8 x 32k and more", "wish: '8 x 32k and more' is not understood from 'and more' on"),
         ("8 x 32k + 4 videos", "wish: '8 x 32k + 4 videos' is not understood from '+ 4 videos' on"),
         ("8 x 32k + 4 images of 999p", "wish: '999p' is not a known size of an image; known: 720p, 1080p"),
@@ -113,7 +105,6 @@ def test_a_wish_that_just_fits_has_the_smallest_flags() -> None:
     """Two of 160 tokens take 20 blocks, and vLLM keeps one itself."""
     result = granted("2 x 160", 21)
     assert result.fits
-    assert result.chosen is not None
     assert result.chosen.flags == {"max_model_len": 160, "max_num_seqs": 2}
     assert result.chosen.needed_bytes == result.chosen.available_bytes == 21 * BLOCK_BYTES
     assert set(result.reasons) == set(result.chosen.flags)
@@ -134,17 +125,17 @@ def test_with_a_block_less_the_nearest_are_fewer_or_shorter_conversations() -> N
     )
 
 
-def test_the_smallest_change_under_which_it_fits_is_chosen() -> None:
-    by_device = granted("2 x 160", 20, per_utilization=1, utilization=0.9)
-    by_dtype = granted("2 x 160", 12, per_utilization=1, utilization=0.9)
-    by_both = granted("2 x 160", 10, per_utilization=1, utilization=0.9)
-    names = [set(result.chosen.flags) for result in (by_device, by_dtype, by_both) if result.chosen is not None]
-    base = {"max_model_len", "max_num_seqs"}
-    assert names == [
-        base | {"gpu_memory_utilization"},
-        base | {"kv_cache_dtype"},
-        base | {"gpu_memory_utilization", "kv_cache_dtype"},
-    ]
+@pytest.mark.parametrize(
+    ("blocks", "more"),
+    [
+        (20, {"gpu_memory_utilization"}),
+        (12, {"kv_cache_dtype"}),
+        (10, {"gpu_memory_utilization", "kv_cache_dtype"}),
+    ],
+)
+def test_the_smallest_change_under_which_it_fits_is_chosen(blocks: int, more: set[str]) -> None:
+    result = granted("2 x 160", blocks, per_utilization=1, utilization=0.9)
+    assert set(result.chosen.flags) == {"max_model_len", "max_num_seqs"} | more
 
 
 def test_a_change_that_cannot_be_planned_is_reported_and_the_others_tried() -> None:
@@ -154,10 +145,8 @@ def test_a_change_that_cannot_be_planned_is_reported_and_the_others_tried() -> N
 
 
 def test_images_come_on_top_of_the_length_and_into_the_command_line() -> None:
-    """1,024 tokens and 2 images of 2,042."""
     result = granted("1 x 1k + 2 images of 1080p", 1_000)
     assert result.length == 1_024 + 2 * 2_042
-    assert result.chosen is not None
     assert result.chosen.flags["limit_mm_per_prompt"] == {"image": 2}
     assert "limit_mm_per_prompt" in result.reasons
     assert wish_json(result)["image"] == {"embeddings": 2_040, "prompt_tokens": 2_042}
@@ -165,20 +154,19 @@ def test_images_come_on_top_of_the_length_and_into_the_command_line() -> None:
 
 def test_a_limit_of_images_that_is_there_already_is_not_repeated() -> None:
     result = granted("1 x 1k + 2 images of 1080p", 1_000, images_per_prompt=2)
-    assert result.chosen is not None
     assert "limit_mm_per_prompt" not in result.chosen.flags
 
 
 def test_images_whose_tokens_are_not_known_are_refused() -> None:
     with pytest.raises(PlanError, match="the tokens of an image are not known; give them"):
-        grant(parse_wish("1 x 1k + 2 images"), planner(100), image=None)
+        grant(parse_wish("1 x 1k + 2 images"), planner(100), [], image=None)
 
 
 @settings(max_examples=50)
 @given(st.integers(1, 50), st.integers(1, 3_000), st.integers(2, 2_000))
 def test_what_is_offered_fits_and_nothing_larger_does(conversations: int, length: int, blocks: int) -> None:
     """One conversation more, or one token more, would not fit: the nearest is the nearest."""
-    result = grant(Wish(conversations=conversations, tokens=length), planner(blocks), image=None, kv_cache_dtype="fp8")
+    result = grant(Wish(conversations=conversations, tokens=length), planner(blocks), [], image=None)
     plan = planner(blocks)
 
     def fits(count: int, tokens: int) -> bool:

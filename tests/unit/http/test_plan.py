@@ -14,7 +14,7 @@ from highwater.http.starts import Turns
 from highwater.model.rank import EncoderCache
 from highwater.model.report import Report
 from highwater.process.errors import CannotPlan, TooManyWaiting
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from tests.fakes import started
 from tests.fakes.ranks import reading
 from tests.fakes.ranks import report as report_of

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvplan import PlanError
+from kvplan.builtin import Start, read_start
 from kvplan.builtin.model import FAMILIES
-from kvplan.builtin.start import Start, read_start
-from kvplan.errors import PlanError
 from kvplan.flags import EngineFlags
 from kvplan.generations import NEWEST_KNOWN, generation_of, text_of
 from kvplan.pool import KvPool, plan_pool
@@ -98,8 +98,6 @@ def test_weights_and_activation_lie_within_the_bounds(one: RecordedStart) -> Non
     else:
         assert "mxfp4" in (plan.why_unknown or "")
     if one.version not in SORTED:
-        assert plan.activation is not None
-        assert one.activation is not None
         assert plan.activation.low <= one.activation * GIB <= plan.activation.high
 
 
@@ -162,8 +160,14 @@ def test_a_step_is_sized_by_the_card_and_an_a100_by_its_name(
     assert bool(plan.notes) is (name is None)
 
 
-def test_a_short_model_has_shorter_steps() -> None:
+def test_a_short_model_has_shorter_steps_and_a_short_step_fewer_requests() -> None:
     assert start(max_model_len=2, max_num_seqs=100).flags.max_num_batched_tokens == 200
+    assert start(max_num_batched_tokens=100).flags.max_num_seqs == 100
+
+
+def test_a_share_of_the_card_is_092_by_default() -> None:
+    """0.32.0, vllm/config/cache.py."""
+    assert start().flags.gpu_memory_utilization == 0.92
 
 
 @pytest.mark.parametrize(
@@ -192,11 +196,6 @@ def test_the_kernels_of_mla_decide_its_block() -> None:
     assert list(blocks.values()) == [16, 16, 64, 32, 32]
     assert "compute capability" in start("deepseek-v3").doubts[0]
     assert not start("deepseek-v3", compute_capability="9.0").doubts
-
-
-def test_a_head_that_blackwells_kernel_does_not_take_is_refused() -> None:
-    """0.32.0, v1/attention/backends/mla/flashinfer_mla.py."""
-    assert "qk_nope_head_dim: 96; on 10.0" in tried({"qk_nope_head_dim": 96}, "deepseek-v3", compute_capability="10.0")
 
 
 def test_gemma_has_its_table_of_words_in_every_stage() -> None:
@@ -302,6 +301,11 @@ def test_flags_that_vllm_refuses_or_the_built_in_does_not_plan_are_named(flags: 
 )
 def test_what_one_family_refuses(name: str, flags: dict[str, Any], said: str) -> None:
     assert said in tried({}, name, **flags)
+
+
+def test_a_head_that_blackwells_kernel_does_not_take_is_refused() -> None:
+    """0.32.0, v1/attention/backends/mla/flashinfer_mla.py."""
+    assert "qk_nope_head_dim: 96; on 10.0" in tried({"qk_nope_head_dim": 96}, "deepseek-v3", compute_capability="10.0")
 
 
 @pytest.mark.parametrize(

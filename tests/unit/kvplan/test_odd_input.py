@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvplan.builtin.start import read_start
-from kvplan.errors import PlanError
+from kvplan import PlanError
+from kvplan.builtin import read_start
 from kvplan.flags import EngineFlags
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
@@ -28,7 +28,6 @@ KEYS = (
 
 
 def tried(values: dict[str, Any]) -> str | None:
-    """Plan; return the error's text, or None where there is a plan."""
     try:
         start = read_start(values, EngineFlags(), checkpoint_bytes=1 << 34)
         plan_pool(start.workers, [1 << 34] * len(start.workers), start.limits, generation_of("0.33.0"))

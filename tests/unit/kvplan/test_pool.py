@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan.errors import PlanError
+from kvplan import PlanError
 from kvplan.flags import Limits
 from kvplan.generations import generation_of
 from kvplan.pool import KvPool, plan_pool
@@ -25,7 +25,6 @@ def layers(count: int, spec: LayerSpec = FULL, name: str = "layers") -> Layers:
 
 
 def pool_of(model: Layers, blocks: int, version: str = "0.32.0", limits: Limits = LIMITS) -> KvPool:
-    """Plan with room for so many blocks of one layer."""
     return plan_pool([model], [blocks * PAGE], limits, generation_of(version))
 
 
@@ -34,7 +33,6 @@ def test_the_null_block_is_taken_off_from_0_29_on() -> None:
     assert pool_of(layers(1), 512, "0.28.0").fits
     refused = pool_of(layers(1), 512, "0.29.0")
     assert (refused.fits, refused.blocks, refused.max_model_len_that_fits) == (False, 512, 511 * 16)
-    assert refused.refusal is not None
     assert refused.refusal.available_bytes == 511 * PAGE
     assert pool_of(layers(1), 513, "0.29.0").fits
 
@@ -69,7 +67,6 @@ def test_a_state_takes_blocks_by_its_cache_mode(version: str, mode: str, blocks:
 
 
 def test_a_cache_mode_that_a_version_lacks_is_refused() -> None:
-    """0.32 has no `all`; the message says what there is."""
     with pytest.raises(PlanError, match=r"mamba_cache_mode: 'all' .* must be none or align"):
         pool_of(layers(1, STATE), 600, "0.32.0", replace(LIMITS, mamba_cache_mode="all"))
 
@@ -110,7 +107,6 @@ def test_context_parallelism_multiplies_the_tokens_and_bars_windows() -> None:
 
 
 def test_cross_attention_keeps_the_encoders_tokens() -> None:
-    """1,500 tokens of Whisper; without a length there is nothing to plan."""
     cross = CrossAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2)
     pool = pool_of(layers(1, cross), 600, limits=replace(LIMITS, max_encoder_tokens=1500))
     assert pool.groups[0].blocks_per_request == 94
@@ -122,15 +118,12 @@ def test_cross_attention_keeps_the_encoders_tokens() -> None:
 def test_no_memory_at_all_is_refused_in_vllms_words(available: int) -> None:
     pool = plan_pool([layers(1)], [available], LIMITS, generation_of("0.19.0"))
     assert (pool.fits, pool.blocks, pool.max_model_len_that_fits) == (False, 0, 0)
-    assert pool.refusal is not None
     assert pool.refusal.message == "No available memory for the cache blocks."
 
 
 def test_gib_are_written_as_each_version_writes_them() -> None:
-    """7.00 up to 0.13, 7.0 since."""
     for version, text in (("0.12.0", "(7.00 GiB"), ("0.19.0", "(7.0 GiB")):
         refusal = pool_of(layers(28), 28, version, replace(LIMITS, max_model_len=131072)).refusal
-        assert refusal is not None
         assert text in refusal.message
 
 
@@ -156,29 +149,28 @@ def test_the_longest_length_fits_and_one_token_more_does_not() -> None:
     assert refused > 10
 
 
-def test_attention_takes_a_key_and_a_value_of_every_token_and_head() -> None:
-    """2 x 16 tokens x 8 heads x 128 x 2 bytes."""
-    assert FullAttention(block_size=16, kv_heads=8, head_size=128, element_bytes=2).page_bytes == 65536
+HEADS = {"block_size": 16, "kv_heads": 8, "head_size": 128, "element_bytes": 2}
+LATENT = {"block_size": 64, "kv_heads": 1, "head_size": 576, "element_bytes": 1}
 
 
-def test_a_value_may_have_a_size_of_its_own() -> None:
-    fields = {"block_size": 16, "kv_heads": 1, "head_size": 192, "element_bytes": 2}
-    assert FullAttention(**fields, head_size_v=128).page_bytes == 16 * (192 + 128) * 2
-    assert FullAttention(**fields, head_size_v=192) == FullAttention(**fields)
+@pytest.mark.parametrize(
+    ("spec", "size"),
+    [
+        pytest.param(FullAttention(**HEADS), 2 * 16 * 8 * 128 * 2, id="a key and a value of every token and head"),
+        pytest.param(FullAttention(**HEADS, head_size_v=64), 16 * 8 * (128 + 64) * 2, id="a value of its own size"),
+        pytest.param(MlaAttention(**LATENT), 64 * 576, id="MLA: one vector"),
+        pytest.param(MlaAttention(**LATENT, token_head_bytes=656), 64 * 656, id="MLA: packed"),
+        pytest.param(
+            MambaState(block_size=544, shapes=((3, 1024), (8, 64, 128)), element_bytes=(2, 4)),
+            3 * 1024 * 2 + 8 * 64 * 128 * 4,
+            id="a state, whatever its block",
+        ),
+        pytest.param(SlidingWindow(**HEADS, window=512, page_bytes_padded=98304), 98304, id="padded"),
+    ],
+)
+def test_what_a_layer_takes_of_a_block(spec: LayerSpec, size: int) -> None:
+    assert spec.page_bytes == size
 
 
-def test_mla_keeps_one_vector() -> None:
-    """576 elements; 656 bytes in the packed format."""
-    assert MlaAttention(block_size=32, kv_heads=1, head_size=576, element_bytes=1).page_bytes == 32 * 576
-    packed = MlaAttention(block_size=64, kv_heads=1, head_size=576, element_bytes=1, token_head_bytes=656)
-    assert packed.page_bytes == 64 * 656
-
-
-def test_a_state_does_not_grow_with_its_block() -> None:
-    state = MambaState(block_size=544, shapes=((3, 1024), (8, 64, 128)), element_bytes=(2, 4))
-    assert state.page_bytes == 3 * 1024 * 2 + 8 * 64 * 128 * 4
-
-
-def test_a_padded_page_is_what_a_layer_takes() -> None:
-    window = SlidingWindow(block_size=16, kv_heads=1, head_size=80, element_bytes=2, window=512, page_bytes_padded=8192)
-    assert (window.content_bytes, window.page_bytes) == (5120, 8192)
+def test_a_value_as_wide_as_its_key_has_no_size_of_its_own() -> None:
+    assert FullAttention(**HEADS, head_size_v=128) == FullAttention(**HEADS)

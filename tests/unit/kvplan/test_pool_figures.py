@@ -113,7 +113,6 @@ def test_what_a_real_start_printed_closes_with_the_plan(one: Start) -> None:
 
 
 def agrees(pool: KvPool, one: Start) -> bool:
-    assert pool.max_concurrency is not None
     return (
         one.blocks in {None, pool.blocks}
         and one.tokens in {None, pool.tokens}
@@ -152,7 +151,6 @@ def test_the_32b_model_of_the_story_holds_164224_tokens() -> None:
 def test_a_refusal_has_the_figures_that_were_printed(one: Start, needed: float | None, longest: int | None) -> None:
     pool = planned(one, int(one.gib * GIB))
     assert (pool.fits, pool.tokens) == (False, None)
-    assert pool.refusal is not None
     assert f"({one.gib} GiB)" in pool.refusal.message
     assert needed is None or f"{needed} GiB KV cache is needed" in pool.refusal.message
     assert longest in {None, pool.max_model_len_that_fits}

@@ -52,18 +52,15 @@ def _sidecar(monkeypatch: pytest.MonkeyPatch) -> FakeSidecar:
     return fake
 
 
-@pytest.fixture(name="plan")
-def _plan() -> Callable[..., Result]:
-    return lambda *words: CliRunner().invoke(plan_command, [*map(str, words)])
+@pytest.fixture(name="live")
+def _live(sidecar: FakeSidecar) -> Callable[..., Result]:
+    """Ask the running engine behind the sidecar."""
+    del sidecar
+    return lambda *words: CliRunner().invoke(plan_command, ["--live", "http://sidecar:8001", *words])
 
 
-def live(*words: str) -> tuple[str, ...]:
-    """Return the words of a question to the running engine."""
-    return ("--live", "http://sidecar:8001", *words)
-
-
-def test_flags_go_out_as_they_were_given(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
-    result = plan(*live("--max-model-len", "64k", "--kv-cache-dtype", "fp8"))
+def test_flags_go_out_as_they_were_given(sidecar: FakeSidecar, live: Callable[..., Result]) -> None:
+    result = live("--max-model-len", "64k", "--kv-cache-dtype", "fp8")
     assert sidecar.bodies == [{"max_model_len": 64_000, "kv_cache_dtype": "fp8"}]
     lines = result.output.splitlines()
     assert (result.exit_code, lines[0].startswith("Fits: ")) == (0, True)
@@ -71,36 +68,34 @@ def test_flags_go_out_as_they_were_given(sidecar: FakeSidecar, plan: Callable[..
     assert "on vLLM 0.12.0, as it started, with --max-model-len 64000 --kv-cache-dtype fp8" in " ".join(lines)
 
 
-def test_what_does_not_fit_has_an_exit_status_and_the_longest(
-    sidecar: FakeSidecar, plan: Callable[..., Result]
-) -> None:
-    result = plan(*live("--max-model-len", "700000"))
+def test_what_does_not_fit_has_an_exit_status_and_the_longest(live: Callable[..., Result]) -> None:
+    result = live("--max-model-len", "700000")
     said = " ".join(result.output.split())
     assert (result.exit_code, "Does not fit: " in said) == (1, True)
     assert "the longest that fits is 645,120." in said
 
 
-def test_json_is_the_sidecars_answer(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
-    answer = json.loads(plan(*live("--json")).output)
+def test_json_is_the_sidecars_answer(live: Callable[..., Result]) -> None:
+    answer = json.loads(live("--json").output)
     assert (answer["schema"], answer["kv_cache"]["blocks"]) == (1, 5_040)
 
 
-def test_an_estimate_is_shown_between_its_bounds(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
-    output = plan(*live("--max-num-batched-tokens", "64K")).output
+def test_an_estimate_is_shown_between_its_bounds(live: Callable[..., Result]) -> None:
+    output = live("--max-num-batched-tokens", "64K").output
     assert "KV cache of a rank  40.44 GiB (40.44 GiB to 44.30 GiB), estimated" in output
     assert "note: The peak of activation was measured with 32768 batched tokens" in output
 
 
-def test_a_refusal_has_the_sidecars_reason(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
-    result = plan(*live("--block-size", "64"))
+def test_a_refusal_has_the_sidecars_reason(live: Callable[..., Result]) -> None:
+    result = live("--block-size", "64")
     assert result.exit_code == 2
     assert "highwater: block_size: 64 is not how the engine runs" in result.output
 
 
 def test_a_wish_prints_the_command_line_its_reasons_and_the_proof(
-    sidecar: FakeSidecar, plan: Callable[..., Result]
+    sidecar: FakeSidecar, live: Callable[..., Result]
 ) -> None:
-    result = plan(*live("--wish", "16 x 40k"))
+    result = live("--wish", "16 x 40k")
     assert sidecar.bodies == [{"wish": "16 x 40k"}]
     assert result.exit_code == 1  # not as the engine runs
     assert "16 x 320 blocks and the null block, 5,121 in all" in result.output
@@ -109,14 +104,14 @@ def test_a_wish_prints_the_command_line_its_reasons_and_the_proof(
 
 
 def test_images_in_pixels_are_counted_by_the_model_that_is_named(
-    sidecar: FakeSidecar, plan: Callable[..., Result], tmp_path: Path
+    sidecar: FakeSidecar, live: Callable[..., Result], tmp_path: Path
 ) -> None:
     answer = '{"schema": 1, "status": "fits", "images": [{"prompt_tokens": 2042, "embeddings": 2040}]}'
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nread line; echo '{answer}'\n")
     python.chmod(0o755)
-    words = live("--wish", "8 x 32k + 4 images of 1080p each", "--engine-python", str(python))
-    assert plan(tmp_path, *words).exit_code == 0
+    words = ("--wish", "8 x 32k + 4 images of 1080p each", "--engine-python", str(python), str(tmp_path))
+    assert live(*words).exit_code == 0
     assert sidecar.bodies == [{"wish": "8 x 32768 + 4 images of 2042 tokens"}]
 
 
@@ -131,23 +126,23 @@ def test_images_in_pixels_are_counted_by_the_model_that_is_named(
     ],
 )
 def test_what_a_running_engine_or_a_wish_decides_is_refused_on_the_command_line(
-    sidecar: FakeSidecar, plan: Callable[..., Result], options: tuple[str, ...], option: str
+    sidecar: FakeSidecar, live: Callable[..., Result], options: tuple[str, ...], option: str
 ) -> None:
     """An option that changed nothing would look as if it had been taken."""
-    result = plan(*live(*options))
+    result = live(*options)
     assert (result.exit_code, sidecar.bodies) == (2, [])
     assert f"leave {option} out" in result.output
 
 
-def test_a_live_plan_that_the_bounds_leave_open_may_not_fit(sidecar: FakeSidecar, plan: Callable[..., Result]) -> None:
+def test_a_live_plan_that_the_bounds_leave_open_may_not_fit(live: Callable[..., Result]) -> None:
     """Twice the tokens of a step are taken to double the activation peak at most."""
-    words = live("--max-num-batched-tokens", "64K", "--max-model-len", "610K")
-    assert "May not fit: one request of 624,640 tokens needs 42.89 GiB" in plan(*words).output
-    answer = json.loads(plan(*words, "--json").output)
+    words = ("--max-num-batched-tokens", "64K", "--max-model-len", "610K")
+    assert "May not fit: one request of 624,640 tokens needs 42.89 GiB" in live(*words).output
+    answer = json.loads(live(*words, "--json").output)
     assert (answer["status"], answer["kv_cache"]["fits"]) == ("may_not_fit", None)
-    assert "Fits:" in plan(*live("--max-num-batched-tokens", "64K")).output
+    assert "Fits:" in live("--max-num-batched-tokens", "64K").output
 
 
-def test_a_pasted_line_is_named_where_flags_alone_are_meant(plan: Callable[..., Result]) -> None:
-    result = plan(*live("vllm", "serve", "m", "-tp", "2"))
+def test_a_pasted_line_is_named_where_flags_alone_are_meant(live: Callable[..., Result]) -> None:
+    result = live("vllm", "serve", "m", "-tp", "2")
     assert (result.exit_code, "leave vllm serve m out, or --live" in result.stderr) == (2, True)

@@ -2,8 +2,8 @@
 
 `python -m highwater_worker.plan -- vllm serve MODEL ...` runs where vLLM can be imported. vLLM's own parser, model
 runner and pool functions answer; a card is pretended, and no tensor holds anything. It refuses to guess: where this
-vLLM cannot be asked, the answer is why. The sidecar reads its tables (`cards`, `estimates`), and nothing else imports
-it. It imports torch and vLLM only when it answers, and nothing else of ours.
+vLLM cannot be asked, the answer is why. The sidecar reads its table of cards, with what a start takes of one (`cards`),
+and nothing else imports it. It imports torch and vLLM only when it answers, and nothing else of ours.
 """
 
 from __future__ import annotations

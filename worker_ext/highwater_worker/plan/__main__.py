@@ -15,7 +15,9 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -23,8 +25,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from highwater_worker.plan import arguments
-from highwater_worker.plan.answer import CANNOT_BE_ASKED, SCHEMA, STATUSES
+from highwater_worker.plan.answer import CANNOT_BE_ASKED, SCHEMA, STATUSES, InvalidError
 from highwater_worker.plan.cards import CARDS, Card, card_of
 
 _HELP = {
@@ -47,6 +48,12 @@ _QUIET = {
 }
 
 
+_BEFORE = re.compile(r"(?:env|export|([A-Za-z_][A-Za-z0-9_]*)=(.*))", re.DOTALL)
+_BYTES = ("kv_cache_bytes", "device_bytes", "in_use_bytes")
+_KEYS = {"command", "argv", *_BYTES, "activation", "measured", "images"}
+_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
+
+
 class CannotBeAskedError(Exception):
     """This vLLM gives no answer; says why."""
 
@@ -62,8 +69,12 @@ def import_vllm(card: Card, environ: dict[str, str], deadline_seconds: float) ->
         _watch(child, imported, deadline_seconds)
         status = os.waitpid(child, 0)[1]
         os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 4)
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise OSError("a plan uses no network")
+
     os.environ.update({**environ, **_QUIET})
-    socket.getaddrinfo = socket.socket.connect = _refuse  # type: ignore[method-assign]
+    socket.getaddrinfo = socket.socket.connect = refuse  # type: ignore[method-assign]
     try:
         importlib.import_module("highwater_worker.plan.platform").pretend(card)
         for name in ("engine.arg_utils", "v1.engine.core", "v1.worker.gpu_worker"):
@@ -149,25 +160,66 @@ def _read(reading: int, child: int, deadline_seconds: float) -> bytes:
     raise CannotBeAskedError(f"there was no answer within {deadline_seconds:g} s")
 
 
-def _refuse(*_: object, **__: object) -> Any:
-    raise OSError("a plan uses no network")
-
-
 # --- the command ---
+
+
+def split(words: list[str] | str) -> tuple[dict[str, str], list[str]]:
+    """Return the environment that stands before a command, and what follows `vllm serve`.
+
+    Text may have line breaks with backslashes, as it is pasted. Raises InvalidError.
+    """
+    if isinstance(words, str):
+        try:
+            words = shlex.split(words.replace("\\\n", " "), comments=True)
+        except ValueError as error:
+            raise InvalidError(f"the command line {words[:200]!r} cannot be split into words: {error}") from error
+    rest = [word for word in map(str, words) if word.strip()]
+    environ: dict[str, str] = {}
+    while rest and (before := _BEFORE.fullmatch(rest[0])):
+        environ |= {before[1]: before[2]} if before[1] else {}
+        del rest[0]
+    for at, (word, following) in enumerate(zip(rest, [*rest[1:], ""])):
+        if word == "-m" and following in _MODULES:
+            rest = rest[at + 2 :]
+            return environ, rest[1:] if rest[:1] == ["serve"] else rest
+        if word.rpartition("/")[2] == "vllm" and following == "serve":
+            return environ, rest[at + 2 :]
+        if word.startswith("-"):
+            break
+    given = " ".join(rest[:4])[:200]
+    must = f"'vllm serve MODEL ...', or python -m {_MODULES[0]}"
+    raise InvalidError(f"the command line begins with {given!r}; must be {must}")
+
+
+def checked(question: dict[str, Any]) -> dict[str, Any]:
+    """Return a question whose keys are known, and whose values are what they must be. Raises InvalidError."""
+    measured, images = question.get("measured") or {}, question.get("images") or []
+    sizes = {name: question[name] for name in _BYTES if question.get(name) is not None}
+    wrong = {name: value for name, value in sizes.items() if type(value) is not int or value < 0}
+    if unknown := question.keys() - _KEYS:
+        raise InvalidError(f"the question has {sorted(unknown)}; must be of {sorted(_KEYS)}")
+    if wrong:
+        raise InvalidError(f"the question has {wrong}; must be bytes, 0 or more")
+    if not isinstance(measured, dict) or any(type(value) is not int for value in measured.values()):
+        raise InvalidError(f"measured is {measured!r}; must be parts of a start by name, with bytes")
+    pairs = images if isinstance(images, list) else [images]
+    if not all(isinstance(one, list) and [type(side) for side in one] == [int, int] for one in pairs):
+        raise InvalidError(f"images is {images!r}; must be a list of [width, height] in pixels")
+    return question
 
 
 def _answer(line: str, own: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a line; `asked` has card and deadline, and keeps the first question's environment."""
     found = {"schema": SCHEMA, "status": "invalid"}
     try:
-        question = arguments.checked(own | dict(json.loads(line)))
-        environ, words = arguments.split(question.get("argv") or question.get("command") or "")
+        question = checked(own | dict(json.loads(line)))
+        environ, words = split(question.get("argv") or question.get("command") or "")
         if "environ" not in asked:
             import_vllm(asked["card"], environ, asked["deadline"])
         if asked.setdefault("environ", environ) != environ:
             return found | {"error": f"the environment was {asked['environ']}; another needs a process of its own"}
         return ask({**question, "words": words}, asked["card"], asked["deadline"])
-    except arguments.InvalidError as error:
+    except InvalidError as error:
         return found | {"error": str(error)}
     except CannotBeAskedError as error:
         return found | {"status": "cannot_be_asked", "error": str(error), "help": None}

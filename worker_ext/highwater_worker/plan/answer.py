@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import functools
 import importlib
+import io
 import os
 import re
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from highwater_worker.plan import GUESSED, LOG, NOT_COUNTED, PRETENDED, arguments, budget, say, versions
-from highwater_worker.plan.cards import Card
-from highwater_worker.plan.estimates import STATUS, Figure, exact, kv_cache, left
+from highwater_worker.plan import GUESSED, LOG, NOT_COUNTED, PRETENDED, cards, say, versions
 
 SCHEMA = 1
 STATUSES = {"fits": 0, "not_known": 0, "may_not_fit": 1, "does_not_fit": 1, "refused": 1, "invalid": 2}
@@ -23,20 +23,29 @@ CANNOT_BE_ASKED = 4
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 _CONFIGS = ("model", "cache", "parallel", "scheduler", "speculative", "lora", "kv_transfer")
 _MAX_PIXELS = 1 << 25
+_MIB = 1 << 20
+_SIZED = ("model_config", "cache_config", "scheduler_config", "parallel_config")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
+class InvalidError(Exception):
+    """The command line is not one that vLLM takes; says so in vLLM's words where they are."""
+
+
+def answer(question: dict[str, Any], card: cards.Card) -> dict[str, Any]:
     """Answer a question; whatever vLLM raises becomes part of the answer."""
     found: dict[str, Any] = {"schema": SCHEMA, "status": "cannot_be_asked", "stage": "the command line"}
     started, model = time.perf_counter(), ""
     try:
-        given = arguments.parsed(question["words"])
+        given = parsed(question["words"])
         model = str(given.model)
-        config = arguments.engine_config(given)
+        made = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(given)
+        usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
+        config = made.create_engine_config(usage_context=usage)
         found |= {"stage": "construction", "config": _effective(config)}
         _ask(config, question, card, found)
         del found["stage"]
-    except arguments.InvalidError as error:
+    except InvalidError as error:
         found |= {"status": "invalid", "error": str(error)}
     except Exception as error:  # noqa: BLE001 - it is said in the answer, with where it happened
         found |= _failure(error, found["stage"], model)
@@ -46,9 +55,25 @@ def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
     return found | {"versions": packages, "card": card._asdict(), **told, "seconds": seconds}
 
 
-def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any]) -> None:
+def parsed(words: list[str]) -> Any:
+    """Return what vLLM's parser makes of a command line. Raises InvalidError."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            arguments = versions.argument_parser().parse_args(words)
+    except SystemExit as end:
+        last = said.getvalue().strip().rpartition("\n")[2] if end.code else "--help or --version was asked for"
+        raise InvalidError(last.partition("error: ")[2] or last) from end
+    except (OSError, ValueError) as error:  # of --config
+        raise InvalidError(str(error)) from error
+    if getattr(arguments, "model_tag", None):
+        arguments.model = arguments.model_tag
+    return arguments
+
+
+def _ask(config: Any, question: dict[str, Any], card: cards.Card, found: dict[str, Any]) -> None:
     given = question.get("kv_cache_bytes") or getattr(config.cache_config, "kv_cache_memory_bytes", None)
-    parallel, captured = config.parallel_config, budget.graphs(config)
+    parallel, captured = config.parallel_config, graphs(config)
     each = parallel.world_size // parallel.pipeline_parallel_size
     ranks = range(0, parallel.world_size, each)
     if each > 1:
@@ -61,23 +86,22 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
     requested = [one.pop("requested_bytes") for one in seen]
     specs = [spec for one in seen for spec in [one.pop("specs")] * each]
     found |= {"ranks": [{"rank": rank, **one} for rank, one in zip(ranks, seen)], "stage": "the KV cache"}
-    remains: list[Figure] = []
+    remains: list[cards.Figure] = []
     measured = question.get("measured") or {}
     if given is not None:
-        remains = [exact(int(given), "given")] * len(ranks)
+        remains = [cards.exact(int(given), "given")] * len(ranks)
     elif all(one["activation"] or "activation" in measured for one in seen):
-        of_start = functools.partial(budget.parts_of_start, config=config, measured=measured, is_npu=card.is_npu)
-        parts = [of_start({**one, "graphs": captured}) for one in seen]
-        remains = [left(size, of_rank) for size, of_rank in zip(requested, parts)]
+        parts = [parts_of_start({**one, "graphs": captured}, config, measured, is_npu=card.is_npu) for one in seen]
+        remains = [cards.left(size, of_rank) for size, of_rank in zip(requested, parts)]
         rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
         found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
 
     def pool(sizes: list[int]) -> dict[str, Any]:
         values = [versions.less_image_buffers(size, config) for size in sizes for _ in range(each)]
-        return budget.kv_pool(config, specs, values or [1 << 50] * len(specs))
+        return kv_pool(config, specs, values or [1 << 50] * len(specs))
 
-    found["kv_cache"] = kv = kv_cache(remains, pool, "exact")
-    found["status"] = STATUS[kv["fits"]] if remains else "not_known"
+    found["kv_cache"] = kv = cards.kv_cache(remains, pool, "exact")
+    found["status"] = cards.STATUS[kv["fits"]] if remains else "not_known"
     found["encoder"] = None
     if getattr(config.model_config, "is_multimodal_model", False):
         found["encoder"] = _or_error(versions.encoder_budget, config)
@@ -96,18 +120,154 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
         runner, buffers = worker.model_runner, ledger.held_bytes
         runner.load_model()
         models = construction.models_of(runner)
-        tensors, allocated = budget.weights_of(models)
+        tensors, allocated = construction.weights_of(models)
         why = "its tensors, and as PyTorch's allocator counts them; kernels that repack may pad"
-        figure = Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
+        figure = cards.Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
         seen: dict[str, Any] = {"weights": figure, "activation": None, "buffers": buffers}
         seen["requested_bytes"] = versions.requested_bytes(worker)
         if wants_peak:
             try:
-                seen["activation"] = budget.activation(construction.activation_peak(runner, models, ledger), config)
+                seen["activation"] = activation(construction.activation_peak(runner, models, ledger), config)
             except Exception as error:  # noqa: BLE001 - without a peak the card's bytes are not known; it is said
                 say(NOT_COUNTED, f"the activation peak: {_said(error)}")
         versions.update_block_size(config)
         return {**seen, "specs": runner.get_kv_cache_spec()}
+
+
+# --- the parts of a start before the KV cache, as this version counts them, and the pool of the rest ---
+
+
+def activation(peak: int, config: Any) -> cards.Figure:
+    """Return the bounds of a peak that `profile_run` had on `meta`; starts of dense models printed 36 MiB more.
+
+    Compiled code holds less at once than operators one by one, or more where it unrolls. The fused experts keep two
+    buffers in which each token is once for each of its experts; MXFP4's kernels were seen without them.
+    """
+    text, buffers = vars(config.model_config.hf_text_config), 0
+    if _has_experts(text):
+        say(NOT_COUNTED, "the workspace of fused experts was computed, not seen, in the activation peak")
+        chosen = text.get("num_experts_per_tok") or text.get("moe_topk") or text.get("top_k_experts") or 1
+        inner = text.get("moe_intermediate_size") or text.get("intermediate_size") or 0
+        inner, width = inner // config.parallel_config.tensor_parallel_size, text.get("hidden_size") or 0
+        rows = config.scheduler_config.max_num_batched_tokens * int(chosen) * 2
+        buffers = rows * (max(2 * inner, width) + max(inner, width))
+    likely = peak + 36 * _MIB + (0 if "mxfp4" in str(config.model_config.quantization) else buffers)
+    why = "vLLM's profiling run on meta, operator by operator"
+    return cards.Figure(likely, peak - peak // 8, peak + peak // 8 + 128 * _MIB + buffers, "estimated", why)
+
+
+def graphs(config: Any) -> cards.Figure | None:
+    """Estimate the graphs of a configuration as the command line made it; None: this version takes them off nothing."""
+    if not versions.takes_off_graphs():
+        return None
+    is_eager = config.model_config.enforce_eager or config.compilation_config.cudagraph_mode.name == "NONE"
+    text = vars(config.model_config.hf_text_config)
+    return cards.graphs(
+        layers=text.get("num_hidden_layers") or 32,
+        has_experts=_has_experts(text),
+        tensor_parallel_size=config.parallel_config.tensor_parallel_size,
+        largest_batch=0 if is_eager else max(config.compilation_config.cudagraph_capture_sizes or [512]),
+    )
+
+
+def parts_of_start(
+    seen: dict[str, Any], config: Any, measured: dict[str, Any], *, is_npu: bool
+) -> dict[str, cards.Figure]:
+    """Return every part that this version takes off, by name; `measured` replaces them, in bytes."""
+    parallel = config.parallel_config
+    is_alone = parallel.world_size * (parallel.data_parallel_size or 1) == 1
+    parts = {name: seen[name] for name in ("weights", "activation", "graphs") if seen[name] is not None}
+    parts["non_torch"] = cards.outside_torch(is_alone=is_alone, is_npu=is_npu)
+    if versions.counts_buffers():
+        parts["buffers"] = cards.exact(seen["buffers"], "the runner's tensors beside the weights")
+    return parts | {name: cards.measured(int(value), "a start measured it") for name, value in measured.items()}
+
+
+def _has_experts(text: dict[str, Any]) -> bool:
+    return any(text.get(name) for name in _EXPERTS)
+
+
+def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, Any]:
+    """Return the pool's figures; one that vLLM refuses has `refusal`, and what was compared.
+
+    Args:
+        config: Stays as it is.
+        specs: Each rank's layers.
+        available: Each rank's bytes.
+    """
+    config = copy.copy(config)
+    for name in _SIZED:
+        setattr(config, name, copy.copy(getattr(config, name)))
+    utils, planning = versions.planning()
+    log = utils.logger = planning.logger = _Log()
+    pools: list[Any] = []
+    backends = importlib.import_module("vllm.v1.attention.backends.utils")
+    workers = SimpleNamespace(  # what the engine core calls of them, in any version
+        get_kv_cache_specs=lambda: specs,
+        determine_available_memory=lambda: available,
+        get_supported_kv_cache_layouts=lambda: [versions.supported_layouts(config)] * len(specs),
+        set_kv_cache_layout=lambda layout, *_: backends.record_kv_cache_layout(config.cache_config, layout),
+        initialize_from_config=pools.extend,
+        get_simple_cpu_offload_num_blocks=lambda: 0,
+        compile_or_warm_up_model=lambda: None,
+    )
+    core = SimpleNamespace(model_executor=workers, collective_rpc=lambda *_, **__: None)
+    refusal = None
+    with versions.recorded_checks(planning) as checks:
+        try:
+            with importlib.import_module("vllm.config").set_current_vllm_config(config):
+                importlib.import_module("vllm.v1.engine.core").EngineCore._initialize_kv_caches(core, config)
+        except ValueError as error:
+            refusal = str(error)
+    figures: dict[str, Any] = {"fits": refusal is None, "refusal": refusal, "available_bytes": min(available)}
+    if checks:
+        figures["needed_bytes"] = max((needed - have, needed) for have, needed, _ in checks)[1]
+        figures["max_model_len_that_fits"] = min(longest for _, _, longest in checks)
+    if refusal is not None or not pools:
+        return figures
+    first, sizes = pools[0], [versions.bytes_per_block(config, one) for one in pools]
+    groups = [(type(group.kv_cache_spec).__name__, group) for group in first.kv_cache_groups]
+    tokens = [
+        # The value that stands before the word.
+        int(values[text.partition("%s tokens")[0].count("%s")].replace(",", ""))
+        for text, values in log.lines
+        if "KV cache size" in text
+    ]
+    return figures | {
+        "blocks": first.num_blocks,
+        "bytes_per_block": min(zip(available, sizes), key=lambda rank: rank[0] // max(rank[1], 1))[1],
+        "block_size": min((group.kv_cache_spec.block_size for _, group in groups), default=None),
+        "tokens": min(tokens, default=None),
+        "max_concurrency": min((args[-1] for text, args in log.lines if "Maximum concurrency" in text), default=None),
+        "max_model_len": config.model_config.max_model_len,
+        "groups": [
+            {
+                "kind": kind,
+                "layers": len(group.layer_names),
+                "block_size": group.kv_cache_spec.block_size,
+                "page_bytes": group.kv_cache_spec.page_size_bytes,
+            }
+            for kind, group in groups
+        ],
+    }
+
+
+class _Log:
+    """Replaces the logger of a vLLM module, and keeps each line with its values."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def log(text: object, *values: Any, **_options: Any) -> None:
+            self.lines.append((str(text), values))
+            if name.startswith(("warning", "error")):
+                say(LOG, str(text) % values if values else str(text))
+
+        return log
+
+
+# --- images, and what is said of a failure ---
 
 
 def _image(config: Any, width: int, height: int) -> dict[str, int]:

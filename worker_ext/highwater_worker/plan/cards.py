@@ -1,10 +1,15 @@
-"""The cards that can be pretended: one table of what vLLM asks of a card before it allocates."""
+"""The cards that can be pretended, what a start takes of one that no run on `meta` shows, and what that leaves.
+
+Pure: the sidecar uses cards and figures too, for plans that it makes itself, and the form that a KV cache has in an
+answer.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-_GIB = 1 << 30
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 class Card(NamedTuple):
@@ -53,3 +58,119 @@ def card_of(name: str) -> Card:
         if name in (short, ".".join(map(str, card.capability))):
             return card
     raise ValueError(f"the card is {name!r}; must be one of {', '.join(CARDS)}, or a compute capability")
+
+
+ROUND_BYTES = 512  # to which PyTorch's allocator rounds up
+
+
+class CachingAllocator:
+    """Counts what is allocated and never given back, in bytes, as PyTorch's does.
+
+    It splits no block where 1 MiB or less would remain: Qwen2.5-7B has 14.19 GiB of tensors, and 14.25 GiB are counted
+    and printed.
+    """
+
+    def __init__(self) -> None:
+        self.allocated_bytes = 0
+        self._free: dict[bool, list[int]] = {True: [], False: []}
+
+    def allocate(self, size: int) -> None:
+        size = max(ROUND_BYTES, -(-size // ROUND_BYTES) * ROUND_BYTES)
+        is_small = size <= _MIB
+        free = self._free[is_small]
+        block = min((one for one in free if one >= size), default=0)
+        if block:
+            free.remove(block)
+        elif is_small:
+            block = 2 * _MIB
+        else:
+            block = 20 * _MIB if size < 10 * _MIB else -(-size // (2 * _MIB)) * 2 * _MIB
+        if block - size >= (ROUND_BYTES if is_small else _MIB + 1):
+            free.append(block - size)
+            block = size
+        self.allocated_bytes += block
+
+
+# --- the parts of a start, estimated by what starts printed ---
+
+_BATCH = 512  # the largest that a graph is captured for by default
+OF_LAYERS = ("bytes_per_block", "block_size", "needed_bytes", "groups")
+"""The figures of a pool that follow from its layers; the others are known as well as its bytes are."""
+STATUS = {True: "fits", False: "does_not_fit", None: "may_not_fit"}
+"""An answer's status by whether its KV cache fits; None: that depends on what is only estimated."""
+
+
+class Figure(NamedTuple):
+    """Bytes between bounds, with how they are known: `exact`, `measured` or `estimated`."""
+
+    bytes: int
+    low: int
+    high: int
+    grade: str
+    why: str
+
+
+def measured(value: int, why: str) -> Figure:
+    return Figure(value, value, value, "measured", why)
+
+
+def exact(value: int, why: str) -> Figure:
+    return Figure(value, value, value, "exact", why)
+
+
+def outside_torch(*, is_alone: bool, is_npu: bool) -> Figure:
+    """Estimate contexts, communication buffers and kernels of a rank; `is_alone`: one that talks to no other."""
+    low, likely, high, why = {
+        (True, True): (100, 350, 1536, "context and operators of one NPU"),
+        (True, False): (400, 600, 3072, "context, operators and HCCL's buffers (HCCL_BUFFSIZE)"),
+        (False, True): (100, 250, 512, "starts with one GPU printed 0.13 to 0.46 GiB"),
+        (False, False): (512, 2150, 2662, "starts with several GPUs printed 2.07 to 2.17 GiB"),
+    }[is_npu, is_alone]
+    return Figure(likely * _MIB, low * _MIB, high * _MIB, "estimated", why)
+
+
+def graphs(*, layers: int, has_experts: bool, tensor_parallel_size: int, largest_batch: int) -> Figure:
+    """Estimate the graphs that a rank captures after profiling; `largest_batch` in tokens, 0: none is captured."""
+    if not largest_batch:
+        return exact(0, "no graphs are captured")
+    gib = 0.4 + 0.0115 * layers + 0.3 * has_experts + 0.3 * (tensor_parallel_size > 1)
+    likely = gib * (0.3 + 0.7 * min(largest_batch, _BATCH) / _BATCH) * _GIB
+    why = "what starts printed, by layers"
+    return Figure(round(likely), round(0.2 * likely), round(1.8 * likely), "estimated", why)
+
+
+def left(requested: int, parts: Mapping[str, Figure]) -> Figure:
+    """Return what is left of `requested` bytes for the KV cache; nothing is less than 0."""
+    taken = [(part.bytes, part.high, part.low) for part in parts.values()]
+    likely, low, high = (max(requested - sum(sizes), 0) for sizes in zip((0, 0, 0), *taken))
+    grades = {part.grade for part in parts.values()}
+    grade = next((one for one in ("estimated", "measured") if one in grades), "exact")
+    return Figure(likely, low, high, grade, f"the share of the card less {', '.join(parts)}")
+
+
+def kv_cache(remains: list[Figure], pool: Callable[[list[int]], dict[str, Any]], of_layers: str) -> dict[str, Any]:
+    """Return the pool of the likely bytes, with what the bounds make of it.
+
+    Args:
+        remains: Each rank's bytes; empty where none are known.
+        pool: Sizes it by so many bytes of each rank; an empty list: by as many as any layers want.
+        of_layers: The grade of what follows from the layers alone.
+    """
+    likely = pool([one.bytes for one in remains])
+    if not remains:
+        known = {name: likely[name] if name in OF_LAYERS else None for name in likely}
+        return {**known, "grades": dict.fromkeys(OF_LAYERS, of_layers)}
+    grade = remains[0].grade if of_layers == "exact" else of_layers
+    low, high = likely, likely
+    if grade == "estimated":
+        low, high = pool([one.low for one in remains]), pool([one.high for one in remains])
+    names = [name for name, value in likely.items() if value is not None and name != "refusal"]
+    return {
+        **likely,
+        "fits": likely["fits"] if low["fits"] == high["fits"] else None,
+        "available_bytes_low": low["available_bytes"],
+        "available_bytes_high": high["available_bytes"],
+        "blocks_low": low.get("blocks", 0),
+        "blocks_high": high.get("blocks", 0),
+        "grades": {name: of_layers if name in OF_LAYERS else grade for name in names},
+    }

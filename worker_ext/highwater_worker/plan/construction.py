@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from highwater_worker.plan import NOT_COUNTED, say, versions
-from highwater_worker.plan.budget import ROUND_BYTES
+from highwater_worker.plan.cards import ROUND_BYTES, CachingAllocator
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
@@ -111,6 +111,22 @@ def make_worker(config: Any, rank: int) -> Any:
 def models_of(runner: Any) -> list[Any]:
     drafts = (getattr(getattr(runner, name, None), "model", None) for name in ("drafter", "speculator"))
     return [runner.model, *(one for one in drafts if isinstance(one, torch.nn.Module))]
+
+
+def weights_of(models: list[Any]) -> tuple[int, int]:
+    """Return the bytes of all tensors on the device, each storage once; and as the allocator counts them."""
+    allocator = CachingAllocator()
+    held: list[Any] = []
+    for module in (module for model in models for module in model.modules()):
+        parameters = (one for one in module._parameters.values() if one is not None)
+        held += (one for one in parameters if not getattr(one, "_vllm_is_uva_offloaded", False))
+        for one in (*module._buffers.values(), *vars(module).values()):
+            held += one if isinstance(one, (tuple, list)) else (one,)  # adapters keep tuples of tensors
+    storages = (one.untyped_storage() for one in held if isinstance(one, torch.Tensor) and one.is_meta)
+    sizes = {storage._cdata: storage.nbytes() for storage in storages if storage.nbytes()}
+    for size in sizes.values():
+        allocator.allocate(size)
+    return sum(sizes.values()), allocator.allocated_bytes
 
 
 def _after_loading(model: Any, dtype: Any) -> None:

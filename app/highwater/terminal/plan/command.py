@@ -24,6 +24,7 @@ from highwater.explain.roads import (
     NoModelError,
     Road,
     VllmRoad,
+    config_of,
     engine_here,
     folder_of,
     hub_cache,
@@ -40,7 +41,7 @@ from highwater.process.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUP
 from highwater.terminal.plan.measured import read_measured
 from highwater.terminal.plan.text import show
 from highwater_worker.plan.cards import CARDS
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 _STATUS: Final = (
     "Exit status: 0 it fits, or there is nothing to compare with; 1 it does not or may not; 2 the input is refused;"
@@ -157,7 +158,7 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
                 beside["command_line"] = str(line.changed(granted.chosen.flags))
                 answer = dict(asking.ask(granted.chosen.flags))
         elif own["table"]:
-            length = ((first.get("config") or {}).get("model") or {}).get("max_model_len")
+            length = config_of(first, "model").get("max_model_len")
             beside |= {} if length is None else {"table": table(asking, int(length))}
         elif is_tight(first):
             beside["ways_out"] = list(ways_out(asking, first))

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +14,9 @@ from typing import Any, Final
 from highwater.diagnose.log.reader import Reader, WholeLines
 from highwater.explain.command_line import Line, size_of
 from highwater.explain.roads import read_content
+from highwater.explain.ways_out import OF_ALL, OF_PEAK, carried, default_of
 from highwater.model.units import GIB
-from kvplan.errors import PlanError
+from kvplan import PlanError
 
 MAX_FILE_BYTES: Final = 64_000_000
 _GIB: Final = r"(-?\d{1,6}\.\d{1,4}) ?GiB"  # a start that fails has less than nothing left
@@ -33,10 +35,6 @@ _PRINTED: Final[Mapping[str, re.Pattern[str]]] = {
 }
 _BEGINS: Final = re.compile(r"Initializing a V1 LLM engine|vLLM API server version")
 _ARGUMENTS: Final = re.compile(r"non-default args: (\{.*\})")
-# Flags that a part depends on: with another value it does not carry over.
-_PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size")
-_OF_ALL: Final = (*_PARALLEL, "quantization", "dtype", "speculative_config")
-_OF_PEAK: Final = ("max_num_batched_tokens", "max_num_seqs", "limit_mm_per_prompt", "enforce_eager")
 _DEFAULT_SHARE: Final = 0.92
 
 
@@ -76,7 +74,8 @@ def _of_explanation(explained: Mapping[str, Any], line: Line) -> MeasuredStart:
     # The limits have defaults filled in: what the line does not say is no difference.
     settled = line.settled()
     limits = {key: value for key, value in (explained.get("limits") or {}).items() if settled.value(key) is not None}
-    _compare(start, {**limits, **(explained.get("parallel") or {})}, settled, (*_PARALLEL, *limits))
+    reported = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **limits, **(explained.get("parallel") or {})}
+    _compare(start, reported, settled, [name for name in (*OF_ALL, *OF_PEAK) if name in reported])
     return start
 
 
@@ -88,7 +87,9 @@ def _of_log(texts: Iterable[str], path: Path, line: Line, device_bytes: int | No
             if _BEGINS.search(logged.message):
                 ranks = {}
             if (given := _ARGUMENTS.search(logged.message)) is not None:
-                arguments = _literal(given[1])
+                arguments = {}
+                with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # cut, or with objects
+                    arguments = dict(ast.literal_eval(given[1]))
             elif not logged.is_clients:
                 for name, pattern in _PRINTED.items():
                     if (printed := pattern.match(logged.message)) is not None:
@@ -106,7 +107,7 @@ def _of_log(texts: Iterable[str], path: Path, line: Line, device_bytes: int | No
             f"--measured: {path} is a start of {before!r}, and the command line serves {now!r}; if they are one model,"
             " give its folder the log's name"
         )
-    _compare(start, arguments, settled, (*_OF_ALL, *_OF_PEAK))
+    _compare(start, arguments, settled, (*OF_ALL, *OF_PEAK))
     return start
 
 
@@ -116,14 +117,6 @@ def _name_of(model: str | None) -> str:
     if model == "-" or (file.is_file() and file.name != "config.json"):
         return ""
     return file.absolute().parent.name if file.is_file() else file.name
-
-
-def _literal(text: str) -> dict[str, Any]:
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return {}  # it was cut, or holds objects
-    return found if isinstance(found, dict) else {}
 
 
 def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_bytes: int | None) -> dict[str, int]:
@@ -147,12 +140,11 @@ def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_byte
 def _compare(start: MeasuredStart, arguments: Mapping[str, Any], line: Line, names: Iterable[str]) -> None:
     """Leave out what another command line measured, and say so."""
     for name in names:
-        default = "1" if name.endswith("parallel_size") else None
-        before, now = _word(arguments.get(name, default)), _word(line.value(name) or default)
+        before, now = _word(arguments.get(name, default_of(name))), _word(line.value(name) or default_of(name))
         if before == now:
             continue
-        lost = [part for part in start.parts if name in _OF_ALL or part != "weights"]
-        start.parts = {part: size for part, size in start.parts.items() if part not in lost}
+        kept = carried(start.parts, name)
+        lost, start.parts = [part for part in start.parts if part not in kept], kept
         what = f"--{name.replace('_', '-')} {before or 'not given'}, this line {now or 'not given'}"
         start.notes.append(f"the measured start had {what}: its {', '.join(lost) or 'parts'} do not carry over")
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from highwater.explain.command_line import Line
+from highwater.explain.roads import config_of, why_refused
 from highwater.http.text.budget_bar import LOOKS, OUTSIDE, BudgetBar
 from highwater.model.titles import table as text_table
 from highwater.model.units import UNKNOWN, gib_text, size_text
@@ -30,7 +31,10 @@ def show(answer: Mapping[str, Any]) -> None:
     """Print an answer in the form of docs/plan-by-vllm.md, with what `highwater plan` adds to it."""
     is_wished = "wish" in answer and not (answer.get("kv_cache") or {}).get("on_card")
     said = _verdict_of_a_wish(answer["wish"], answer) if is_wished else verdict(answer)
-    lines = [*_wrapped(said).splitlines(), *_wrapped(_who(answer)).splitlines(), ""]
+    who = answer.get("road") or f"vLLM {(answer.get('versions') or {}).get('vllm', '')} itself"
+    card, device = answer.get("card") or {}, answer.get("device")
+    who += f"; {device['title']}" if device else f"; as on an {card['name']}" if card.get("name") else ""
+    lines = [*_wrapped(said).splitlines(), *_wrapped(who).splitlines(), ""]
     if "wish" in answer:
         lines += _wish(answer, answer["wish"])
     elif "table" in answer:
@@ -66,7 +70,7 @@ def _ways(answer: Mapping[str, Any], room: int) -> list[str]:
 
 def verdict(answer: Mapping[str, Any]) -> str:
     kv, status = answer.get("kv_cache") or {}, answer["status"]
-    length = kv.get("max_model_len") or ((answer.get("config") or {}).get("model") or {}).get("max_model_len")
+    length = kv.get("max_model_len") or config_of(answer, "model").get("max_model_len")
     request = f"one request of {length:,} tokens" if length else "one request of the whole length"
     needs = f"{request} needs {size_text(kv.get('needed_bytes'))}"
     low, high = kv.get("available_bytes_low"), kv.get("available_bytes_high")
@@ -93,14 +97,7 @@ def verdict(answer: Mapping[str, Any]) -> str:
         )
         nothing = "It was compared with nothing: --device names a card, or its size."
         return f"{needs[:1].upper()}{needs[1:]} of KV cache. {unknown if answer.get('device') else nothing}"
-    return f"vLLM refuses it: {(answer.get('refusal') or {}).get('message') or answer.get('error')}"
-
-
-def _who(answer: Mapping[str, Any]) -> str:
-    card, device = answer.get("card") or {}, answer.get("device")
-    who = answer.get("road") or f"vLLM {(answer.get('versions') or {}).get('vllm', '')} itself"
-    on = f"; {device['title']}" if device else f"; as on an {card['name']}" if card.get("name") else ""
-    return f"{who}{on}"
+    return f"vLLM refuses it: {why_refused(answer)}"
 
 
 def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -125,7 +122,7 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
     elif kv.get("bytes_per_block") is not None:
         yield _row("one block", f"{kv['block_size']} tokens, {kv['bytes_per_block']:,} bytes")
     if (budget := answer.get("budget")) is not None:
-        share = answer["config"]["cache"]["gpu_memory_utilization"]
+        share = config_of(answer, "cache")["gpu_memory_utilization"]
         outside = size_text(budget["total_bytes"] - budget["requested_bytes"])
         yield _row("bound by", f"--gpu-memory-utilization {share:g}; {outside} outside, for others and late graphs")
     elif kv.get("available_bytes") is not None and "changed" not in answer:  # those of a running engine are measured

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from highwater_worker.plan import PRETENDED
-from highwater_worker.plan.budget import CachingAllocator
+from highwater_worker.plan.cards import CachingAllocator
 from highwater_worker.plan.platform import (
     StandIns,
     anything,
@@ -22,7 +22,6 @@ MIB = 1 << 20
 
 @pytest.fixture
 def finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
-    """A finder of `kernels_*`, before the others; the folder holds real ones."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     PRETENDED.clear()

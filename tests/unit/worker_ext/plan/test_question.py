@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from highwater_worker.plan import __main__ as command
-from highwater_worker.plan import arguments, budget, estimates, versions
-from highwater_worker.plan.answer import STATUSES, _failure, _said
+from highwater_worker.plan import cards, versions
+from highwater_worker.plan.answer import STATUSES, InvalidError, _failure, _said, parts_of_start
 from highwater_worker.plan.cards import CARDS, card_of
 from tests.support.asked_sweep import FIGURES, Case, Figures, compare
 
@@ -26,7 +26,7 @@ PASTED = r"""VLLM_USE_V2_MODEL_RUNNER=0 \
 
 
 def test_a_pasted_command_is_split_with_its_environment() -> None:
-    assert arguments.split(PASTED) == (
+    assert command.split(PASTED) == (
         {"VLLM_USE_V2_MODEL_RUNNER": "0"},
         ["Qwen/Qwen3-14B", "--max_model_len", "32768", "-sc", '{"method": "ngram"}'],
     )
@@ -42,13 +42,13 @@ def test_a_pasted_command_is_split_with_its_environment() -> None:
     ],
 )
 def test_every_way_to_start_the_server_is_taken(given: str | list[str]) -> None:
-    assert arguments.split(given)[1] == ["--model", "m"]
+    assert command.split(given)[1] == ["--model", "m"]
 
 
 @pytest.mark.parametrize("given", ["", "vllm bench serve m", "vllm serve 'm", []])
 def test_another_command_is_refused_with_what_would_be_right(given: str | list[str]) -> None:
-    with pytest.raises(arguments.InvalidError, match=r"vllm serve MODEL|cannot be split"):
-        arguments.split(given)
+    with pytest.raises(InvalidError, match=r"vllm serve MODEL|cannot be split"):
+        command.split(given)
 
 
 def test_a_card_is_named_or_a_compute_capability() -> None:
@@ -65,7 +65,6 @@ def test_every_card_says_where_its_size_was_read() -> None:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[dict[str, Any]]:
-    """Return the answers of a kept process whose vLLM cannot be imported."""
     written = io.StringIO()
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
     monkeypatch.setattr(command.os, "fdopen", lambda *_: written)
@@ -100,8 +99,8 @@ def test_every_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_question_that_is_wrong_is_refused_with_what_would_be_right(key: str, value: object, said: str) -> None:
-    with pytest.raises(arguments.InvalidError, match=said):
-        arguments.checked({"command": "vllm serve m", key: value})
+    with pytest.raises(InvalidError, match=said):
+        command.checked({"command": "vllm serve m", key: value})
 
 
 def test_a_refusal_is_shown_in_vllms_words_without_pydantics_report() -> None:
@@ -129,7 +128,6 @@ def test_sigterm_in_the_middle_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "highwater_worker.plan", "--", "vllm", "serve", "m"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asked:
-        assert asked.stderr is not None
         child = int(asked.stderr.readline())
         asked.terminate()
         asked.stderr.read()  # to its end: whoever had it open has ended
@@ -138,7 +136,6 @@ def test_sigterm_in_the_middle_leaves_no_process(tmp_path: Path) -> None:
 
 
 def ask_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the module where a folder's modules hide the real ones."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     command = [sys.executable, "-m", "highwater_worker.plan", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
@@ -178,22 +175,22 @@ def test_a_missing_file_is_named(tmp_path: Any) -> None:
     assert "download" not in _failure(OSError(""), "construction", "/nowhere/model")["help"]
 
 
-def figure(low: int, likely: int, high: int) -> estimates.Figure:
-    return estimates.Figure(likely, low, high, "estimated", "")
+def figure(low: int, likely: int, high: int) -> cards.Figure:
+    return cards.Figure(likely, low, high, "estimated", "")
 
 
 def test_what_is_left_has_the_bounds_of_what_is_taken() -> None:
-    parts = {"weights": estimates.exact(40, ""), "activation": figure(5, 10, 70)}
-    assert estimates.left(100, parts)[:4] == (50, 0, 55, "estimated")
-    assert estimates.left(100, {"weights": estimates.exact(40, "")})[:4] == (60, 60, 60, "exact")
+    parts = {"weights": cards.exact(40, ""), "activation": figure(5, 10, 70)}
+    assert cards.left(100, parts)[:4] == (50, 0, 55, "estimated")
+    assert cards.left(100, {"weights": cards.exact(40, "")})[:4] == (60, 60, 60, "exact")
 
 
 def test_a_plan_of_parts_that_a_start_measured_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "counts_buffers", lambda: False)
     config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1))
     seen = {"weights": figure(10, 20, 30), "activation": None, "graphs": None}
-    parts = budget.parts_of_start(seen, config, {"weights": 15, "activation": 5, "non_torch": 2}, is_npu=False)
-    assert estimates.left(100, parts)[:4] == (78, 78, 78, "measured")
+    parts = parts_of_start(seen, config, {"weights": 15, "activation": 5, "non_torch": 2}, is_npu=False)
+    assert cards.left(100, parts)[:4] == (78, 78, 78, "measured")
 
 
 CHOSEN = [Case("m", {}, {"max_model_len": length}, 1 << 30) for length in (1024, 2048)]
