@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, change, risen, same_process, total
 from highwater.diagnose.incident import EncoderEntry, Evidence, Headline, RankEvidence
-from highwater.diagnose.log.failed_allocation import FailedAllocation
+from highwater.diagnose.log.messages import FailedAllocation
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.explain.explanation import Explanation
 from highwater.host.past import GrownPart

@@ -10,9 +10,9 @@ from typing import Final, Literal, TypeAlias
 
 from gated_proxy.door_items import RequestItems
 from highwater.diagnose.finding import Finding
-from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import FailedStart
+from highwater.diagnose.log.story import QuotedException
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.model.engine import EngineStatus

@@ -11,12 +11,11 @@ from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.log.story import story_of
 from highwater.diagnose.rules.book import RULES, judged
+from highwater.diagnose.rules.device import wake_up_failed
 from highwater.diagnose.rules.setup import CHECKS
-from highwater.diagnose.rules.words import wake_up_failed
 from tests.fakes.incident import diagnosed, evidence
 from tests.unit.diagnose import test_host, test_load, test_setup, test_start
 from tests.unit.diagnose.incidents import test_diagnosis, test_sleep
-from tests.unit.diagnose.log.prefixes import match
 
 GOLDEN = Path(__file__).parent / "golden" / "findings.txt"
 WORKER = "(Worker_TP0 pid=4242) ERROR 09-02 08:04:02 [multiproc_executor.py:1020] "
@@ -52,7 +51,7 @@ def all_findings() -> Iterator[tuple[str, Finding]]:
         yield from (("incident", one) for one in found if one.name in test_diagnosis.OF_THE_LOG)
     asleep = test_sleep.asleep()
     for lines in (test_sleep.FAILED, test_sleep.FAILED[1:2]):
-        failed = wake_up_failed(match(lines), test_sleep.ranks(40, 50), asleep)
+        failed = wake_up_failed(story_of(lines), test_sleep.ranks(40, 50), asleep)
         assert failed is not None
         yield "an event", failed
     for name, _, load in test_load.FOUND:

@@ -7,19 +7,14 @@ from dataclasses import replace
 from typing import Final
 
 from highwater.diagnose.case import Case, given
-from highwater.diagnose.finding import Finding, for_given_pool, weightiest_first
+from highwater.diagnose.finding import Advice, Finding, for_given_pool, weightiest_first
 from highwater.diagnose.incident import Evidence, IncidentKind, RankEvidence
-from highwater.diagnose.log.last_words import QuotedException
-from highwater.diagnose.log.messages import KNOWN, LogMessage
-from highwater.diagnose.log.story import LogStory, unheard
+from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.log.story import LogStory, QuotedException
 from highwater.diagnose.rules.book import Failed, judged
 from highwater.diagnose.rules.device import has_run_out, is_acquitted
-from highwater.diagnose.rules.words import names_memory
 from highwater.model.report import MemoryAtEnd
 from highwater.process.untrusted import cleaned, plain
-
-_MAX_RISES, _MAX_GROUPS = 64, 256
-
 
 MAX_STACK, MAX_ENTRIES = 16, 20
 _WHAT: Final[Mapping[IncidentKind, str]] = {
@@ -37,11 +32,8 @@ _OF_MEMORY_IN_USE: Final = frozenset(
 )
 # Any of these says that memory was short.
 _OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})
-_PART: Final = {known.name: known.part for known in KNOWN}
 # What these advise follows from readings; the figures of a failed allocation are newer, and say what helps.
 _BY_READINGS: Final = frozenset({"ooms", "alloc_retries", "device_full", "over_budget", "unused_reserve"})
-# What these advise holds until figures advise better; a start's refusals have advice of their own.
-_BY_FIGURES: Final = frozenset(known.name for known in KNOWN if known.of_memory == "device" and not known.at_start)
 _REFUSED: Final = "the engine refused to start: "
 # Of an exception, in a summary.
 _MAX_QUOTE: Final = 300
@@ -59,15 +51,17 @@ def diagnose(case: Case, failed: Failed | None = None) -> tuple[Finding, ...]:
 
 def advised(case: Case, findings: Sequence[Finding]) -> tuple[LogMessage, ...]:
     """Return the log's messages, without advice that the figures of one, a cause beside it, or a flag make void."""
-    log = case.log
     has_figures = any(finding.name == "failed_allocation" for finding in findings)
-    has_cause = _cause(log) is not None
-    return tuple(
-        replace(message, advice=())
-        if (has_figures and message.name in _BY_FIGURES) or (has_cause and _part(message) in {"end", "wait"})
-        else replace(message, advice=for_given_pool(message.advice) if case.is_pool_given else message.advice)
-        for message in log.messages
-    )
+
+    def advice(message: LogMessage) -> tuple[Advice, ...]:
+        known = message.known
+        # What these advise holds until figures advise better; a start's refusals have advice of their own.
+        is_figured = known is not None and known.of_memory == "device" and not known.at_start
+        if (has_figures and is_figured) or (case.log.cause is not None and message.part in {"end", "wait"}):
+            return ()
+        return for_given_pool(message.advice) if case.is_pool_given else message.advice
+
+    return tuple(replace(message, advice=advice(message)) for message in case.log.messages)
 
 
 def summarize(case: Case, findings: Sequence[Finding]) -> str:
@@ -77,10 +71,10 @@ def summarize(case: Case, findings: Sequence[Finding]) -> str:
     one about memory that was not short.
     """
     evidence, log = given(case.evidence), case.log
-    cause, has_figures = _cause(log), any(one.name == "failed_allocation" for one in findings)
+    cause, has_figures = log.cause, any(one.name == "failed_allocation" for one in findings)
     repeated = {"device_full"} if has_figures else set()
     likely = [one.title for one in findings if one.weight == "likely" and one.name not in repeated]
-    said = cause or next((message for message in log.messages if _part(message) != "event"), None)
+    said = cause or next((message for message in log.messages if message.part != "event"), None)
     raised, is_known = log.exception, cause is not None or bool(likely)
     parts = []
     if cause is None and raised is not None and (said is None or not raised.follows):
@@ -104,7 +98,7 @@ def summarize(case: Case, findings: Sequence[Finding]) -> str:
     if not parts:
         parts = ["the cause is not known"]
     if (log.is_cut and not is_known) or (said is None and raised is None and (log.lines > 0 or not likely)):
-        parts += [unheard(log)] if unheard(log) else []
+        parts += [log.unheard] if log.unheard else []
     seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
     return f"{_WHAT[evidence.kind]}: {'; '.join(parts)}{seen}"
 
@@ -123,7 +117,7 @@ def memory_at_end(case: Case, findings: Sequence[Finding]) -> MemoryAtEnd:
 def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
     is_killed = evidence.oom_kills is not None and evidence.oom_kills.count > 0
     has_raised = log.exception is not None and not log.exception.before
-    has_cause = _cause(log) is not None or has_raised or bool(log.failed)
+    has_cause = log.cause is not None or has_raised or bool(log.failed)
     is_in_order = log.ended_in_order or evidence.are_closed
     return evidence.kind == "died" and is_in_order and not is_killed and not has_cause
 
@@ -137,16 +131,8 @@ def exception_title(exception: QuotedException) -> str:
     return f"an exception of {name}{before}" if before else f"the last exception of {name}"
 
 
-def _part(message: LogMessage) -> str:
-    return _PART.get(message.name, "cause")
-
-
-def _cause(log: LogStory) -> LogMessage | None:
-    return next((message for message in log.messages if _part(message) == "cause"), None)
-
-
 def _had_room(case: Case, findings: Sequence[Finding]) -> bool:
-    is_short, names = case.kind == "out_of_memory" or names_memory(case.log), {finding.name for finding in findings}
+    is_short, names = case.kind == "out_of_memory" or case.log.names_memory(), {finding.name for finding in findings}
     return not is_short and not case.log.failed and "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
 
 

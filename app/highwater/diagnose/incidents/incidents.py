@@ -34,11 +34,11 @@ from highwater.diagnose.incidents.diagnosis import (
     summarize,
 )
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
-from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
-from highwater.diagnose.log.messages import KNOWN, LogMessage, ended_by_signal, merged
+from highwater.diagnose.log.messages import ended_by_signal, merged
 from highwater.diagnose.log.reader import LogPosition
+from highwater.diagnose.log.record import NEAR_SECONDS
 from highwater.diagnose.log.starts import EngineLog, FailedStart
-from highwater.diagnose.log.story import LogStory, unheard
+from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.model.report import Event, OpenIncident
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.untrusted import cleaned
@@ -63,7 +63,6 @@ _NO_LOG: Final = (
     "engine_log is not set, so nothing is known of what the engine itself said: set it (HIGHWATER_ENGINE_LOG) to the "
     "file that vLLM's output goes to, and the next one can name the cause"
 )
-_CAUSES: Final = frozenset(known.name for known in KNOWN if known.part == "cause")
 _NUMBERED: Final = re.compile(r"[^\s'\"]{0,200}\d[^\s'\"]{0,200}")
 _WHY_IT_HUNG: Final = frozenset({"stopped_ranks", "lost_ranks", "long_step"})
 _Result = TypeVar("_Result")
@@ -168,8 +167,10 @@ class Incidents:
         if self._log is not None:
             await self._in_thread(self._log.begin_life)
 
-    async def heard(self) -> tuple[LogMessage, ...]:
-        return () if self._log is None else await self._in_thread(partial(self._log.heard, self._clocks.monotonic()))
+    async def heard(self) -> LogStory:
+        if self._log is None:
+            return NO_LOG
+        return await self._in_thread(partial(self._log.heard, self._clocks.monotonic()))
 
     async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that failed, by the engine's log; to be called while no engine responds.
@@ -357,7 +358,7 @@ class Incidents:
         self._store.write(_counted(incident, counted))
 
     def _incident(self, evidence: Evidence, story: LogStory) -> Incident:
-        notes = [story.problem or ("" if story.messages else unheard(story))]
+        notes = [story.problem or ("" if story.messages else story.unheard)]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
         case = of_incident(evidence, story)
         findings: Sequence[Finding] = ()
@@ -454,10 +455,11 @@ def _ending(hang: Incident, evidence: Evidence) -> Evidence:
 
 def _cause(told: Incident | LogStory) -> str:
     """Return what the log says of it: a known cause, else the exception without numbers, which differ each time."""
-    known = told.messages[0].name if told.messages else ""
-    if told.exception is None or known in _CAUSES:
-        return known
-    return f"{known} {_NUMBERED.sub('', told.exception.text)}"
+    first = next(iter(told.messages), None)
+    name = "" if first is None else first.name
+    if told.exception is None or (first is not None and first.part == "cause"):
+        return name
+    return f"{name} {_NUMBERED.sub('', told.exception.text)}"
 
 
 def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:

@@ -7,10 +7,14 @@ found behind any prefix. What stands behind it may be a client's words, so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from json import JSONDecoder
 from typing import Any, Final
+
+from highwater.model.units import span_text
 
 _DEPTH: Final = 6
 _MAX_LINES: Final = 1000
@@ -328,3 +332,58 @@ def head_pattern(head: str) -> re.Pattern[str]:
             alike = this.sub(instead, alike)
         pattern, end = f"{alike}{end}" + (f"(?:\\s*{pattern})?" if pattern else ""), r"(?:\s|$)"
     return re.compile(pattern)
+
+
+# --- where and when it stands in the log ---
+
+NEAR_SECONDS: Final = 60.0
+NEAR_LINES: Final = 200
+"""Before the log's end; the lines where it has no times. A traceback has fewer."""
+# A collector's time at the beginning of a line, else vLLM's in its record: a client's words stand in neither. The year
+# is not said: that of a leap year stands for any.
+_STAMP: Final = re.compile(r"(?:\d{4}-|\b)(\d\d-\d\d[ T]\d\d:\d\d:\d\d)\b")
+_OPENS: Final = re.compile(r'\{\s?"[@\w]{1,20}": ?"')
+_ANY_YEAR, _YEAR = 2000, timedelta(days=366)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A line's place in a log: its number, and its time, or else the last one until then (``is_timed`` is false)."""
+
+    number: int = 0
+    time: datetime | None = None
+    is_timed: bool = True
+
+    def next(self, text: str, lines: Iterable[LogLine] = ()) -> Moment:
+        opens = _OPENS.match(text)
+        found = _STAMP.match(text, opens.end() if opens is not None else 0)
+        for line in lines if found is None else ():
+            if line.file is not None and found is None:
+                found = _STAMP.search(line.text, 0, max(len(line.text) - len(line.message), 0))
+        time = None
+        with suppress(ValueError):  # no such day or hour
+            time = None if found is None else datetime.fromisoformat(f"{_ANY_YEAR}-{found[1]}Z")
+        return Moment(self.number + 1, time or self.time, time is not None)
+
+    def settled(self, later: Moment) -> Moment:
+        """Return it with the time of the next line that has one, if it has none: an idle engine writes nothing."""
+        return self if self.is_timed or not later.is_timed else Moment(self.number, later.time)
+
+    def is_near(self, end: Moment) -> bool:
+        """Return whether it is at most a minute before the end; where the log has no times, lines count."""
+        gap = self._gap(end)
+        return end.number - self.number < NEAR_LINES if gap is None else gap <= timedelta(seconds=NEAR_SECONDS)
+
+    def is_old(self, end: Moment, within: float = NEAR_SECONDS) -> bool:
+        gap = self._gap(end)
+        return gap is not None and gap.total_seconds() > within
+
+    def before(self, end: Moment) -> str:
+        gap = self._gap(end)
+        return f"{end.number - self.number:,} lines" if gap is None else span_text(gap.total_seconds())
+
+    def _gap(self, end: Moment) -> timedelta | None:
+        if self.time is None or end.time is None:
+            return None
+        gap = (end.time - self.time) % _YEAR
+        return gap if gap < _YEAR / 2 else None

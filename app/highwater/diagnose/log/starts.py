@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, Moment
-from highwater.diagnose.log.last_words import says_serving
-from highwater.diagnose.log.messages import LogMessage, LogText, RecognizedLine, recognized
+from highwater.diagnose.log.messages import LogText, RecognizedLine, recognized
 from highwater.diagnose.log.reader import FollowedLog, LogPosition, Reader, position_of_end, read_tail
-from highwater.diagnose.log.record import LogLine
-from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, story_of, told_by
+from highwater.diagnose.log.record import NEAR_SECONDS, LogLine, Moment
+from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, says_serving, story_of, told_by
 
 # After the message of a process's end the others write theirs; without such a message silence means an end.
 SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
@@ -219,12 +217,12 @@ class EngineLog:
             self._starts.read(text, lines, now)
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
 
-    def heard(self, now: float) -> tuple[LogMessage, ...]:
+    def heard(self, now: float) -> LogStory:
         self._absent_since = None
         lines = list(recognized(self._followed.new_lines(), self._reader))
         for text, found in lines:
             self._starts.read(text, found, now)
-        return told_by(lines).story().messages
+        return told_by(lines).story()
 
     def end(self) -> LogPosition | None:
         return position_of_end(self._path)

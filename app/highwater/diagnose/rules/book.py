@@ -19,7 +19,7 @@ from highwater.diagnose.finding import (
     without_advice,
     without_effect,
 )
-from highwater.diagnose.rules import device, ending, growth, host, load, setup, start, words
+from highwater.diagnose.rules import device, growth, host, life, load, setup
 from highwater.explain.explanation import Explanation
 from highwater.host.past import GrownPart
 from highwater.host.report import HostFinding, HostReport
@@ -53,20 +53,20 @@ RULES: Final[tuple[Rule, ...]] = (
     *KNOWN_CAUSES,
     *_at(
         ("incident",),
-        ending.hang_ended,
-        ending.killed_by_kernel,
-        words.failed_allocation,
-        words.host_shortage,
+        life.hang_ended,
+        life.killed_by_kernel,
+        device.failed_allocation,
+        host.host_shortage,
         device.device_full,
-        ending.stopped_ranks,
-        ending.lost_ranks,
-        ending.long_step,
-        ending.ended_by_signal,
-        ending.kill_not_known,
-        ending.cause_not_known,
-        ending.policy,
+        life.stopped_ranks,
+        life.lost_ranks,
+        life.long_step,
+        life.ended_by_signal,
+        life.kill_not_known,
+        life.cause_not_known,
+        life.policy,
         device.device_had_room,
-        ending.no_readings,
+        life.no_readings,
     ),
     *_at(("incident", "load", "running"), device.ooms),
     *_at(("incident", "load"), device.unused_reserve, host.host_memory),
@@ -100,10 +100,10 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     *_at(
         ("start",),
-        start.not_profiled,
-        start.negative_graphs_estimate,
-        start.activation_above_profile,
-        start.allocator_environment,
+        life.not_profiled,
+        life.negative_graphs_estimate,
+        life.activation_above_profile,
+        life.allocator_environment,
     ),
     *_at(
         ("host",),
