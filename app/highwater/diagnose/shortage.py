@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Final
 
 from highwater.act.rules import MIN_GAIN_BYTES
-from highwater.act.views import NOTHING_HERE
 from highwater.diagnose.judgement import (
     Deed,
     Judged,
@@ -167,13 +166,8 @@ def _is_given_back(report: Report) -> bool:
         return True
     over = [rule for rule in report.policy.rules if rule.phase in _OVER]
     return bool(over) and all(
-        rule.phase == "acting" or (rule.phase == "short" and not _hindered(rule)) for rule in over
+        rule.phase == "acting" or (rule.phase == "short" and rule.hindrance is None) for rule in over
     )
-
-
-def _hindered(rule: RuleStatus) -> str:
-    """Return why a rule that is short gives nothing back now, in its own words; empty where it does."""
-    return (rule.reason or "").partition("; ")[2]
 
 
 def _is_unwatched(report: Report) -> bool:
@@ -325,12 +319,12 @@ def _rule_next(rule: RuleStatus, report: Report) -> str:
     if rule.phase == "held":
         return f"Nothing is given back by itself now: {brief(rule.reason or 'its signal is not known')}"
     if rule.phase == "resting" and rule.rest_until is not None and report.now is not None:
-        why = (rule.reason or "").rpartition("; ")[2]
-        return f"Highwater tries again in {span_text(max(rule.rest_until - report.now, 0.0))}: {brief(why)}"
-    if not (why := _hindered(rule)):
+        left = span_text(max(rule.rest_until - report.now, 0.0))
+        return f"Highwater tries again in {left}: {brief(rule.hindrance or '')}"
+    if rule.hindrance is None:
         return "Highwater gives it back now"
-    is_new = not why.startswith(NOTHING_HERE)
-    return f"Highwater acts as soon as there is enough to give back{f': {brief(why)}' if is_new else ''}"
+    why = f": {brief(rule.hindrance)}" if rule.hindrance else ""
+    return f"Highwater acts as soon as there is enough to give back{why}"
 
 
 def reclaim(report: Report) -> Deed | None:

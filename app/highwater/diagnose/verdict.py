@@ -39,7 +39,7 @@ from highwater.diagnose.judgement import (
     rules_of,
 )
 from highwater.diagnose.shortage import fine, grew, kept_up, next_text, reclaim, short, very_short
-from highwater.engine.hints import SEEMS_LOADING, STARTS_ENDED, stopped_text
+from highwater.engine.hints import stopped_text
 from highwater.model.report import Report
 from highwater.model.titles import missing_text
 from highwater.model.units import counted, span_text, whole_span_text
@@ -177,11 +177,10 @@ def _starting(report: Report) -> Judged | None:
     if failure is not None:
         again = f" {loads}" if engine.is_loading else " Nothing loads now."
         return Judged("starting", "start_failed", f"{capital(brief(failure.summary))}.{again}", None, deed)
-    _, is_known, ended = (engine.hint or "").partition(STARTS_ENDED)  # the log tells it, and no process of it is left
-    if is_known:
-        return Judged("starting", "start_failed", f"The engine's last {brief(ended)}. {loads}", None, deed)
+    if engine.ended_starts is not None:  # the log tells it, and no process of it is left
+        return Judged("starting", "start_failed", f"{capital(brief(engine.ended_starts))}. {loads}", None, deed)
     # After one that ended it counts as starting only where that is seen; of a first one its process may be.
-    if engine.is_loading or engine.restarts or (engine.hint or "").startswith(SEEMS_LOADING):
+    if engine.is_loading or engine.restarts or engine.loading_process is not None:
         return Judged("starting", "loading", loads, "Memory is judged once it is ready.")
     nothing = capital(brief(engine.hint)) if engine.hint else f"Nothing answers at {engine.url}"
     return Judged("unknown", "unreachable", f"{nothing}; whether an engine starts is not known.")
@@ -245,9 +244,9 @@ def _held(report: Report) -> Judged | None:
     rule = next((one for one in rules_of(report) if one.is_dormant), None)
     if rule is None:
         return None
-    why, _, change = (rule.reason or "its signal is not known").partition(". ")
-    deed = Deed(text=change.rstrip(".") or "What to change", path="docs/runbooks/HighwaterPolicyNotActing.html")
-    text = f"Rule {rule.name} cannot act: {brief(why.removeprefix(f'{rule.name}.'))}."
+    why, change = rule.reason or "its signal is not known", rule.change or ""
+    deed = Deed(text=change or "What to change", path="docs/runbooks/HighwaterPolicyNotActing.html")
+    text = f"Rule {rule.name} cannot act: {brief(why.removesuffix(change).removeprefix(f'{rule.name}.'))}."
     return Judged("cannot_act", "rule_held", text, "Nothing is given back by this rule.", deed)
 
 

@@ -112,6 +112,7 @@ RESTING = replace(
         replace(
             short_policy("resting").rules[0],
             reason="short by 0.605 GiB on rank 1; the last relief did not reach low water",
+            hindrance="the last relief did not reach low water",
             rest_until=NOW + 42,
         ),
     ),
@@ -270,6 +271,7 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
                         phase="short",
                         ranks=tuple(pressure(rank, short_bytes=1640 * MIB * (rank == 3)) for rank in range(8)),
                         reason="short by 1.60 GiB on rank 3; release could give back 0.2 GiB, too little",
+                        hindrance="release could give back 0.2 GiB, too little",
                     ),
                     level="short",
                 ),
@@ -426,7 +428,7 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
     (
         "a process of a first one runs",
         told(
-            {"state": "starting", "hint": "the engine seems to be loading: a process of it runs (API server, pid 10)"},
+            {"state": "starting", "loading_process": "API server, pid 10"},
             **NOT_READ,
         ),
         "starting",
@@ -437,7 +439,10 @@ CASES: tuple[tuple[str, Report, VerdictState, int, Reason], ...] = (
     (
         "starts ended, by the log alone",
         told(
-            {"state": "starting", "hint": "the engine's last 3 starts ended before it was ready; the last one died"},
+            {
+                "state": "starting",
+                "ended_starts": "the engine's last 3 starts ended before it was ready; one died",
+            },
             **NOT_READ,
         ),
         "starting",
@@ -611,6 +616,16 @@ def test_a_runbook_and_a_page_are_served(found):
 )
 def test_what_others_say_is_cut_where_a_clause_ends(said, shown):
     assert brief(said) == shown
+
+
+def test_what_lets_a_rule_act_is_the_thing_to_do():
+    change = "Set low_water to 0.9 or more, or lower --gpu-memory-utilization"
+    held = replace(HELD, reason=f"{HELD.name}.low_water: 0.4 cannot be reached. {change}", change=change)
+    judged = verdict(told(policy=policy(held, level="held")))
+    assert (judged.sentence, judged.do.text) == (
+        f"Rule {HELD.name} cannot act: low_water: 0.4 cannot be reached.",
+        change,
+    )
 
 
 def test_a_rank_that_is_short_is_the_worst_though_another_has_less_free():
