@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.diagnose.incident import OomKills, RankEvidence
-from highwater.diagnose.incidents import incidents
+from highwater.diagnose.incidents import diagnosis, incidents
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import from_history
@@ -396,7 +396,7 @@ async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, 
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(incidents, "diagnose", broken)
+    monkeypatch.setattr(diagnosis, "diagnose", broken)
     headline, _ = await told.open()
     incident = await told.incidents.read(headline.id)
     assert incident.findings == ()
