@@ -96,9 +96,13 @@ def finding(
     )
 
 
+def capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def in_words(found: Finding) -> str:
     first = "".join(f" First: {advice.setting}. {advice.change} {advice.cost}" for advice in found.advice[:1])
-    return f"{found.title[:1].upper()}{found.title[1:]}. {found.text}{first}"
+    return f"{capital(found.title)}. {found.text}{first}"
 
 
 def weightiest_first(findings: Iterable[Finding | None]) -> list[Finding]:
@@ -147,7 +151,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "+size": partial(size_text, signed=True),
     "times": times,
     "span": span_text,
-    "Capital": lambda words: f"{words[:1].upper()}{words[1:]}",
+    "Capital": capital,
 }
 
 

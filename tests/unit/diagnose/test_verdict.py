@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from highwater.diagnose.judgement import brief
+from highwater.diagnose.engine_verdict import brief
 from highwater.diagnose.verdict import JudgedReport, Reason, VerdictState, verdict
 from highwater.http.text.status import status_text
 from highwater.model.engine import MissingRank, Progress, StartFailure
