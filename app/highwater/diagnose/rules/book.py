@@ -13,10 +13,9 @@ from typing import Final, NamedTuple, TypeAlias
 from highwater.diagnose.case import Case, Where, of_report
 from highwater.diagnose.finding import (
     Finding,
+    advices,
     for_given_pool,
-    possible,
     weightiest_first,
-    without_advice,
     without_effect,
 )
 from highwater.diagnose.rules import device, growth, host, life, load, setup
@@ -140,9 +139,14 @@ def judged(case: Case, internal_error: Failed | None = None) -> list[Finding]:
     is_explained = any(one.name == growth.without_expandable_segments.__name__ for one in found)
     if is_explained and not any(rank.now.shared_with for rank in case.ranks):
         pointless |= {"other_processes"}
-    if case.is_pool_given:
-        found = [replace(one, advice=for_given_pool(one.advice)) for one in found]
-    return [possible(without_advice(one, pointless), case.engine) for one in weightiest_first(found)]
+    # Before an engine was asked what it can do, every capability is False, and no version is known.
+    if case.engine.version is not None and case.engine.capabilities.get("reset_encoder_cache") is False:
+        pointless |= {"reset_encoder_cache"}
+    dropped = advices(pointless)
+    for place, one in enumerate(found):
+        advice = for_given_pool(one.advice) if case.is_pool_given else one.advice
+        found[place] = replace(one, advice=tuple(each for each in advice if each not in dropped))
+    return weightiest_first(found)
 
 
 def known_causes(case: Case) -> list[Finding]:
