@@ -169,6 +169,10 @@ def same_process(ranks: Sequence[RankReading], now: RankReading) -> RankReading 
     return next((each for each in ranks if each.key == now.key and each.pid == now.pid), None)
 
 
+def host_used(reading: RankReading) -> int | None:
+    return reading.host_memory.share[0]
+
+
 def has_restarted(start: Moment, end: Moment) -> bool:
     pids = {reading.key: reading.pid for reading in start.ranks}
     return any(pids.get(reading.key, reading.pid) != reading.pid for reading in end.ranks)

@@ -11,6 +11,7 @@ from highwater.diagnose.experiment import (
     PEAK,
     has_restarted,
     highest,
+    host_used,
     risen,
     same_process,
     total,
@@ -136,7 +137,7 @@ def host_growth(case: Case) -> Finding | None:
     pairs = [(same_process(experiment.ranks(BEFORE), now), now) for now in experiment.ranks(AFTER)]
     workers = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
     # Ranks of one machine have the same figure, so the largest is taken.
-    machine, _ = highest(pairs, lambda pair: risen(*pair, lambda each: each.host_memory.share[0])) or (None, None)
+    machine, _ = highest(pairs, lambda pair: risen(*pair, host_used)) or (None, None)
     grown = [size for size in (machine, workers) if size is not None]
     if not grown or max(grown) < HOST_BYTES:
         return None
