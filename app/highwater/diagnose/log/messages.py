@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from highwater.diagnose.finding import Advice, advices
 from highwater.diagnose.log.reader import Reader
-from highwater.diagnose.log.record import LogLine, Moment
+from highwater.diagnose.log.record import MAX_LINE_LENGTH, LogLine, Moment
 from highwater.model.rank import RankReading
 from highwater.model.units import GIB, KIB, MIB
 from highwater.process.untrusted import plain
@@ -164,6 +164,44 @@ def known_message(line: LogLine) -> KnownMessage | None:
             if (known.by_api_server or not is_api_servers) and known.pattern.match(said):
                 return known
     return None
+
+
+# Of one message: the first ones, which are nearest to the cause, and the last one.
+FIRST_LINES = 2
+
+
+class LogMatches:
+    def __init__(self) -> None:
+        self._seen: dict[str, LogMessage] = {}
+        self._last: dict[str, Moment] = {}  # when each was written last, if not the end of a process
+        self._is_untimed = False
+
+    def add(self, known: KnownMessage | None, line: LogLine, at: Moment) -> None:
+        if self._is_untimed and at.is_timed:
+            self._last = {name: was.settled(at) for name, was in self._last.items()}
+            self._is_untimed = False
+        if known is None:
+            return
+        if known.part != "end":
+            self._last[known.name], self._is_untimed = at, self._is_untimed or not at.is_timed
+        text = plain(line.text, MAX_LINE_LENGTH)
+        new = LogMessage(
+            name=known.name, title=known.title, meaning=known.meaning, count=0, lines=(), advice=known.advice
+        )
+        seen = self._seen.get(known.name, new)
+        if seen.count and quoted(line) is not None:
+            return
+        self._seen[known.name] = replace(seen, count=seen.count + line.count, lines=(*seen.lines[:FIRST_LINES], text))
+
+    def messages(self, end: Moment, within: float) -> tuple[tuple[LogMessage, ...], tuple[LogMessage, ...]]:
+        """Return what was found, causes before consequences; and apart what the engine lived on with for longer."""
+        old = {name: at.before(end) for name, at in self._last.items() if at.is_old(end, within)}
+        older = (
+            replace(message, title=f"{message.title}, {old[message.name]} before the log's end", advice=())
+            for message in in_order(self._seen)
+            if message.name in old
+        )
+        return tuple(message for message in in_order(self._seen) if message.name not in old), tuple(older)
 
 
 # --- the figures in the message of a failed allocation ---

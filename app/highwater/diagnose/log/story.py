@@ -16,12 +16,11 @@ from typing import Final
 from highwater.diagnose.log.messages import (
     FailedAllocation,
     FailedAllocations,
-    KnownMessage,
+    LogMatches,
     LogMessage,
     LogText,
     RecognizedLine,
     WhichMemory,
-    in_order,
     may_be_of_memory,
     quoted,
     recognized,
@@ -277,8 +276,6 @@ class LastWords:
 
 # --- the whole story ---
 
-# Of one message: the first ones, which are nearest to the cause, and the last one.
-FIRST_LINES = 2
 _GIVES_POOL: Final = re.compile(r"non-default args: .*'kv_cache_memory_bytes': (?!None)")
 _ONE_OF: Final = 10  # lines of an understood log is a record of vLLM's, requests and tracebacks aside
 
@@ -347,40 +344,6 @@ class LogStory:
 
 
 NO_LOG: Final = LogStory()
-
-
-class LogMatches:
-    def __init__(self) -> None:
-        self._seen: dict[str, LogMessage] = {}
-        self._last: dict[str, Moment] = {}  # when each was written last, if not the end of a process
-        self._is_untimed = False
-
-    def add(self, known: KnownMessage | None, line: LogLine, at: Moment) -> None:
-        if self._is_untimed and at.is_timed:
-            self._last = {name: was.settled(at) for name, was in self._last.items()}
-            self._is_untimed = False
-        if known is None:
-            return
-        if known.part != "end":
-            self._last[known.name], self._is_untimed = at, self._is_untimed or not at.is_timed
-        text = plain(line.text, MAX_LINE_LENGTH)
-        new = LogMessage(
-            name=known.name, title=known.title, meaning=known.meaning, count=0, lines=(), advice=known.advice
-        )
-        seen = self._seen.get(known.name, new)
-        if seen.count and quoted(line) is not None:
-            return
-        self._seen[known.name] = replace(seen, count=seen.count + line.count, lines=(*seen.lines[:FIRST_LINES], text))
-
-    def messages(self, end: Moment, within: float) -> tuple[tuple[LogMessage, ...], tuple[LogMessage, ...]]:
-        """Return what was found, causes before consequences; and apart what the engine lived on with for longer."""
-        old = {name: at.before(end) for name, at in self._last.items() if at.is_old(end, within)}
-        older = (
-            replace(message, title=f"{message.title}, {old[message.name]} before the log's end", advice=())
-            for message in in_order(self._seen)
-            if message.name in old
-        )
-        return tuple(message for message in in_order(self._seen) if message.name not in old), tuple(older)
 
 
 class StoryTold:
