@@ -71,17 +71,13 @@ _MIXED_BYTES: Final = 1024 * MIB  # ranks that differ by more are not alike
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
-    """One thing to do now.
-
-    Attributes:
-        path: Where to send ``body``; with no body, the page that says how; ``None``: nothing that a sidecar can do.
-        bytes: What that gives back, over all ranks.
-    """
+    """One thing to do now."""
 
     text: str
+    # Where to send `body`; with no body, the page that says how; `None`: nothing that a sidecar can do.
     path: str | None = None
     body: Mapping[str, Any] | None = None
-    bytes: int | None = None
+    bytes: int | None = None  # what that gives back, over all ranks
 
 
 class Judged(NamedTuple):

@@ -29,17 +29,11 @@ _WORDING: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("fin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A setting to change.
+    """A setting to change."""
 
-    Attributes:
-        setting: The exact flag, variable or call.
-        change: What to change, what that does, and when it helps.
-        cost: What it costs, and what it does not go together with.
-    """
-
-    setting: str = ""
-    change: str
-    cost: str = ""
+    setting: str = ""  # the exact flag, variable or call
+    change: str  # what to change, what that does, and when it helps
+    cost: str = ""  # what it costs, and what it does not go together with
 
     @property
     def text(self) -> str:
@@ -48,17 +42,13 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A conclusion from the numbers.
-
-    Attributes:
-        title: A clause that can stand within a sentence.
-        figures: The numbers that it is based on; a name ends in the unit.
-    """
+    """A conclusion from the numbers."""
 
     name: str
     weight: Weight
-    title: str
+    title: str  # a clause that can stand within a sentence
     text: str
+    # The numbers that it is based on; a name ends in the unit.
     figures: Mapping[str, Figure] = field(default_factory=dict)
     advice: tuple[Advice, ...] = ()
 

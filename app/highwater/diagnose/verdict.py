@@ -74,11 +74,7 @@ _PRESSING: Final[tuple[RulePhase, ...]] = ("calm", "held", "short", "urgent", "r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """``exit_status`` is that of `highwater status`; ``next`` is what happens by itself.
-
-    Attributes:
-        step: The first thing to look at or do in this very state, in one sentence; ``runbook``: its whole page.
-    """
+    """``exit_status`` is that of `highwater status`; ``next`` is what happens by itself."""
 
     state: VerdictState
     exit_status: int
@@ -87,6 +83,7 @@ class Verdict:
     grew: str | None = None
     next: str | None = None
     do: Deed | None = None
+    # The first thing to look at or do in this very state, in one sentence; `runbook`: its whole page.
     step: str | None = None
     runbook: str | None = None
 

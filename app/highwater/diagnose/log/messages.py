@@ -245,26 +245,21 @@ class LargestProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAllocation:
-    """Sizes in bytes, as exact as the message's two decimals; what it does not say is ``None``.
-
-    Attributes:
-        platform: ``cuda``, ``hip``, ``xpu`` or ``npu``, as the message calls the device.
-        in_use_bytes: What its process had of the device, PyTorch's and not, where the driver could say that.
-        node_gb: Of host memory that Ray watches, what was in use and what there is, in Ray's GB.
-        pid: The process that wrote it, where the line's prefix names it.
-    """
+    """Sizes in bytes, as exact as the message's two decimals; what it does not say is ``None``."""
 
     memory: WhichMemory = "device"
-    platform: str | None = None
+    platform: str | None = None  # `cuda`, `hip`, `xpu` or `npu`, as the message calls the device
     tried_bytes: int | None = None
     total_bytes: int | None = None
     free_bytes: int | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
+    # What its process had of the device, PyTorch's and not, where the driver could say that.
     in_use_bytes: int | None = None
+    # Of host memory that Ray watches, what was in use and what there is, in Ray's GB.
     node_gb: tuple[float, float] | None = None
     largest: LargestProcess | None = None
-    pid: int | None = None
+    pid: int | None = None  # the process that wrote it, where the line's prefix names it
 
     def may_be_of(self, pid: int | None, total_bytes: int | None) -> bool:
         total = self.total_bytes

@@ -37,18 +37,14 @@ _DECODER: Final = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonLine:
-    """The texts of an object.
-
-    Attributes:
-        exception: The lines of a traceback beside them.
-        logger: The logger's name, where a logger wrote it: its text is a message, and no line of another process.
-    """
+    """The texts of an object."""
 
     texts: tuple[str, ...]
-    exception: tuple[str, ...] = ()
+    exception: tuple[str, ...] = ()  # the lines of a traceback beside them
     process: str | None = None
     pid: int | None = None
     level: str | None = None
+    # The logger's name, where a logger wrote it: its text is a message, and no line of another process.
     logger: str | None = None
 
     @property
@@ -175,31 +171,18 @@ _API_SERVER_FILES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A line of the log.
-
-    Attributes:
-        text: The line as it is shown, without colours and what a collector put before it.
-        message: The part behind the logger's prefix.
-        process: As the log names it, such as ``Worker_TP0 pid=1037``.
-        file: The module that wrote it.
-        is_form: It has a form of vLLM's or uvicorn's; other lines say by their beginning alone what they are.
-        head: What stands before the message in a record: vLLM writes it before each of the record's lines.
-        opening: The message of the record's first line, where this is another one of it.
-        is_clients: It may be a client's: another line of a record, and in no traceback.
-        count: Of lines that Ray says it left out, too.
-    """
-
-    text: str
-    message: str
-    process: str | None = None
+    text: str  # the line as it is shown, without colours and what a collector put before it
+    message: str  # the part behind the logger's prefix
+    process: str | None = None  # as the log names it, such as `Worker_TP0 pid=1037`
     pid: int | None = None
     level: str | None = None
-    file: str | None = None
+    file: str | None = None  # the module that wrote it
+    # It has a form of vLLM's or uvicorn's; other lines say by their beginning alone what they are.
     is_form: bool = False
-    head: str = ""
-    opening: str | None = None
-    is_clients: bool = False
-    count: int = 1
+    head: str = ""  # what stands before the message in a record: vLLM writes it before each of the record's lines
+    opening: str | None = None  # the message of the record's first line, where this is another one of it
+    is_clients: bool = False  # it may be a client's: another line of a record, and in no traceback
+    count: int = 1  # of lines that Ray says it left out, too
 
     @property
     def is_api_servers(self) -> bool:

@@ -111,15 +111,11 @@ class FailedStart:
 
 
 class Starts:
-    """Follows starts through the lines of a log. Pure: the time is handed in.
-
-    Attributes:
-        may_serve: The lines may be of an engine that was ready: an exception alone begins no start.
-        number: How many starts began: the first lines of some are alike.
-    """
+    """Follows starts through the lines of a log. Pure: the time is handed in."""
 
     def __init__(self, *, may_serve: bool = False, number: int = 0) -> None:
-        self.may_serve, self.number = may_serve, number
+        self.may_serve = may_serve  # the lines may be of an engine that was ready: an exception alone begins no start
+        self.number = number  # how many starts began: the first lines of some are alike
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
@@ -179,11 +175,7 @@ class Starts:
 
 
 class EngineLog:
-    """The engine's log: starts that failed, and what the engine that ran wrote. Every method may block on the disk.
-
-    Attributes:
-        since: The log's end when the engine became ready; earlier lines are of another life.
-    """
+    """The engine's log: starts that failed, and what the engine that ran wrote. Every method may block on the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -192,7 +184,7 @@ class EngineLog:
         self._reader = Reader()
         self._has_looked = False
         self._absent_since: float | None = None
-        self.since: LogPosition | None = None
+        self.since: LogPosition | None = None  # its end when the engine became ready; earlier lines are of another life
 
     def begin_life(self) -> None:
         """Forget the log until now: it is of no failed start, and not of this life of the engine."""

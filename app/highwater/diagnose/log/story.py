@@ -96,20 +96,13 @@ _ACCESS: Final = re.compile(r'\S{1,80} - "[A-Z]{3,8} ')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotedException:
-    """The exception of a process of the engine that is nearest to the cause, known or not.
+    """The exception of a process of the engine that is nearest to the cause, known or not."""
 
-    Attributes:
-        process: As the log names it, such as ``Worker_TP0 pid=1037``; empty where it does not.
-        text: Its line, cut; empty where the log does not show it.
-        follows: It only follows from another process's end.
-        before: How long before the log's end; empty where it stands near it.
-    """
-
-    process: str
-    text: str
+    process: str  # as the log names it, such as `Worker_TP0 pid=1037`; empty where it does not
+    text: str  # its line, cut; empty where the log does not show it
     pid: int | None = None
-    follows: bool = False
-    before: str = ""
+    follows: bool = False  # it only follows from another process's end
+    before: str = ""  # how long before the log's end; empty where it stands near it
 
 
 def says_stop(line: LogLine) -> bool:
@@ -129,12 +122,6 @@ class LastWords:
     """The exceptions among lines that come one after another, and whether the end was orderly.
 
     With ``of_start`` the lines are of an API server that does not listen yet: no client's words are in its exceptions.
-
-    Attributes:
-        stop: When it was last told to end in order; requests served afterwards cancel it, except those still in flight
-            when the server closed.
-        is_uncaught: A process ended with an exception that nothing caught.
-        is_last: An exception that no record printed is the last word; perhaps nothing caught it.
     """
 
     def __init__(self, *, of_start: bool = False) -> None:
@@ -152,8 +139,11 @@ class LastWords:
         # Whether it fails, and whether a stop came first: the API server then reports the engine's end as a failure.
         self._is_failing = self._was_told = False
         self._closed = -NEAR_LINES  # the number of the line at which the server closed
+        # When it was last told to end in order; requests served afterwards cancel it, except those still in flight when
+        # the server closed.
         self.stop: Moment | None = None
-        self.is_uncaught = self.is_last = False
+        self.is_uncaught = False  # a process ended with an exception that nothing caught
+        self.is_last = False  # an exception that no record printed is the last word; perhaps nothing caught it
 
     def exception(self, end: Moment) -> QuotedException | None:
         """Return the last exception of the process that failed first, as it stands in a log that ends there."""
@@ -282,31 +272,21 @@ _ONE_OF: Final = 10  # lines of an understood log is a record of vLLM's, request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStory:
-    """A log as far as it is of one run of the engine.
+    """A log as far as it is of one run of the engine."""
 
-    Attributes:
-        lines: The number of lines read; ``understood``: vLLM's own records; ``foreign``: those of nobody knows whom.
-        doubtful: Those without a known message whose words may be of memory, in a form that is not vLLM's.
-        messages: The known messages, causes before consequences; ``older``: those that the engine lived on with.
-        failed: Each process's last failed allocation, near the log's end.
-        ended_in_order: The engine logged an orderly shutdown.
-        problem: Why the log was not read, in one sentence.
-        is_cut: What stands before the lines read may be the last words, too: it is not known to be old.
-        gives_pool: The engine was started with ``--kv-cache-memory-bytes``.
-    """
-
-    lines: int = 0
+    lines: int = 0  # the number of lines read; `understood`: vLLM's own records; `foreign`: those of nobody knows whom
     understood: int = 0
     foreign: int = 0
-    doubtful: int = 0
+    doubtful: int = 0  # those without a known message whose words may be of memory, in a form that is not vLLM's
+    # The known messages, causes before consequences; `older`: those that the engine lived on with.
     messages: tuple[LogMessage, ...] = ()
     older: tuple[LogMessage, ...] = ()
-    failed: tuple[FailedAllocation, ...] = ()
+    failed: tuple[FailedAllocation, ...] = ()  # each process's last failed allocation, near the log's end
     exception: QuotedException | None = None
-    ended_in_order: bool = False
-    problem: str | None = None
-    is_cut: bool = False
-    gives_pool: bool = False
+    ended_in_order: bool = False  # the engine logged an orderly shutdown
+    problem: str | None = None  # why the log was not read, in one sentence
+    is_cut: bool = False  # what stands before the lines read may be the last words, too: it is not known to be old
+    gives_pool: bool = False  # the engine was started with `--kv-cache-memory-bytes`
 
     @property
     def was_understood(self) -> bool:

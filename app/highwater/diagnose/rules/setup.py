@@ -45,20 +45,13 @@ Answer: TypeAlias = Finding | str | None
 
 @dataclass(frozen=True, slots=True)
 class SetupCheck:
-    """A question's answer as it is shown.
+    """A question's answer as it is shown."""
 
-    Attributes:
-        name: Its topic, in a word or two.
-        level: ``note``: it works, and one more setting would help; ``skip``: not known.
-        change: What would fix it; ``None`` if nothing needs to be.
-        finding: The finding's name.
-    """
-
-    name: str
-    level: Level
+    name: str  # its topic, in a word or two
+    level: Level  # `note`: it works, and one more setting would help; `skip`: not known
     text: str
-    change: str | None = None
-    finding: str | None = None
+    change: str | None = None  # what would fix it; `None` if nothing needs to be
+    finding: str | None = None  # the finding's name
 
 
 def shown(topic: str, answer: Answer) -> SetupCheck:
@@ -331,19 +324,13 @@ _OF_SIDECAR: Final = ("thresholds", "policy", "state file", "incidents")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The set-up as the caller of a sidecar sees it.
-
-    Attributes:
-        with_token: With the token that was found here; ``None`` if none was found.
-        token_source: Where it was found, or why it was not.
-        sidecar_version: ``None`` if the sidecar does not report it.
-    """
+    """The set-up as the caller of a sidecar sees it."""
 
     url: str
     without_token: ControlAccess
-    with_token: ControlAccess | None = None
-    token_source: str = ""
-    sidecar_version: str | None = None
+    with_token: ControlAccess | None = None  # with the token that was found here; `None` if none was found
+    token_source: str = ""  # where it was found, or why it was not
+    sidecar_version: str | None = None  # `None` if the sidecar does not report it
 
 
 def sidecar(caller: Caller) -> Answer:
