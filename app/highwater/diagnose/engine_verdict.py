@@ -16,52 +16,16 @@ from highwater.model.titles import missing_text
 from highwater.model.units import MIB, counted, gib_text, span_text, whole_span_text
 
 VerdictState: TypeAlias = Literal[
-    "fine",
-    "keeps_up",
-    "short",
-    "very_short",
-    "slow",
-    "paused",
-    "sleeping",
-    "starting",
-    "stuck",
-    "silent",
-    "dead",
-    "unknown",
-    "cannot_act",
-]
+    "fine", "keeps_up", "short", "very_short", "slow", "paused", "sleeping", "starting", "stuck", "silent", "dead",
+    "unknown", "cannot_act",
+]  # fmt: skip
 # Why it is in that state, for programs: the names of the tables in verdict.toml.
 Reason: TypeAlias = Literal[
-    "none",
-    "relief",
-    "grown_outside",
-    "growing",
-    "releasable",
-    "neighbour",
-    "outside",
-    "in_use",
-    "observe",
-    "leak",
-    "host_memory",
-    "slow",
-    "paused",
-    "sleeping",
-    "loading",
-    "start_failed",
-    "unreachable",
-    "hung",
-    "starved",
-    "replica_starved",
-    "no_answer",
-    "stopped",
-    "kernel_oom",
-    "device_memory",
-    "not_memory",
-    "unknown",
-    "not_read",
-    "ranks_missing",
-    "rule_held",
-]
+    "none", "relief", "grown_outside", "growing", "releasable", "neighbour", "outside", "in_use", "observe", "leak",
+    "host_memory", "slow", "paused", "sleeping", "loading", "start_failed", "unreachable", "hung", "starved",
+    "replica_starved", "no_answer", "stopped", "kernel_oom", "device_memory", "not_memory", "unknown", "not_read",
+    "ranks_missing", "rule_held",
+]  # fmt: skip
 _WORDS: Final = 24  # of what others say, within a sentence
 # Up to the first semicolon that stands in no parentheses; and what stands in them.
 _CLAUSE: Final = re.compile(r"(?:\([^()]*\)|(?!; ).)*", re.DOTALL)
