@@ -145,13 +145,14 @@ class _Turn:
         # While memory is not short, nothing waits for a cooldown.
         is_cooling_down = phase != "calm" and until is not None and self.now < until
         cooldown = cooldown_text(self.memory) if is_cooling_down else None
-        reason = reason_text(
+        reason, hindrance = reason_text(
             rule, level, self.counted, self.facts, is_helpless=self.is_helpless, silent=silent, cooldown=cooldown
         )
         return replace(
             view,
             phase="resting" if is_cooling_down else phase,
             reason=reason,
+            hindrance=hindrance,
             is_helpless=self.is_helpless,
             finding=reason if self.is_helpless else view.finding,
             cooldown_until=until if is_cooling_down else None,
@@ -167,7 +168,16 @@ class _Turn:
         problem = unreachable(self.rule, self.facts.baseline, report.ranks)
         if problem is None:
             return None
-        return RuleView(rule=self.rule, level="held", phase="held", reason=problem, pressures=ranks, finding=problem)
+        why = problem.text
+        return RuleView(
+            rule=self.rule,
+            level="held",
+            phase="held",
+            reason=why,
+            change=problem.change,
+            pressures=ranks,
+            finding=why,
+        )
 
     def _halt(self) -> None:
         self.memory = replace(self.memory, reached_since=None, relief=None)

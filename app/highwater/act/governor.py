@@ -276,7 +276,7 @@ class Governor:
         for rule in rules:
             problem = unreachable(rule, self._poller.life.baseline, ranks)
             if problem is not None:
-                raise UnreachableWater(problem)
+                raise UnreachableWater(problem.text)
 
     def replace_policy(
         self, rules: Sequence[Rule], mode: PolicyMode, what: str, *, caller: Caller | None = None

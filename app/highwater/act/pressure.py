@@ -262,7 +262,18 @@ def _growth(rule: Rule, report: Report) -> list[Pressure]:
 # --- waters that the engine cannot reach ---
 
 
-def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> str | None:
+class OutOfReach(NamedTuple):
+    """Why a water cannot be reached, and what to change."""
+
+    why: str
+    change: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.why}. {self.change}"
+
+
+def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> OutOfReach | None:
     """Return why the engine at rest, idle and with empty caches, would still be over a water of the rule, or ``None``.
 
     The baseline is the first readings of the engine's life; without it the parts of the present ranks show what stays.
@@ -283,10 +294,10 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
             rounded = str(math.floor(value / MIB) * MIB)
         other = "free memory on the host" if rule.traits.is_of_host else "lower --gpu-memory-utilization"
         where = reading.name
-        return (
-            f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: {where} {has} {shown} at "
-            f"rest, with nothing left to give back. Set low_water to {rounded} {better}, "
-            f"high_water {'below' if falls else 'above'} it, or {other}"
+        return OutOfReach(
+            f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: {where} {has} {shown} at rest, with "
+            "nothing left to give back",
+            f"Set low_water to {rounded} {better}, high_water {'below' if falls else 'above'} it, or {other}",
         )
     return None
 

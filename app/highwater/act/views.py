@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from highwater.act.pressure import Facts, Pressure, is_reached, possible_gain
 from highwater.act.rules import MIN_GAIN_BYTES, Rule
@@ -16,21 +15,22 @@ from highwater.model.remedies import TRAITS
 from highwater.model.report import Report
 from highwater.model.units import gib_text, share_text
 
-NOTHING_HERE: Final = "nothing here to give back"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleView:
     """One rule at one report.
 
-    ``reason`` is None where all is calm, ``worst`` without a known value. ``finding`` is what an operator should hear
-    of once: that memory is short and nothing can be given back (``is_helpless``), or why the rule can never act here.
+    ``reason`` is None where all is calm, ``worst`` without a known value; ``hindrance`` and ``change`` are as in
+    ``RuleStatus``. ``finding`` is what an operator should hear of once: that memory is short and nothing can be given
+    back (``is_helpless``), or why the rule can never act here.
     """
 
     rule: Rule
     level: PolicyLevel
     phase: RulePhase
     reason: str | None = None
+    hindrance: str | None = None
+    change: str | None = None
     pressures: tuple[Pressure, ...] = ()
     worst: Pressure | None = None
     is_helpless: bool = False
@@ -58,28 +58,33 @@ def reason_text(
     is_helpless: bool,
     silent: Sequence[RankKey],
     cooldown: str | None,
-) -> str | None:
-    parts = []
+) -> tuple[str | None, str | None]:
+    """Return why the rule is in its phase, and its hindrance."""
+    parts, hindrance = [], cooldown
     if level in {"short", "urgent"}:
         needy = sorted(counted, key=lambda pressure: -pressure.need_bytes)
         if needy[0].need_bytes > 0:
             parts.append(short_text(needy[0], rule))
         if is_helpless:
-            parts += _helpless_texts(rule, level, needy, facts)
+            texts, has_something = _helpless_texts(rule, level, needy, facts)
+            parts += texts
+            hindrance = cooldown or ("; ".join(texts) if has_something else "")
     if cooldown is not None:
         parts.append(cooldown)
     if silent:
         parts.append(_silence_text(silent))
-    return "; ".join(parts) or None
+        hindrance = parts[-1] if hindrance is None else hindrance
+    return "; ".join(parts) or None, hindrance
 
 
-def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], facts: Facts) -> list[str]:
+def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], facts: Facts) -> tuple[list[str], bool]:
+    """Return why nothing is given back, and whether there is something at all."""
     trimmable = sum(pressure.reading.trimmable_bytes or 0 for pressure in needy) if level == "short" else 0
     if trimmable >= MIN_GAIN_BYTES and rule.is_derived and "trim_encoder_cache" not in facts.unavailable:
         return [
             f"{gib_text(trimmable)} of encoder outputs could be trimmed, and are kept until it is urgent, as vLLM "
             "would want them back; `highwater reclaim trim_encoder_cache` does it now"
-        ]
+        ], True
     texts, blocked = [], []
     for name in rule.ordered_remedies:
         refusal = facts.unavailable.get(name)
@@ -88,7 +93,8 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
             texts.append(text if refusal is None else f"{text}, and cannot: {refusal}")
         elif refusal is not None:
             blocked.append(f"{name}: {refusal}")
-    texts = texts or [NOTHING_HERE + (f" ({'; '.join(blocked)})" if blocked else "")]
+    has_something = bool(texts)
+    texts = texts or ["nothing here to give back" + (f" ({'; '.join(blocked)})" if blocked else "")]
     if rule.is_derived and any(pressure.reading.card in facts.shared_cards for pressure in needy):
         texts.append(
             "the device is shared with another engine: trim and reset, which would feed that one, are left to you"
@@ -99,7 +105,7 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
     if now is not None and earlier is not None and now - earlier >= MIN_GAIN_BYTES:
         grown = f"{gib_text(now - earlier)} more than at the start are held outside PyTorch"
         texts.append(f"{grown}, by libraries or by other processes there")
-    return texts
+    return texts, has_something
 
 
 def _what_it_could_give(remedy: str, rule: Rule, level: PolicyLevel, needy: Sequence[Pressure]) -> str | None:
@@ -172,6 +178,8 @@ def rule_status(
         high_water=high,
         low_water=low,
         reason=view.reason,
+        hindrance=view.hindrance,
+        change=view.change,
         since=memory.since + to_unix if memory.since is not None else None,
         rest_until=rest_until,
         ranks=ranks if rule.traits.is_fill else (),

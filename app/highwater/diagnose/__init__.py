@@ -3,8 +3,8 @@
 ::
 
     case       the rules' input, whatever it is made of     rules/     the rule book; book.py says what applies where
-    finding    a finding, and advice: their words in TOML   change     how two readings of a rank differ
-    incident   its evidence, and what is kept of it         experiment a measured load
-    log/       the engine's log                             markdown   reports as Markdown, and as a page
-    incidents/ what notices, opens, keeps and shows incidents
+    finding    a finding, and advice: their words in TOML   experiment a measured load, and how two readings differ
+    incident   its evidence, and what is kept of it         incidents/ what notices, opens, concludes and keeps them
+    log/       the engine's log                             verdict    the one verdict; engine_verdict: of its state
+    markdown   reports as Markdown, and as a page
 """

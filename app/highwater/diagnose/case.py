@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, change, risen, same_process, total
 from highwater.diagnose.incident import EncoderEntry, Evidence, Headline, RankEvidence
-from highwater.diagnose.log.failed_allocation import FailedAllocation
+from highwater.diagnose.log.messages import FailedAllocation
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.explain.explanation import Explanation
 from highwater.host.past import GrownPart
@@ -37,20 +37,13 @@ OLD_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCase:
-    """One rank.
-
-    Attributes:
-        first: The first reading of this process that counts: once the engine was ready, or before the load.
-        peak: The highest reading; ``now`` where that is not known apart.
-        entries: The largest known entries of its encoder cache.
-        failed_allocation_bytes: The piece for which its allocator found no place, where the engine's log says so;
-            ``now`` is then as it stood at that moment.
-    """
-
     now: RankReading
+    # The first reading of this process that counts: once the engine was ready, or before the load.
     first: RankReading | None = None
-    peak: RankReading
-    entries: tuple[EncoderEntry, ...] = ()
+    peak: RankReading  # the highest reading; `now` where that is not known apart
+    entries: tuple[EncoderEntry, ...] = ()  # the largest known entries of its encoder cache
+    # The piece for which its allocator found no place, where the engine's log says so; `now` is then as it stood at
+    # that moment.
     failed_allocation_bytes: int | None = None
 
     @property
@@ -88,24 +81,17 @@ class RankCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How engine and sidecar are set up, as the sidecar itself sees it.
+    """How engine and sidecar are set up, as the sidecar itself sees it."""
 
-    Attributes:
-        now: The sidecar's time, in Unix seconds.
-        policy_source: ``settings``, or ``put`` where it was changed since; ``policy_kept_in``: the state file.
-        incidents: Newest first; ``incidents_folder`` is ``None`` where they are kept in memory only.
-        events: Newest first.
-    """
-
-    now: float
+    now: float  # the sidecar's time, in Unix seconds
     report: Report
-    policy_source: str = "settings"
+    policy_source: str = "settings"  # `settings`, or `put` where it was changed since; `policy_kept_in`: the state file
     policy_kept_in: str | None = None
-    incidents: Sequence[Headline] = ()
+    incidents: Sequence[Headline] = ()  # newest first; `incidents_folder` is `None` where they are kept in memory only
     incidents_folder: str | None = None
     incidents_problem: str | None = None
     has_engine_log: bool = False
-    events: Sequence[Event] = ()
+    events: Sequence[Event] = ()  # newest first
 
     @property
     def can(self) -> Mapping[str, Any]:
@@ -132,37 +118,25 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """All ranks.
-
-    Attributes:
-        kind: The incident's kind, else where the case is from.
-        load: The figures of the engine's requests, whichever of both has them.
-        grown_bytes: The growth of used bytes, over all ranks; ``grown``: by component, where its beginning is known.
-        since: The time that this growth took, as a part of a sentence.
-        bytes_per_second: The pace at the end.
-        seconds_to_full: When the first device is full at that pace.
-        evidence: What was known when an incident opened.
-        log: What the engine's log says of an incident; elsewhere it is not read.
-        host_grown: What grew in the engine's container, the most first.
-    """
-
-    kind: str
+    kind: str  # the incident's kind, else where the case is from
     ranks: tuple[RankCase, ...] = ()
     at: float = 0.0
     engine: EngineStatus = field(default_factory=lambda: EngineStatus(url="", state="starting"))
+    # The figures of the engine's requests, whichever of both has them.
     load: EngineLoad | EngineStatus = field(default_factory=EngineLoad)
+    # The growth of used bytes, over all ranks; `grown`: by component, where its beginning is known.
     grown_bytes: int | None = None
     grown: Mapping[str, int] = field(default_factory=dict)
-    since: str = ""
-    bytes_per_second: float | None = None
-    seconds_to_full: float | None = None
+    since: str = ""  # the time that this growth took, as a part of a sentence
+    bytes_per_second: float | None = None  # the pace at the end
+    seconds_to_full: float | None = None  # when the first device is full at that pace
     series: tuple[SeriesGrowth, ...] = ()
-    evidence: Evidence | None = None
-    log: LogStory = NO_LOG
+    evidence: Evidence | None = None  # what was known when an incident opened
+    log: LogStory = NO_LOG  # what the engine's log says of an incident; elsewhere it is not read
     experiment: Experiment | None = None
     explanation: Explanation | None = None
     host_report: HostReport | None = None
-    host_grown: Sequence[GrownPart] = ()
+    host_grown: Sequence[GrownPart] = ()  # what grew in the engine's container, the most first
     setup: Setup | None = None
 
     @property

@@ -112,34 +112,25 @@ class CacheReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One measured load, whole; everything in order of time.
-
-    Attributes:
-        engine: As the sidecar saw it before the load; likewise ``policy``.
-        traffic: The engine's counts of its requests, and their times.
-        not_tried: The remedies that Ctrl-C left out.
-        caches: Empty where the model has no encoder cache.
-        settings: The engine's settings that affect memory, by their flags.
-        gaps: Times under the load without a reading, the longest first.
-        recorded: Whether the workers' recorders were read, ten samples a second.
-    """
+    """One measured load, whole; everything in order of time."""
 
     name: str
     load: LoadRun
     sidecar_url: str
-    engine: EngineStatus
+    engine: EngineStatus  # as the sidecar saw it before the load; likewise `policy`
     device: Device
     moments: tuple[Moment, ...]
     series: Mapping[RankKey, tuple[RankReading, ...]] = field(default_factory=dict)
-    traffic: tuple[tuple[float, EngineLoad], ...] = ()
+    traffic: tuple[tuple[float, EngineLoad], ...] = ()  # the engine's counts of its requests, and their times
     remedies: tuple[RemedyResult, ...] = ()
-    not_tried: tuple[str, ...] = ()
-    caches: tuple[CacheReading, ...] = ()
+    not_tried: tuple[str, ...] = ()  # the remedies that Ctrl-C left out
+    caches: tuple[CacheReading, ...] = ()  # empty where the model has no encoder cache
     events: tuple[Event, ...] = ()
     policy: PolicyStatus | None = None
+    # The engine's settings that affect memory, by their flags.
     settings: Mapping[str, str] = field(default_factory=dict)
-    gaps: tuple[Gap, ...] = ()
-    recorded: bool = False
+    gaps: tuple[Gap, ...] = ()  # times under the load without a reading, the longest first
+    recorded: bool = False  # whether the workers' recorders were read, ten samples a second
     notes: tuple[str, ...] = ()
     version: str = ""
 

@@ -7,15 +7,14 @@ Advice stands in advice.toml.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from string import Formatter
 from typing import Any, Final, Literal, TypeAlias
 
 from highwater.model.components import COMPONENTS
-from highwater.model.engine import EngineStatus
 from highwater.model.rank import RankReading, device_traits
 from highwater.model.units import size_text, span_text
 
@@ -30,17 +29,11 @@ _WORDING: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("fin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A setting to change.
+    """A setting to change."""
 
-    Attributes:
-        setting: The exact flag, variable or call.
-        change: What to change, what that does, and when it helps.
-        cost: What it costs, and what it does not go together with.
-    """
-
-    setting: str = ""
-    change: str
-    cost: str = ""
+    setting: str = ""  # the exact flag, variable or call
+    change: str  # what to change, what that does, and when it helps
+    cost: str = ""  # what it costs, and what it does not go together with
 
     @property
     def text(self) -> str:
@@ -49,17 +42,13 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A conclusion from the numbers.
-
-    Attributes:
-        title: A clause that can stand within a sentence.
-        figures: The numbers that it is based on; a name ends in the unit.
-    """
+    """A conclusion from the numbers."""
 
     name: str
     weight: Weight
-    title: str
+    title: str  # a clause that can stand within a sentence
     text: str
+    # The numbers that it is based on; a name ends in the unit.
     figures: Mapping[str, Figure] = field(default_factory=dict)
     advice: tuple[Advice, ...] = ()
 
@@ -96,9 +85,13 @@ def finding(
     )
 
 
+def capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def in_words(found: Finding) -> str:
     first = "".join(f" First: {advice.setting}. {advice.change} {advice.cost}" for advice in found.advice[:1])
-    return f"{found.title[:1].upper()}{found.title[1:]}. {found.text}{first}"
+    return f"{capital(found.title)}. {found.text}{first}"
 
 
 def weightiest_first(findings: Iterable[Finding | None]) -> list[Finding]:
@@ -107,18 +100,6 @@ def weightiest_first(findings: Iterable[Finding | None]) -> list[Finding]:
 
 def all_advice(findings: Iterable[Finding]) -> tuple[Advice, ...]:
     return tuple(dict.fromkeys(each for finding in findings if finding.weight != "note" for each in finding.advice))
-
-
-def without_advice(found: Finding, names: Collection[str]) -> Finding:
-    dropped = advices(names)
-    return replace(found, advice=tuple(each for each in found.advice if each not in dropped))
-
-
-def possible(found: Finding, engine: EngineStatus) -> Finding:
-    # Before an engine was asked what it can do, every capability is False, and no version is known.
-    if engine.version is not None and engine.capabilities.get("reset_encoder_cache") is False:
-        return without_advice(found, ("reset_encoder_cache",))
-    return found
 
 
 def times(count: int) -> str:
@@ -147,7 +128,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "+size": partial(size_text, signed=True),
     "times": times,
     "span": span_text,
-    "Capital": lambda words: f"{words[:1].upper()}{words[1:]}",
+    "Capital": capital,
 }
 
 
@@ -179,21 +160,9 @@ ADVICE: Final[Mapping[str, Advice]] = {
 }
 COMPONENT_MEANING: Final[Mapping[str, str]] = {row.name: row.explained for row in COMPONENTS}
 
-_FOR_COMPONENT: Final[Mapping[str, tuple[str, ...]]] = {
-    "encoder_cache_bytes": ("reset_encoder_cache", "trim_encoder_cache", "max_num_batched_tokens", "policy_earlier"),
-    "other_tensors_bytes": ("limit_mm_per_prompt", "max_num_batched_tokens", "gpu_memory_utilization"),
-    "torch_cached_bytes": ("release",),
-    "non_torch_bytes": ("other_processes", "gpu_memory_utilization"),
-}
-
 
 def advices(names: Iterable[str]) -> tuple[Advice, ...]:
     return tuple(ADVICE[name] for name in dict.fromkeys(names))
-
-
-def against_fragments(*, has_sleep_mode: bool) -> tuple[str, ...]:
-    """Return the advice against fragments below PyTorch's allocator, on an NPU without expandable segments."""
-    return ("npu_segments_or_sleep", "npu_max_split") if has_sleep_mode else ("npu_expandable_segments",)
 
 
 def without_effect(ranks: Iterable[RankReading]) -> frozenset[str]:
@@ -211,13 +180,3 @@ def for_given_pool(given: Iterable[Advice]) -> tuple[Advice, ...]:
     """Return advice for an engine that was started with its KV cache's size: no share of the device counts there."""
     void = advices(("gpu_memory_utilization", "kv_cache_memory_bytes", "more_for_the_kv_cache"))
     return tuple(dict.fromkeys(ADVICE["given_kv_cache"] if each in void else each for each in given))
-
-
-def for_component(name: str, device_type: str | None) -> tuple[str, ...]:
-    names = _FOR_COMPONENT.get(name, ())
-    if name == "torch_cached_bytes":
-        return names + against_fragmentation(device_type)
-    if name == "non_torch_bytes":
-        traits = device_traits(device_type)
-        return () if traits.is_host_memory else (*names, *traits.against_non_torch)
-    return names

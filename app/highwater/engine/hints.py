@@ -14,8 +14,6 @@ from highwater.model.titles import missing_text
 from highwater.model.units import span_text
 from highwater.process.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 
-SEEMS_LOADING: Final = "the engine seems to be loading"
-STARTS_ENDED: Final = "the engine's last "  # and how it ended
 NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 
 # What a worker does after a phase of its start (`model.rank.StartPhase`).
@@ -66,7 +64,7 @@ def kv_blocks_held(connector: str | None, usage: float | None) -> str:
 
 def starting_text(process: str, failure: EngineError, url: str, earlier: str = "") -> str:
     """``process``: name and pid of one that runs; ``earlier``: how the engine's earlier starts ended."""
-    text = f"{SEEMS_LOADING}: a process of it runs ({process}). Nothing answers yet at {url} ({failure})"
+    text = f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url} ({failure})"
     return f"{text}; before, {earlier}" if earlier else f"{text}; if that lasts, is engine_url right?"
 
 
@@ -75,7 +73,7 @@ def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
     doubt = f"; {NOT_KNOWN_WHY}" if last.is_by_itself else ""
     end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}{doubt}"
     several = f"{count} starts ended before it was ready; the last one"
-    return f"{STARTS_ENDED}{'start' if count == 1 else several} {end}"
+    return f"the engine's last {'start' if count == 1 else several} {end}"
 
 
 def loading_text(phases: Sequence[StartPhase], url: str) -> str:

@@ -80,6 +80,10 @@ class RuleStatus:
     high_water: float | None = None  # where the rule acts, in the signal's unit; of that rank, where each has its own
     low_water: float | None = None  # where it is satisfied
     reason: str | None = None  # one sentence on why it is in this phase; `None` where it is calm
+    # Why what is short is not given back now; empty where nothing is there to give back, `None` where nothing is known
+    # against it. `change`: what of `reason` says what to change, so that it can act.
+    hindrance: str | None = None
+    change: str | None = None
     since: float | None = None  # the start of this phase, in Unix seconds; `rest_until`: the end of its cooldown
     rest_until: float | None = None
     ranks: tuple[RankPressure, ...] = ()  # each rank's own figures, for rules about device memory

@@ -13,8 +13,16 @@ from typing import Any, get_args
 import click
 from pydantic import TypeAdapter
 
-from highwater.diagnose.rules.caller import Caller, ControlAccess, caller_checks, exit_code, without_sidecar
-from highwater.diagnose.rules.setup import NotKnown, SetupCheck, shown
+from highwater.diagnose.rules.setup import (
+    Caller,
+    ControlAccess,
+    NotKnown,
+    SetupCheck,
+    caller_checks,
+    exit_code,
+    shown,
+    without_sidecar,
+)
 from highwater.http.text.status import headline, wrapped
 from highwater.model.schema import SCHEMA
 from highwater.process.admin_token import find_token

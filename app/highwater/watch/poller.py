@@ -326,6 +326,8 @@ class Poller:
             loading_phase=loading_phase(done) if is_loading else None,
             loading_since=done[0].at if done else None,
             last_start_seconds=self._last_start_seconds,
+            loading_process=self.starts.loading_process,
+            ended_starts=self.starts.ended_starts,
             extension_versions=self._recorders.extension_versions if self._recorders is not None else (),
         )
 

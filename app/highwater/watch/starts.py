@@ -69,6 +69,7 @@ class Starts:
     Attributes:
         failure: How the last start failed; ``None`` once the engine is up.
         stopped_at: When the engine ended in order, in Unix seconds; ``None`` where it did not, or is up again.
+        loading_process: As in ``EngineStatus``, by what ``why`` said of this round; likewise ``ended_starts``.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class Starts:
     ) -> None:
         self.failure: StartFailure | None = None
         self.stopped_at: float | None = None
+        self.loading_process: str | None = None
+        self.ended_starts: str | None = None
         self._url = url
         self._clocks = clocks
         self._recorders = recorders
@@ -110,6 +113,7 @@ class Starts:
         ``verdict`` is that of the round before. Return the round, in which nothing loads whose API server was killed,
         and ``ProcessSigns.ended_seconds``.
         """
+        self.loading_process = self.ended_starts = None
         read, ended = self._processes.lives(), None
         if read is not None:
             at, lives = read
@@ -171,6 +175,7 @@ class Starts:
             "" if attempts.last is None else ended_starts_text(attempts.last, attempts.failed, self._clocks.wall())
         )
         if seen.is_loading:
+            self.ended_starts = earlier or None
             starts = [record.table.start for record in seen.records if record.table is not None]
             return loading_text(min(starts, key=len, default=()), url) + (f"; before, {earlier}" if earlier else "")
         was_seen = verdict.has_answered or bool(self._lives.present.processes)
@@ -180,9 +185,11 @@ class Starts:
         # Of an engine that was there, a process that is left says nothing of a start: it may outlive the engine.
         process = self._processes.one() if is_silent and (attempts.is_under_way or not known) else None
         if process is not None:
+            self.loading_process, self.ended_starts = process, earlier or None
             return starting_text(process, failure, url, earlier)
         stopped = "" if self.stopped_at is None or attempts.is_under_way else stopped_text(self.stopped_at)
         if stopped or (earlier and isinstance(failure, EngineNotListening)):
+            self.ended_starts = None if stopped else earlier
             return f"{stopped or earlier}. Nothing answers at {url} ({failure})"
         text = failure_text(failure, url, is_up=STATES[verdict.state].is_up, was_there=known)
         dead_seconds = self._clocks.monotonic() - (verdict.since or 0.0) if verdict.state == "gone" else ended

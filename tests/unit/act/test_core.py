@@ -154,6 +154,7 @@ def test_where_nothing_can_be_given_the_shortage_is_told_and_nothing_is_done():
     watch = Watch()
     assert watch.look(full(0.3)) is None
     assert watch.view.finding == "short by 1.68 GiB on rank 0; nothing here to give back"
+    assert watch.view.hindrance == ""
     assert (watch.view.level, watch.view.phase) == ("urgent", "urgent")
 
 
@@ -647,7 +648,7 @@ def test_the_policys_words_tell_two_engines_ranks_apart(dp_rank, rank, name):
     assert f" on {name}" in (watch.view.reason or "")
     too_low = SHARE.model_copy(update={"low_water": 0.5})
     fullest = full(1.0, dp_rank=dp_rank, rank=rank, non_torch=GIB)
-    assert f"cannot be reached: {name} uses " in (unreachable(too_low, [fullest], []) or "")
+    assert f"cannot be reached: {name} uses " in unreachable(too_low, [fullest], []).text
 
 
 def unmeasured(free: float, cached: float, **more: Any) -> RankReading:

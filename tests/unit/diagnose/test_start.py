@@ -9,8 +9,8 @@ import pytest
 from highwater.diagnose.case import Setup, of_report
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.rules.book import explained, judged
+from highwater.diagnose.rules.life import contradictions
 from highwater.diagnose.rules.setup import known_start
-from highwater.diagnose.rules.start import contradictions
 from highwater.explain.explanation import explain
 from highwater.http.text.budget import comparison
 from highwater.model.engine import EngineStatus

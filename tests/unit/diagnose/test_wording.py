@@ -1,22 +1,27 @@
-"""What every finding says, with its figures and advice, in one golden file (golden/findings.txt)."""
+"""What every finding says, with its figures and advice, in a golden file (golden/findings.txt); and the catalogues."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
+from highwater.diagnose import finding
 from highwater.diagnose.case import of_incident
-from highwater.diagnose.finding import Finding
+from highwater.diagnose.finding import ADVICE, Finding
+from highwater.diagnose.log import messages
 from highwater.diagnose.log.story import story_of
 from highwater.diagnose.rules.book import RULES, judged
+from highwater.diagnose.rules.device import wake_up_failed
 from highwater.diagnose.rules.setup import CHECKS
-from highwater.diagnose.rules.words import wake_up_failed
 from tests.fakes.incident import diagnosed, evidence
 from tests.unit.diagnose import test_host, test_load, test_setup, test_start
 from tests.unit.diagnose.incidents import test_diagnosis, test_sleep
-from tests.unit.diagnose.log.prefixes import match
 
 GOLDEN = Path(__file__).parent / "golden" / "findings.txt"
 WORKER = "(Worker_TP0 pid=4242) ERROR 09-02 08:04:02 [multiproc_executor.py:1020] "
@@ -45,17 +50,17 @@ LOGS = [
 
 def all_findings() -> Iterator[tuple[str, Finding]]:
     """Every finding that a test of a rule makes, and where."""
-    for name, _, given in test_diagnosis.FOUND:
+    for name, given in test_diagnosis.FOUND:
         yield "incident", next(one for one in judged(of_incident(given)) if one.name == name)
     for line in LOGS:
         found = diagnosed(evidence("died"), story_of([WORKER + line]))
         yield from (("incident", one) for one in found if one.name in test_diagnosis.OF_THE_LOG)
     asleep = test_sleep.asleep()
     for lines in (test_sleep.FAILED, test_sleep.FAILED[1:2]):
-        failed = wake_up_failed(match(lines), test_sleep.ranks(40, 50), asleep)
+        failed = wake_up_failed(story_of(lines), test_sleep.ranks(40, 50), asleep)
         assert failed is not None
         yield "an event", failed
-    for name, _, load in test_load.FOUND:
+    for name, load in test_load.FOUND:
         yield "load", next(one for one in test_load.findings(load) if one.name == name)
     for start in test_start.FOUND:
         yield from (("start", one) for one in test_start.found_of(*start))
@@ -89,3 +94,55 @@ def test_every_finding_is_there():
     named = {found.name for _, found in all_findings()}
     set_up = {name for _, _, _, name in test_setup.FOUND}
     assert {rule.name for rule in RULES if "set-up" not in rule.where} | set_up | {"wake_up_failed"} == named
+
+
+# --- the catalogues: the rules and messages that name sentences and advice ---
+
+AREA = Path(finding.__file__).parents[1]
+SOURCES = [*(AREA / "diagnose").rglob("*.py"), AREA / "terminal" / "check.py"]
+WORDING = tomllib.loads(Path(finding.__file__).with_name("findings.toml").read_text())
+MESSAGES = tomllib.loads(Path(messages.__file__).with_name("messages.toml").read_text())
+
+
+def given_figures() -> dict[str, set[str]]:
+    """The names that each rule gives its finding's sentences, by the finding."""
+    calls = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    given: dict[str, set[str]] = {}
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id == "finding":
+            figures = [node for part in call.args[1:] for node in ast.walk(part) if isinstance(node, ast.Dict)]
+            keys = {key.value for figure in figures for key in figure.keys if isinstance(key, ast.Constant)}
+            given[call.args[0].value] = keys | {keyword.arg for keyword in call.keywords}
+    return given
+
+
+def named_figures(templates: str | list[str]) -> set[str]:
+    """The names in curly braces."""
+    listed = [templates] if isinstance(templates, str) else templates
+    return {name for template in listed for _, name, _, _ in Formatter().parse(template) if name is not None}
+
+
+def test_every_finding_has_its_sentences_and_every_sentence_its_figures():
+    given = given_figures()
+    assert set(given) == set(WORDING)
+    for name, row in WORDING.items():
+        assert row["title"], name
+        said = [row["title"], row.get("text", ()), row.get("change", ())]
+        figures = row.get("figures", {})
+        assert {path.partition(".")[0] for path in figures.values()} <= given[name], name
+        assert set().union(*map(named_figures, said)) <= given[name] | set(figures), name
+
+
+def test_every_piece_of_advice_says_what_it_costs():
+    assert all(each.setting and each.change and each.cost.endswith(".") for each in ADVICE.values())
+    given = {name for row in (*WORDING.values(), *MESSAGES.values()) for name in row.get("advice", ())}
+    quoted = {name for path in SOURCES for name in re.findall(r"\"(\w+)\"", path.read_text())}
+    assert set(ADVICE) <= given | quoted
+    assert given <= set(ADVICE)
+    assert Path(finding.__file__).with_name("advice.toml") in AREA.glob("diagnose/*.toml")
+
+
+def test_every_message_of_memory_says_which():
+    rows = [row for name, row in MESSAGES.items() if name != "prefixes"]
+    assert {row.get("of_memory") for row in rows} == {None, "device", "host", "shm", "unclear"}
+    assert {row.get("part", "cause") for row in rows} == {"cause", "end", "wait", "event"}

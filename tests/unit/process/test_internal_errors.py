@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from highwater.diagnose.incidents import incidents
+from highwater.diagnose.incidents import diagnosis as diagnosing
 from highwater.diagnose.rules import book
 from highwater.model.report import Report
 from highwater.process.logs import InternalErrors
@@ -181,7 +181,7 @@ async def host_of_incident(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def diagnosis(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incidents, "diagnose", broken)
+    monkeypatch.setattr(diagnosing, "diagnose", broken)
     await sidecar.services.incidents.open_incident(evidence("died"))
 
 
@@ -238,7 +238,7 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("diagnose/incidents/watcher.py", "_write"): ("incidents", last_minutes),
     ("diagnose/incidents/watcher.py", "run"): ("incidents", incident_watcher),
     ("diagnose/incidents/watcher.py", "_with_host"): ("incidents", host_of_incident),
-    ("diagnose/incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
+    ("diagnose/incidents/diagnosis.py", "concluded"): ("diagnosis", diagnosis),
     ("proxy/proxy.py", "_tick"): ("proxy", proxy),
     ("http/problems.py", "unexpected"): ("http", http),
 }

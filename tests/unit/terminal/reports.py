@@ -110,7 +110,8 @@ def short_policy(phase: str = "short", *, can_release: int = 0, can_trim: int = 
     free = LOW - 620 * MIB if phase == "resting" else HIGH - 100 * MIB
     one = pressure(1, free_bytes=free, short_bytes=620 * MIB, can_release_bytes=can_release, can_trim_bytes=can_trim)
     reason = "short by 620 MiB on rank 1" + ("" if can_release or can_trim else "; nothing here to give back")
-    rule = replace(DEVICE, phase=phase, value=free, reason=reason, ranks=(pressure(0), one))
+    hindrance = None if can_release or can_trim else ""
+    rule = replace(DEVICE, phase=phase, value=free, reason=reason, hindrance=hindrance, ranks=(pressure(0), one))
     return policy(rule, **{"level": "urgent" if phase == "urgent" else "short", "summary": reason, **changed})
 
 

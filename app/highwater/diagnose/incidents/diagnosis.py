@@ -1,27 +1,25 @@
-"""An incident's diagnosis: the rules' findings, weighed against one another and the log, and the summary. Pure."""
+"""An incident's diagnosis: the rules' findings, weighed against one another and the log, and the summary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from highwater.diagnose.case import Case, given
-from highwater.diagnose.finding import Finding, for_given_pool, weightiest_first
-from highwater.diagnose.incident import Evidence, IncidentKind, RankEvidence
-from highwater.diagnose.log.last_words import QuotedException
-from highwater.diagnose.log.messages import KNOWN, LogMessage
-from highwater.diagnose.log.story import LogStory, unheard
+from highwater import __version__
+from highwater.diagnose.case import Case, given, of_incident
+from highwater.diagnose.finding import Advice, Finding, for_given_pool, weightiest_first
+from highwater.diagnose.incident import Evidence, Incident, IncidentKind, RankEvidence
+from highwater.diagnose.log.messages import LogMessage, ended_by_signal
+from highwater.diagnose.log.story import LogStory, QuotedException
 from highwater.diagnose.rules.book import Failed, judged
 from highwater.diagnose.rules.device import has_run_out, is_acquitted
-from highwater.diagnose.rules.words import names_memory
-from highwater.model.report import MemoryAtEnd
+from highwater.model.report import Event, MemoryAtEnd
 from highwater.process.untrusted import cleaned, plain
 
-_MAX_RISES, _MAX_GROUPS = 64, 256
-
-
 MAX_STACK, MAX_ENTRIES = 16, 20
+MAX_EVENTS, MAX_DECISIONS = 200, 20
 _WHAT: Final[Mapping[IncidentKind, str]] = {
     "died": "The engine died",
     "hung": "The engine hung",
@@ -37,14 +35,57 @@ _OF_MEMORY_IN_USE: Final = frozenset(
 )
 # Any of these says that memory was short.
 _OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})
-_PART: Final = {known.name: known.part for known in KNOWN}
 # What these advise follows from readings; the figures of a failed allocation are newer, and say what helps.
 _BY_READINGS: Final = frozenset({"ooms", "alloc_retries", "device_full", "over_budget", "unused_reserve"})
-# What these advise holds until figures advise better; a start's refusals have advice of their own.
-_BY_FIGURES: Final = frozenset(known.name for known in KNOWN if known.of_memory == "device" and not known.at_start)
 _REFUSED: Final = "the engine refused to start: "
 # Of an exception, in a summary.
 _MAX_QUOTE: Final = 300
+# What an incident keeps of its evidence as it is.
+_KEPT: Final = ("kind", "at", "engine", "reason", "still_seconds", "ranks", "growth", "requests", "policy")
+
+log = logging.getLogger("highwater.diagnose.incidents")
+
+
+def concluded(evidence: Evidence, story: LogStory, incident_id: str, count_error: Callable[[], None]) -> Incident:
+    """Return the incident; what cannot be diagnosed is logged and counted, and costs only itself."""
+    notes = [story.problem or ("" if story.messages else story.unheard)]
+    evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
+    case = of_incident(evidence, story)
+    findings: Sequence[Finding] = ()
+
+    def internal_error(exc: Exception) -> None:
+        count_error()
+        log.error("the evidence of an incident could not be diagnosed kind=%s", evidence.kind, exc_info=exc)
+        notes.append("not all numbers could be diagnosed; the sidecar's log says why")
+
+    try:
+        findings = diagnose(case, internal_error)
+    except Exception as exc:  # noqa: BLE001 - logged and counted there; nobody can collect a dying engine's evidence again
+        internal_error(exc)
+    if evidence.hang is not None:
+        known = {found.name for found in findings}
+        findings = weightiest_first((*findings, *(each for each in evidence.hang.findings if each.name not in known)))
+    decisions = [event for event in evidence.events if "policy" in (event.kind, event.trigger)]
+    return Incident(
+        id=incident_id,
+        last_at=evidence.at,
+        summary=summarize(case, findings),
+        memory=memory_at_end(case, findings),
+        start=evidence.start.id if evidence.start is not None else None,
+        findings=tuple(findings),
+        messages=(*advised(case, findings), *story.older),
+        exception=cleaned(story.exception),
+        events=_last(evidence.events, MAX_EVENTS),
+        decisions=_last(decisions, MAX_DECISIONS),
+        notes=tuple(filter(None, dict.fromkeys(notes))),
+        written_by=__version__,
+        **{name: getattr(evidence, name) for name in _KEPT},
+    )
+
+
+def _last(events: Sequence[Event], most: int) -> tuple[Event, ...]:
+    """Return the last events, oldest first, without a remedy's details: its summary has the outcome."""
+    return tuple(replace(event, result=None) for event in sorted(events, key=lambda event: event.at)[-most:])
 
 
 def diagnose(case: Case, failed: Failed | None = None) -> tuple[Finding, ...]:
@@ -59,15 +100,17 @@ def diagnose(case: Case, failed: Failed | None = None) -> tuple[Finding, ...]:
 
 def advised(case: Case, findings: Sequence[Finding]) -> tuple[LogMessage, ...]:
     """Return the log's messages, without advice that the figures of one, a cause beside it, or a flag make void."""
-    log = case.log
     has_figures = any(finding.name == "failed_allocation" for finding in findings)
-    has_cause = _cause(log) is not None
-    return tuple(
-        replace(message, advice=())
-        if (has_figures and message.name in _BY_FIGURES) or (has_cause and _part(message) in {"end", "wait"})
-        else replace(message, advice=for_given_pool(message.advice) if case.is_pool_given else message.advice)
-        for message in log.messages
-    )
+
+    def advice(message: LogMessage) -> tuple[Advice, ...]:
+        known = message.known
+        # What these advise holds until figures advise better; a start's refusals have advice of their own.
+        is_figured = known is not None and known.of_memory == "device" and not known.at_start
+        if (has_figures and is_figured) or (case.log.cause is not None and message.part in {"end", "wait"}):
+            return ()
+        return for_given_pool(message.advice) if case.is_pool_given else message.advice
+
+    return tuple(replace(message, advice=advice(message)) for message in case.log.messages)
 
 
 def summarize(case: Case, findings: Sequence[Finding]) -> str:
@@ -76,12 +119,12 @@ def summarize(case: Case, findings: Sequence[Finding]) -> str:
     A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
     one about memory that was not short.
     """
-    evidence, log = given(case.evidence), case.log
-    cause, has_figures = _cause(log), any(one.name == "failed_allocation" for one in findings)
+    evidence, story = given(case.evidence), case.log
+    cause, has_figures = story.cause, any(one.name == "failed_allocation" for one in findings)
     repeated = {"device_full"} if has_figures else set()
     likely = [one.title for one in findings if one.weight == "likely" and one.name not in repeated]
-    said = cause or next((message for message in log.messages if _part(message) != "event"), None)
-    raised, is_known = log.exception, cause is not None or bool(likely)
+    said = cause or next((message for message in story.messages if message.part != "event"), None)
+    raised, is_known = story.exception, cause is not None or bool(likely)
     parts = []
     if cause is None and raised is not None and (said is None or not raised.follows):
         parts.append(exception_title(raised) + (f': "{plain(raised.text, _MAX_QUOTE)}"' if raised.text else ""))
@@ -99,12 +142,12 @@ def summarize(case: Case, findings: Sequence[Finding]) -> str:
     if evidence.kind == "start_failed" and evidence.reason and said is None and raised is None:
         # Of processes that left no rank the reason has all figures.
         return f"{_WHAT[evidence.kind]}: {'; '.join([evidence.reason, *(parts if evidence.ranks else ())])}"
-    if evidence.kind == "start_failed" and said is None and raised is None and log.was_understood:
+    if evidence.kind == "start_failed" and said is None and raised is None and story.was_understood:
         parts.insert(0, "its log ends without an error")
     if not parts:
         parts = ["the cause is not known"]
-    if (log.is_cut and not is_known) or (said is None and raised is None and (log.lines > 0 or not likely)):
-        parts += [unheard(log)] if unheard(log) else []
+    if (story.is_cut and not is_known) or (said is None and raised is None and (story.lines > 0 or not likely)):
+        parts += [story.unheard] if story.unheard else []
     seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
     return f"{_WHAT[evidence.kind]}: {'; '.join(parts)}{seen}"
 
@@ -120,11 +163,11 @@ def memory_at_end(case: Case, findings: Sequence[Finding]) -> MemoryAtEnd:
     return "not_short" if is_acquitted(case) and is_kill_known else "had_room"
 
 
-def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
+def ended_in_order(evidence: Evidence, story: LogStory) -> bool:
     is_killed = evidence.oom_kills is not None and evidence.oom_kills.count > 0
-    has_raised = log.exception is not None and not log.exception.before
-    has_cause = _cause(log) is not None or has_raised or bool(log.failed)
-    is_in_order = log.ended_in_order or evidence.are_closed
+    has_raised = story.exception is not None and not story.exception.before
+    has_cause = story.cause is not None or has_raised or bool(story.failed)
+    is_in_order = story.ended_in_order or evidence.are_closed
     return evidence.kind == "died" and is_in_order and not is_killed and not has_cause
 
 
@@ -137,16 +180,8 @@ def exception_title(exception: QuotedException) -> str:
     return f"an exception of {name}{before}" if before else f"the last exception of {name}"
 
 
-def _part(message: LogMessage) -> str:
-    return _PART.get(message.name, "cause")
-
-
-def _cause(log: LogStory) -> LogMessage | None:
-    return next((message for message in log.messages if _part(message) == "cause"), None)
-
-
 def _had_room(case: Case, findings: Sequence[Finding]) -> bool:
-    is_short, names = case.kind == "out_of_memory" or names_memory(case.log), {finding.name for finding in findings}
+    is_short, names = case.kind == "out_of_memory" or case.log.names_memory(), {finding.name for finding in findings}
     return not is_short and not case.log.failed and "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
 
 

@@ -20,28 +20,17 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, get_args
 
-from highwater import __version__
-from highwater.diagnose.case import of_incident
-from highwater.diagnose.finding import Finding, weightiest_first
+from highwater.diagnose.finding import Finding
 from highwater.diagnose.incident import Evidence, HangBefore, Headline, Incident, IncidentKind
-from highwater.diagnose.incidents.diagnosis import (
-    advised,
-    diagnose,
-    ended_in_order,
-    harmless,
-    joined,
-    memory_at_end,
-    summarize,
-)
+from highwater.diagnose.incidents.diagnosis import concluded, ended_in_order, joined
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
-from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
-from highwater.diagnose.log.messages import KNOWN, LogMessage, ended_by_signal, merged
+from highwater.diagnose.log.messages import merged
 from highwater.diagnose.log.reader import LogPosition
+from highwater.diagnose.log.record import NEAR_SECONDS
 from highwater.diagnose.log.starts import EngineLog, FailedStart
-from highwater.diagnose.log.story import LogStory, unheard
-from highwater.model.report import Event, OpenIncident
+from highwater.diagnose.log.story import NO_LOG, LogStory
+from highwater.model.report import OpenIncident
 from highwater.process.clocks import SYSTEM, Clocks
-from highwater.process.untrusted import cleaned
 
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.
@@ -55,7 +44,6 @@ LATE_SECONDS: Final[Mapping[IncidentKind, tuple[float, ...]]] = {
 # The shortest time between two writes of a storm; the count in between is kept in memory.
 WRITE_SECONDS = 5.0
 MAX_TRACKED = 64
-MAX_EVENTS, MAX_DECISIONS = 200, 20
 
 # Running out of memory need not end the engine: being ready then ends no storm of it.
 _OUTLIVES_READY: Final = "out_of_memory"
@@ -63,7 +51,6 @@ _NO_LOG: Final = (
     "engine_log is not set, so nothing is known of what the engine itself said: set it (HIGHWATER_ENGINE_LOG) to the "
     "file that vLLM's output goes to, and the next one can name the cause"
 )
-_CAUSES: Final = frozenset(known.name for known in KNOWN if known.part == "cause")
 _NUMBERED: Final = re.compile(r"[^\s'\"]{0,200}\d[^\s'\"]{0,200}")
 _WHY_IT_HUNG: Final = frozenset({"stopped_ranks", "lost_ranks", "long_step"})
 _Result = TypeVar("_Result")
@@ -168,8 +155,10 @@ class Incidents:
         if self._log is not None:
             await self._in_thread(self._log.begin_life)
 
-    async def heard(self) -> tuple[LogMessage, ...]:
-        return () if self._log is None else await self._in_thread(partial(self._log.heard, self._clocks.monotonic()))
+    async def heard(self) -> LogStory:
+        if self._log is None:
+            return NO_LOG
+        return await self._in_thread(partial(self._log.heard, self._clocks.monotonic()))
 
     async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that failed, by the engine's log; to be called while no engine responds.
@@ -357,55 +346,10 @@ class Incidents:
         self._store.write(_counted(incident, counted))
 
     def _incident(self, evidence: Evidence, story: LogStory) -> Incident:
-        notes = [story.problem or ("" if story.messages else unheard(story))]
-        evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
-        case = of_incident(evidence, story)
-        findings: Sequence[Finding] = ()
-
-        def internal_error(exc: Exception) -> None:
-            self._internal_error()
-            log.error("the evidence of an incident could not be diagnosed kind=%s", evidence.kind, exc_info=exc)
-            notes.append("not all numbers could be diagnosed; the sidecar's log says why")
-
-        try:
-            findings = diagnose(case, internal_error)
-        except Exception as exc:  # noqa: BLE001 - logged and counted there; nobody can collect a dying engine's evidence again
-            internal_error(exc)
-        if evidence.hang is not None:
-            known = {found.name for found in findings}
-            findings = weightiest_first(
-                (*findings, *(each for each in evidence.hang.findings if each.name not in known))
-            )
         stamp = datetime.fromtimestamp(evidence.at, UTC).strftime("%Y%m%dT%H%M%SZ")
         first = f"{stamp}-{evidence.kind.replace('_', '-')}"
         ids = (first if number == 1 else f"{first}-{number}" for number in count(1))
-        decisions = [event for event in evidence.events if "policy" in (event.kind, event.trigger)]
-        return Incident(
-            id=next(each for each in ids if not self._store.has(each)),
-            kind=evidence.kind,
-            at=evidence.at,
-            last_at=evidence.at,
-            summary=summarize(case, findings),
-            memory=memory_at_end(case, findings),
-            engine=evidence.engine,
-            reason=evidence.reason,
-            still_seconds=evidence.still_seconds,
-            start=evidence.start.id if evidence.start is not None else None,
-            findings=tuple(findings),
-            messages=(
-                *advised(case, findings),
-                *story.older,
-            ),
-            exception=cleaned(story.exception),
-            ranks=evidence.ranks,
-            growth=evidence.growth,
-            events=_last(evidence.events, MAX_EVENTS),
-            requests=evidence.requests,
-            policy=evidence.policy,
-            decisions=_last(decisions, MAX_DECISIONS),
-            notes=tuple(filter(None, dict.fromkeys(notes))),
-            written_by=__version__,
-        )
+        return concluded(evidence, story, next(each for each in ids if not self._store.has(each)), self._internal_error)
 
     def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
         if self._log is None:
@@ -454,10 +398,11 @@ def _ending(hang: Incident, evidence: Evidence) -> Evidence:
 
 def _cause(told: Incident | LogStory) -> str:
     """Return what the log says of it: a known cause, else the exception without numbers, which differ each time."""
-    known = told.messages[0].name if told.messages else ""
-    if told.exception is None or known in _CAUSES:
-        return known
-    return f"{known} {_NUMBERED.sub('', told.exception.text)}"
+    first = next(iter(told.messages), None)
+    name = "" if first is None else first.name
+    if told.exception is None or (first is not None and first.part == "cause"):
+        return name
+    return f"{name} {_NUMBERED.sub('', told.exception.text)}"
 
 
 def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:
@@ -473,8 +418,3 @@ def _worth_tracking(headlines: Mapping[str, Headline]) -> dict[str, Headline]:
 
 def _counted(incident: Incident, headline: Headline) -> Incident:
     return replace(incident, count=headline.count, last_at=headline.last_at, ended_at=headline.ended_at)
-
-
-def _last(events: Sequence[Event], most: int) -> tuple[Event, ...]:
-    """Return the last events, oldest first, without a remedy's details: its summary has the outcome."""
-    return tuple(replace(event, result=None) for event in sorted(events, key=lambda event: event.at)[-most:])

@@ -32,13 +32,8 @@ class _Rise(NamedTuple):
 
 
 class OomKillWatch:
-    """Notices when a counter rises.
-
-    Attributes:
-        total: Kills since this sidecar began; ``None`` before any counter of the engine was read.
-    """
-
     def __init__(self, clocks: Clocks = SYSTEM) -> None:
+        # Kills since this sidecar began; `None` before any counter of the engine was read.
         self.total: int | None = None
         self._clock = clocks.monotonic
         self._counts: dict[str, _Known] = {}

@@ -76,16 +76,12 @@ class _InMemory(NamedTuple):
 class IncidentStore:
     """The incidents. Every method may block on the disk, and may be called from any thread.
 
-    At most ``keep`` files are kept, of ``max_bytes`` each.
-
-    Attributes:
-        folder: The folder, absolute, which must exist; links are followed once. ``None``: memory only.
-        problem: Why the last incident could not be written, in one sentence; ``None`` if it could.
+    At most ``keep`` files are kept, of ``max_bytes`` each. The folder must exist; ``None``: memory only.
     """
 
     def __init__(self, folder: Path | None, *, keep: int = KEEP, max_bytes: int = MAX_BYTES) -> None:
-        self.folder = Path(os.path.realpath(folder)) if folder is not None else None
-        self.problem: str | None = None
+        self.folder = Path(os.path.realpath(folder)) if folder is not None else None  # links are followed once
+        self.problem: str | None = None  # why the last incident could not be written, in one sentence
         self._keep = keep
         self._max_bytes = max_bytes
         self._memory: dict[str, _InMemory] = {}

@@ -29,8 +29,8 @@ from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, Ra
 from highwater.diagnose.incidents.failed_starts import FailedStarts
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
-from highwater.diagnose.rules.ending import NOTHING_KNOWN
-from highwater.diagnose.rules.words import Sleep, wake_up_failed
+from highwater.diagnose.rules.device import Sleep, wake_up_failed
+from highwater.diagnose.rules.life import NOTHING_KNOWN
 from highwater.engine.life import EngineLife
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory

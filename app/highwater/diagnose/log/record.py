@@ -1,4 +1,4 @@
-"""One line of the engine's log: who wrote it, and what it says. Pure.
+"""One line of the engine's log: who wrote it, and what it says, and when.
 
 vLLM's record has an unmistakable form: perhaps its processes in parentheses, a level, a time, a file and a line. It is
 found behind any prefix. What stands behind it may be a client's words, so that the first one in a line counts.
@@ -7,10 +7,14 @@ found behind any prefix. What stands behind it may be a client's words, so that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from json import JSONDecoder
 from typing import Any, Final
+
+from highwater.model.units import span_text
 
 _DEPTH: Final = 6
 _MAX_LINES: Final = 1000
@@ -33,18 +37,14 @@ _DECODER: Final = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonLine:
-    """The texts of an object.
-
-    Attributes:
-        exception: The lines of a traceback beside them.
-        logger: The logger's name, where a logger wrote it: its text is a message, and no line of another process.
-    """
+    """The texts of an object."""
 
     texts: tuple[str, ...]
-    exception: tuple[str, ...] = ()
+    exception: tuple[str, ...] = ()  # the lines of a traceback beside them
     process: str | None = None
     pid: int | None = None
     level: str | None = None
+    # The logger's name, where a logger wrote it: its text is a message, and no line of another process.
     logger: str | None = None
 
     @property
@@ -171,31 +171,18 @@ _API_SERVER_FILES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A line of the log.
-
-    Attributes:
-        text: The line as it is shown, without colours and what a collector put before it.
-        message: The part behind the logger's prefix.
-        process: As the log names it, such as ``Worker_TP0 pid=1037``.
-        file: The module that wrote it.
-        is_form: It has a form of vLLM's or uvicorn's; other lines say by their beginning alone what they are.
-        head: What stands before the message in a record: vLLM writes it before each of the record's lines.
-        opening: The message of the record's first line, where this is another one of it.
-        is_clients: It may be a client's: another line of a record, and in no traceback.
-        count: Of lines that Ray says it left out, too.
-    """
-
-    text: str
-    message: str
-    process: str | None = None
+    text: str  # the line as it is shown, without colours and what a collector put before it
+    message: str  # the part behind the logger's prefix
+    process: str | None = None  # as the log names it, such as `Worker_TP0 pid=1037`
     pid: int | None = None
     level: str | None = None
-    file: str | None = None
+    file: str | None = None  # the module that wrote it
+    # It has a form of vLLM's or uvicorn's; other lines say by their beginning alone what they are.
     is_form: bool = False
-    head: str = ""
-    opening: str | None = None
-    is_clients: bool = False
-    count: int = 1
+    head: str = ""  # what stands before the message in a record: vLLM writes it before each of the record's lines
+    opening: str | None = None  # the message of the record's first line, where this is another one of it
+    is_clients: bool = False  # it may be a client's: another line of a record, and in no traceback
+    count: int = 1  # of lines that Ray says it left out, too
 
     @property
     def is_api_servers(self) -> bool:
@@ -328,3 +315,58 @@ def head_pattern(head: str) -> re.Pattern[str]:
             alike = this.sub(instead, alike)
         pattern, end = f"{alike}{end}" + (f"(?:\\s*{pattern})?" if pattern else ""), r"(?:\s|$)"
     return re.compile(pattern)
+
+
+# --- where and when it stands in the log ---
+
+NEAR_SECONDS: Final = 60.0
+NEAR_LINES: Final = 200
+"""Before the log's end; the lines where it has no times. A traceback has fewer."""
+# A collector's time at the beginning of a line, else vLLM's in its record: a client's words stand in neither. The year
+# is not said: that of a leap year stands for any.
+_STAMP: Final = re.compile(r"(?:\d{4}-|\b)(\d\d-\d\d[ T]\d\d:\d\d:\d\d)\b")
+_OPENS: Final = re.compile(r'\{\s?"[@\w]{1,20}": ?"')
+_ANY_YEAR, _YEAR = 2000, timedelta(days=366)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A line's place in a log: its number, and its time, or else the last one until then (``is_timed`` is false)."""
+
+    number: int = 0
+    time: datetime | None = None
+    is_timed: bool = True
+
+    def next(self, text: str, lines: Iterable[LogLine] = ()) -> Moment:
+        opens = _OPENS.match(text)
+        found = _STAMP.match(text, opens.end() if opens is not None else 0)
+        for line in lines if found is None else ():
+            if line.file is not None and found is None:
+                found = _STAMP.search(line.text, 0, max(len(line.text) - len(line.message), 0))
+        time = None
+        with suppress(ValueError):  # no such day or hour
+            time = None if found is None else datetime.fromisoformat(f"{_ANY_YEAR}-{found[1]}Z")
+        return Moment(self.number + 1, time or self.time, time is not None)
+
+    def settled(self, later: Moment) -> Moment:
+        """Return it with the time of the next line that has one, if it has none: an idle engine writes nothing."""
+        return self if self.is_timed or not later.is_timed else Moment(self.number, later.time)
+
+    def is_near(self, end: Moment) -> bool:
+        """Return whether it is at most a minute before the end; where the log has no times, lines count."""
+        gap = self._gap(end)
+        return end.number - self.number < NEAR_LINES if gap is None else gap <= timedelta(seconds=NEAR_SECONDS)
+
+    def is_old(self, end: Moment, within: float = NEAR_SECONDS) -> bool:
+        gap = self._gap(end)
+        return gap is not None and gap.total_seconds() > within
+
+    def before(self, end: Moment) -> str:
+        gap = self._gap(end)
+        return f"{end.number - self.number:,} lines" if gap is None else span_text(gap.total_seconds())
+
+    def _gap(self, end: Moment) -> timedelta | None:
+        if self.time is None or end.time is None:
+            return None
+        gap = (end.time - self.time) % _YEAR
+        return gap if gap < _YEAR / 2 else None

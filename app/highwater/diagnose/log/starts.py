@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, Moment
-from highwater.diagnose.log.last_words import says_serving
-from highwater.diagnose.log.messages import LogMessage, LogText, RecognizedLine, recognized
+from highwater.diagnose.log.messages import LogText, RecognizedLine, recognized
 from highwater.diagnose.log.reader import FollowedLog, LogPosition, Reader, position_of_end, read_tail
-from highwater.diagnose.log.record import LogLine
-from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, story_of, told_by
+from highwater.diagnose.log.record import NEAR_SECONDS, LogLine, Moment
+from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, says_serving, story_of, told_by
 
 # After the message of a process's end the others write theirs; without such a message silence means an end.
 SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
@@ -113,15 +111,11 @@ class FailedStart:
 
 
 class Starts:
-    """Follows starts through the lines of a log. Pure: the time is handed in.
-
-    Attributes:
-        may_serve: The lines may be of an engine that was ready: an exception alone begins no start.
-        number: How many starts began: the first lines of some are alike.
-    """
+    """Follows starts through the lines of a log. Pure: the time is handed in."""
 
     def __init__(self, *, may_serve: bool = False, number: int = 0) -> None:
-        self.may_serve, self.number = may_serve, number
+        self.may_serve = may_serve  # the lines may be of an engine that was ready: an exception alone begins no start
+        self.number = number  # how many starts began: the first lines of some are alike
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
@@ -181,11 +175,7 @@ class Starts:
 
 
 class EngineLog:
-    """The engine's log: starts that failed, and what the engine that ran wrote. Every method may block on the disk.
-
-    Attributes:
-        since: The log's end when the engine became ready; earlier lines are of another life.
-    """
+    """The engine's log: starts that failed, and what the engine that ran wrote. Every method may block on the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -194,7 +184,7 @@ class EngineLog:
         self._reader = Reader()
         self._has_looked = False
         self._absent_since: float | None = None
-        self.since: LogPosition | None = None
+        self.since: LogPosition | None = None  # its end when the engine became ready; earlier lines are of another life
 
     def begin_life(self) -> None:
         """Forget the log until now: it is of no failed start, and not of this life of the engine."""
@@ -219,12 +209,12 @@ class EngineLog:
             self._starts.read(text, lines, now)
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
 
-    def heard(self, now: float) -> tuple[LogMessage, ...]:
+    def heard(self, now: float) -> LogStory:
         self._absent_since = None
         lines = list(recognized(self._followed.new_lines(), self._reader))
         for text, found in lines:
             self._starts.read(text, found, now)
-        return told_by(lines).story().messages
+        return told_by(lines).story()
 
     def end(self) -> LogPosition | None:
         return position_of_end(self._path)

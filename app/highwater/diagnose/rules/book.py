@@ -13,13 +13,12 @@ from typing import Final, NamedTuple, TypeAlias
 from highwater.diagnose.case import Case, Where, of_report
 from highwater.diagnose.finding import (
     Finding,
+    advices,
     for_given_pool,
-    possible,
     weightiest_first,
-    without_advice,
     without_effect,
 )
-from highwater.diagnose.rules import device, ending, growth, host, load, setup, start, words
+from highwater.diagnose.rules import device, growth, host, life, load, setup
 from highwater.explain.explanation import Explanation
 from highwater.host.past import GrownPart
 from highwater.host.report import HostFinding, HostReport
@@ -53,20 +52,20 @@ RULES: Final[tuple[Rule, ...]] = (
     *KNOWN_CAUSES,
     *_at(
         ("incident",),
-        ending.hang_ended,
-        ending.killed_by_kernel,
-        words.failed_allocation,
-        words.host_shortage,
+        life.hang_ended,
+        life.killed_by_kernel,
+        device.failed_allocation,
+        host.host_shortage,
         device.device_full,
-        ending.stopped_ranks,
-        ending.lost_ranks,
-        ending.long_step,
-        ending.ended_by_signal,
-        ending.kill_not_known,
-        ending.cause_not_known,
-        ending.policy,
+        life.stopped_ranks,
+        life.lost_ranks,
+        life.long_step,
+        life.ended_by_signal,
+        life.kill_not_known,
+        life.cause_not_known,
+        life.policy,
         device.device_had_room,
-        ending.no_readings,
+        life.no_readings,
     ),
     *_at(("incident", "load", "running"), device.ooms),
     *_at(("incident", "load"), device.unused_reserve, host.host_memory),
@@ -100,10 +99,10 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     *_at(
         ("start",),
-        start.not_profiled,
-        start.negative_graphs_estimate,
-        start.activation_above_profile,
-        start.allocator_environment,
+        life.not_profiled,
+        life.negative_graphs_estimate,
+        life.activation_above_profile,
+        life.allocator_environment,
     ),
     *_at(
         ("host",),
@@ -140,9 +139,14 @@ def judged(case: Case, internal_error: Failed | None = None) -> list[Finding]:
     is_explained = any(one.name == growth.without_expandable_segments.__name__ for one in found)
     if is_explained and not any(rank.now.shared_with for rank in case.ranks):
         pointless |= {"other_processes"}
-    if case.is_pool_given:
-        found = [replace(one, advice=for_given_pool(one.advice)) for one in found]
-    return [possible(without_advice(one, pointless), case.engine) for one in weightiest_first(found)]
+    # Before an engine was asked what it can do, every capability is False, and no version is known.
+    if case.engine.version is not None and case.engine.capabilities.get("reset_encoder_cache") is False:
+        pointless |= {"reset_encoder_cache"}
+    dropped = advices(pointless)
+    for place, one in enumerate(found):
+        advice = for_given_pool(one.advice) if case.is_pool_given else one.advice
+        found[place] = replace(one, advice=tuple(each for each in advice if each not in dropped))
+    return weightiest_first(found)
 
 
 def known_causes(case: Case) -> list[Finding]:

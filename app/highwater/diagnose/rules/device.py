@@ -1,17 +1,28 @@
-"""The device: full, had room, held more than planned, or unlike its neighbours; and PyTorch's allocator on it. Pure."""
+"""The device: full, had room, held more than planned, or unlike its neighbours; and PyTorch's allocator on it. Pure.
+
+The message of a failed allocation has figures, and they say what helps: more was asked for than the device has;
+PyTorch's reserve would have been enough; others hold the device; or the engine's share leaves too little beside it. A
+sleeping engine has no claim on what it gave back to the device: it lives on when it cannot take it again, so that no
+incident opens.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from highwater.act.pressure import derive, slack_bytes
 from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase
 from highwater.diagnose.experiment import highest, part_of, risen
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, against_fragmentation, finding, times
-from highwater.diagnose.log.story import unheard
-from highwater.diagnose.rules.words import is_silent, names_memory
+from highwater.diagnose.log.messages import BY_NAME, FailedAllocation
+from highwater.diagnose.log.story import LogStory
 from highwater.model.components import COMPONENT_NAMES
+from highwater.model.rank import RankReading
 from highwater.model.remedies import reserve_bytes
 from highwater.model.titles import component_title
-from highwater.model.units import MIB, span_text
+from highwater.model.units import GIB, MIB, span_text
 
 # Below a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.
 FULL_RATIO = 0.02
@@ -46,7 +57,7 @@ def device_full(case: Case) -> Finding | None:
 
 
 def device_had_room(case: Case) -> Finding | None:
-    if not case.ranks or names_memory(case.log, "device") or not all(map(_has_room, case.ranks)):
+    if not case.ranks or case.log.names_memory("device") or not all(map(_has_room, case.ranks)):
         return None
     least = min(case.ranks, key=lambda rank: rank.free_ratio or 0.0)
     missing, oldest = _unseen(case)
@@ -59,7 +70,7 @@ def device_had_room(case: Case) -> Finding | None:
         is_shown=missing == 0 and oldest <= FRESH_SECONDS,
         age=case.age_text(least),
         is_out_of_memory=case.kind == "out_of_memory",
-        unheard=unheard(case.log),
+        unheard=case.log.unheard,
         is_acquitted=is_acquitted(case),
     )
 
@@ -72,7 +83,7 @@ def is_acquitted(case: Case) -> bool:
     """
     has_failed = case.kind == "out_of_memory" or any(rank.ooms for rank in case.ranks)
     is_cpu, (missing, oldest) = any(rank.now.device.traits.is_host_memory for rank in case.ranks), _unseen(case)
-    return not has_failed and not is_cpu and is_silent(case.log) and missing == 0 and oldest <= FRESH_SECONDS
+    return not has_failed and not is_cpu and case.log.is_silent and missing == 0 and oldest <= FRESH_SECONDS
 
 
 def _unseen(case: Case) -> tuple[int | None, float]:
@@ -89,7 +100,7 @@ def filled_up(case: Case, rank: RankCase) -> bool:
     """
     if case.kind == "hung":
         return False
-    if case.kind == "out_of_memory" or rank.failed_allocation_bytes is not None or names_memory(case.log, "device"):
+    if case.kind == "out_of_memory" or rank.failed_allocation_bytes is not None or case.log.names_memory("device"):
         return True
     if rank.first is None:
         return bool(rank.ooms) or case.has_grown
@@ -115,7 +126,7 @@ def is_device_full(rank: RankCase) -> bool:
 def has_run_out(case: Case) -> bool:
     is_short = any(is_device_full(rank) or rank.failed_allocation_bytes is not None or rank.ooms for rank in case.ranks)
     return not case.is_killed_by_kernel and (
-        case.kind == "out_of_memory" or is_short or names_memory(case.log, "device")
+        case.kind == "out_of_memory" or is_short or case.log.names_memory("device")
     )
 
 
@@ -223,3 +234,116 @@ def unused_reserve(case: Case) -> Finding | None:
 
 def _is_much(unused: int, rank: RankCase) -> bool:
     return unused > max(UNUSED_BYTES, int(UNUSED_RATIO * (rank.now.total_bytes or 0)))
+
+
+# --- a failed allocation, by the figures of its message in the log ---
+
+# What others hold counts as large, in bytes and of the device: where the message says what its process has in use, and
+# where it says only what PyTorch has. The rest is then also the process's own contexts, graphs and buffers.
+_OTHERS: Final = (GIB, 0.05)
+_OTHERS_UNCOUNTED: Final = (4 * GIB, 0.15)
+# Of a device: PyTorch always holds a little that no tensor uses, also where the share leaves too little beside it.
+_SCATTERED: Final = 0.01
+# A start that has less of its device allocated has no KV cache yet: what it has is no share's to make smaller.
+_BEFORE_KV_CACHE: Final = 0.7
+
+
+def failed_allocation(case: Case) -> Finding | None:
+    failed = next((one for one in case.log.failed if one.memory == "device"), None)
+    if failed is None or failed.tried_bytes is None or failed.total_bytes is None or case.kind == "hung":
+        return None
+    rank = next((one for one in case.ranks if one.failed_allocation_bytes == failed.tried_bytes), None)
+    unused, others = None if rank is None else rank.unused_bytes, _others(failed)
+    if failed.reserved_bytes is not None and failed.allocated_bytes is not None:
+        unused = failed.reserved_bytes - failed.allocated_bytes
+    room = (failed.free_bytes or 0) + (unused or 0)
+    held, pool = failed.allocated_bytes or 0, None if rank is None else rank.now.components.kv_cache_bytes
+    if case.kind != "start_failed" or held >= _BEFORE_KV_CACHE * failed.total_bytes:
+        held = 0 if pool is None else max(held - pool, 0)
+    is_larger = failed.tried_bytes + held > failed.total_bytes
+    is_refused = failed.free_bytes is not None and failed.tried_bytes <= failed.free_bytes
+    is_scattered = failed.tried_bytes <= room and (unused or 0) >= max(others or 0, _SCATTERED * failed.total_bytes)
+    is_fragmented = is_scattered and not is_larger and not is_refused
+    is_others = not (is_larger or is_refused or is_fragmented) and others is not None
+    if is_larger:
+        advice: tuple[str, ...] = (
+            "cap_image_size",
+            "mm_encoder_attn_backend",
+            "skip_mm_profiling",
+            "limit_mm_per_prompt",
+        )
+    elif is_fragmented:
+        advice = (*against_fragmentation(failed.platform), "release", "max_num_batched_tokens")
+    elif is_others or is_refused:
+        advice = ("other_processes", "gpu_memory_utilization")
+    else:
+        advice = ("gpu_memory_utilization", "limit_mm_per_prompt", "max_num_batched_tokens", "policy_earlier")
+    return finding(
+        "failed_allocation",
+        advice=advice,
+        failed=failed,
+        held=held if failed.tried_bytes <= failed.total_bytes else 0,
+        unused=unused,
+        others=others,
+        is_counted=bool(failed.in_use_bytes),
+        is_larger=is_larger,
+        is_fragmented=is_fragmented,
+        is_others=is_others,
+        is_refused=is_refused and not is_larger,
+        is_share=not (is_larger or is_fragmented or is_others or is_refused),
+        writer=f"process {failed.pid}" if failed.pid is not None else "a process that it does not name",
+    )
+
+
+def _others(failed: FailedAllocation) -> int | None:
+    if failed.total_bytes is None or failed.free_bytes is None or failed.reserved_bytes is None:
+        return None
+    others = failed.total_bytes - failed.free_bytes - max(failed.reserved_bytes, failed.in_use_bytes or 0)
+    size, share = _OTHERS if failed.in_use_bytes else _OTHERS_UNCOUNTED
+    return others if others > max(size, share * failed.total_bytes) else None
+
+
+# --- a wake-up that failed ---
+
+
+class _Need(NamedTuple):
+    rank: str
+    bytes: int
+    free_bytes: int
+    taken_bytes: int | None  # by others, since the engine fell asleep
+
+
+@dataclass(slots=True)
+class Sleep:
+    """The readings around the last time that the engine fell asleep: the last one before, and the first one after."""
+
+    before: tuple[RankReading, ...] = ()
+    after: tuple[RankReading, ...] = ()
+
+    def note(self, ranks: tuple[RankReading, ...]) -> None:
+        if not any(rank.asleep_tags for rank in ranks):
+            self.before, self.after = ranks, ()
+        elif not self.after:
+            self.after = ranks
+
+
+def wake_up_failed(heard: LogStory, now: Sequence[RankReading], sleep: Sleep) -> Finding | None:
+    is_short = heard.names_memory("device")
+    if not is_short and all(message.name != "wake_up_failed" for message in heard.messages):
+        return None
+    needs = [need for rank in now if (need := _need(rank, sleep)) is not None]
+    worst = max(needs, key=lambda need: need.bytes - need.free_bytes, default=None)
+    return finding("wake_up_failed", is_short=is_short, worst=worst, said=BY_NAME["wake_up_failed"].title)
+
+
+def _need(rank: RankReading, sleep: Sleep) -> _Need | None:
+    """Return what a rank's wake-up needs: what the sleep gave back, by its readings before and after."""
+    was, fell = (
+        next((one for one in ranks if (one.key, one.pid) == (rank.key, rank.pid)), None)
+        for ranks in (sleep.before, sleep.after)
+    )
+    before, after = (None if one is None else one.used_bytes for one in (was, fell))
+    if before is None or after is None or rank.used_bytes is None or rank.free_bytes is None:
+        return None
+    taken = rank.used_bytes - after
+    return _Need(rank.name, before - after, rank.free_bytes, taken if taken > NOTABLE_BYTES else None)

@@ -8,7 +8,7 @@ from typing import Final
 
 from highwater.diagnose.case import Case, RankCase
 from highwater.diagnose.experiment import highest
-from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, against_fragments, finding, for_component
+from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, finding
 from highwater.diagnose.rules.device import has_run_out
 from highwater.growth.words import leak_line, series_title
 from highwater.growth.words import leaks as leaking
@@ -23,6 +23,12 @@ _REACH: Final[Mapping[str, str]] = {
     "other_tensors_bytes": ", live tensors of PyTorch, which no remedy takes away",
     "torch_cached_bytes": ", which reset_mm_cache does not touch; release gives back what of it is releasable",
     "non_torch_bytes": ", which is not PyTorch's; release gives back what of it is the allocator's or a workspace's",
+}
+_AGAINST: Final[Mapping[str, tuple[str, ...]]] = {
+    "encoder_cache_bytes": ("reset_encoder_cache", "trim_encoder_cache", "max_num_batched_tokens", "policy_earlier"),
+    "other_tensors_bytes": ("limit_mm_per_prompt", "max_num_batched_tokens", "gpu_memory_utilization"),
+    "torch_cached_bytes": ("release",),
+    "non_torch_bytes": ("other_processes", "gpu_memory_utilization"),
 }
 
 
@@ -139,9 +145,12 @@ def meaning(component: str, device_type: str | None) -> str:
 
 
 def for_growth(component: str, case: Case) -> tuple[str, ...]:
-    names = for_component(component, case.device_type)
+    names, traits = _AGAINST.get(component, ()), device_traits(case.device_type)
+    if component == "torch_cached_bytes":
+        return (*names, *traits.against_fragmentation)
     if component != "non_torch_bytes":
         return names
+    names = () if traits.is_host_memory else (*names, *traits.against_non_torch)
     against = _against_fragments(case)
     is_alone = bool(against) and not any(rank.now.shared_with for rank in case.ranks)
     return (*against, "release", *(name for name in names if name != "other_processes" or not is_alone))
@@ -153,7 +162,8 @@ def _against_fragments(case: Case) -> tuple[str, ...]:
         return ()
     if all(rank.now.launch.expandable_segments is None for rank in ranks):
         return ("npu_see_segments", "npu_expandable_segments")
-    return against_fragments(has_sleep_mode=any(rank.now.launch.sleep_mode for rank in ranks))
+    has_sleep_mode = any(rank.now.launch.sleep_mode for rank in ranks)
+    return ("npu_segments_or_sleep", "npu_max_split") if has_sleep_mode else ("npu_expandable_segments",)
 
 
 def ranks_text(ranks: Sequence[RankCase]) -> str:
@@ -188,7 +198,7 @@ def encoder_cache(case: Case) -> Finding | None:
     return finding(
         "encoder_cache",
         weight="clue" if not case.is_load and (fill is None or is_full) else "note",
-        advice=("max_num_batched_tokens",) if case.is_load else for_component("encoder_cache_bytes", rank.device_type),
+        advice=("max_num_batched_tokens",) if case.is_load else for_growth("encoder_cache_bytes", case),
         rank=rank,
         cache=cache,
         capacity=capacity,

@@ -50,6 +50,21 @@ def host_memory(case: Case) -> Finding | None:
     )
 
 
+def host_shortage(case: Case) -> Finding | None:
+    failed = next((one for one in case.log.failed if one.memory != "device"), None)
+    if failed is None:
+        return None
+    used, whole = failed.node_gb or (None, None)
+    return finding(
+        "host_shortage",
+        failed=failed,
+        used=used,
+        whole=whole,
+        ratio=used / whole if used and whole else None,
+        is_shm=failed.memory == "shm",
+    )
+
+
 def fill_text(case: Case) -> str | None:
     fill, _ = fullest(case)
     return None if fill is None else f"{fill.ratio:.0%} of {_limit(fill)}{_age_text(case, fill)}"

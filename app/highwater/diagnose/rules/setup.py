@@ -7,11 +7,12 @@ until the problem of another one is fixed. It ignores the load: that memory is s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from highwater import __version__
 from highwater.diagnose.case import Case, given
 from highwater.diagnose.finding import Finding, Weight, finding, weightiest_first
 from highwater.diagnose.rules import growth, host
@@ -22,6 +23,7 @@ from highwater.model.policy import WORDS
 from highwater.model.titles import missing_text, waters_text
 from highwater.model.units import size_text, span_text
 from highwater.process.admin_token import is_loopback
+from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 from kvplan.generations import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 
 Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]
@@ -43,20 +45,13 @@ Answer: TypeAlias = Finding | str | None
 
 @dataclass(frozen=True, slots=True)
 class SetupCheck:
-    """A question's answer as it is shown.
+    """A question's answer as it is shown."""
 
-    Attributes:
-        name: Its topic, in a word or two.
-        level: ``note``: it works, and one more setting would help; ``skip``: not known.
-        change: What would fix it; ``None`` if nothing needs to be.
-        finding: The finding's name.
-    """
-
-    name: str
-    level: Level
+    name: str  # its topic, in a word or two
+    level: Level  # `note`: it works, and one more setting would help; `skip`: not known
     text: str
-    change: str | None = None
-    finding: str | None = None
+    change: str | None = None  # what would fix it; `None` if nothing needs to be
+    finding: str | None = None  # the finding's name
 
 
 def shown(topic: str, answer: Answer) -> SetupCheck:
@@ -317,3 +312,74 @@ CHECKS: Final[Mapping[str, Callable[[Case], Answer]]] = {
     "gRPC": grpc,
     "incidents": incidents,
 }
+
+
+# --- as the caller of a sidecar sees it: its version, the token, the transport ---
+
+# What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
+ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token", "closed", "unknown"]
+NEEDS_SIDECAR: Final = "needs a sidecar"
+_OF_SIDECAR: Final = ("thresholds", "policy", "state file", "incidents")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The set-up as the caller of a sidecar sees it."""
+
+    url: str
+    without_token: ControlAccess
+    with_token: ControlAccess | None = None  # with the token that was found here; `None` if none was found
+    token_source: str = ""  # where it was found, or why it was not
+    sidecar_version: str | None = None  # `None` if the sidecar does not report it
+
+
+def sidecar(caller: Caller) -> Answer:
+    version = caller.sidecar_version
+    if version == __version__:
+        return f"version {version} at {caller.url}"
+    return finding("sidecar_version", version=version, url=caller.url, own_version=__version__)
+
+
+def control(caller: Caller) -> Answer:
+    if caller.with_token == "wrong_token":  # noqa: S105 - a word, no secret
+        return finding("token_wrong", source=caller.token_source)
+    if caller.without_token == "closed":  # noqa: S105 - likewise
+        return finding("control_closed")
+    if caller.without_token == "no_token":  # noqa: S105 - likewise
+        if caller.with_token == "token":  # noqa: S105 - likewise
+            return "control calls need the admin token, and the one here is right"
+        return finding("token_missing", source=caller.token_source)
+    if caller.without_token == "loopback":  # noqa: S105 - likewise
+        return "trust_loopback is set: callers from the sidecar's machine need no token"
+    return NotKnown("it is not known who may make control calls")
+
+
+def transport(caller: Caller) -> Answer:
+    parts = urlsplit(caller.url)
+    if parts.scheme == "https" or is_loopback(parts.hostname or ""):
+        return "TLS" if parts.scheme == "https" else "does not leave this machine"
+    return "plain HTTP, and no token is sent" if caller.with_token is None else finding("token_in_plain_http")
+
+
+CALLER_CHECKS: Final[Mapping[str, Callable[[Caller], Answer]]] = {
+    "sidecar": sidecar,
+    "control": control,
+    "transport": transport,
+}
+
+
+def caller_checks(caller: Caller) -> tuple[SetupCheck, ...]:
+    return tuple(shown(topic, ask(caller)) for topic, ask in CALLER_CHECKS.items())
+
+
+def without_sidecar(checks: Sequence[SetupCheck]) -> tuple[SetupCheck, ...]:
+    """Return the checks of an engine that has no sidecar; what asks about one is not answered, and stands last."""
+    needs = NotKnown(NEEDS_SIDECAR)
+    found = {one.name: one for one in checks} | {name: shown(name, needs) for name in (*CALLER_CHECKS, *_OF_SIDECAR)}
+    return tuple(sorted(found.values(), key=lambda one: one.text == needs))
+
+
+def exit_code(checks: Sequence[SetupCheck], by_verdict: int) -> int:
+    """``by_verdict``: the verdict's exit status. The worse counts: no command calls well what another does not."""
+    levels = {check.level for check in checks}
+    return max(by_verdict, CRITICAL if "fail" in levels else ATTENTION if "warn" in levels else OK)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from highwater.diagnose.judgement import worst_rank
-from highwater.diagnose.rules.caller import NEEDS_SIDECAR
+from highwater.diagnose.engine_verdict import worst_rank
+from highwater.diagnose.rules.setup import NEEDS_SIDECAR
 from highwater.diagnose.verdict import Deed, JudgedReport
 from highwater.growth.words import growth_line
 from highwater.http.findings import FoundFinding

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from highwater.diagnose.shortage import SOON_SECONDS
+from highwater.diagnose.verdict import SOON_SECONDS
 from highwater.http.text.report import engine_facts
 from highwater.http.text.status import headline
 from highwater.model.components import COMPONENTS, Component

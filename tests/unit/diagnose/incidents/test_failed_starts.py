@@ -139,7 +139,9 @@ async def test_a_start_that_the_kernel_kills_is_an_incident_an_event_and_a_resta
     assert incident.summary.startswith(f"The engine did not start: {said}")
     assert one.core.summaries("state") == [f"the engine did not start: {said}"]
     assert report.engine.restarts == 1
-    assert report.engine.hint.startswith("the engine's last start was killed by the kernel for memory 1 min ago, at")
+    said = report.engine.ended_starts
+    assert said.startswith("the engine's last start was killed by the kernel for memory 1 min ago, at")
+    assert report.engine.hint.startswith(said)
     assert "engine_url" not in report.engine.hint
 
 
@@ -164,6 +166,7 @@ async def test_a_crash_loop_is_one_incident_with_a_count(pod, log):
     hint = (await one.tick()).engine.hint
     assert "seems to be loading" in hint
     assert "before, the engine's last 3 starts ended" in hint
+    assert one.core.poller.current().engine.loading_process == "API server, pid 1"
     one.core.fake.down = False
     one.write(4)
     report = await one.tick()

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from highwater.diagnose.incident import OomKills, RankEvidence
-from highwater.diagnose.incidents import incidents
+from highwater.diagnose.incidents import diagnosis, incidents
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import from_history
+from highwater.diagnose.log.reader import read_tail
 from highwater.diagnose.rules import book
 from highwater.host.reading import ProcessMemory
 from highwater.model.engine import EngineStatus
@@ -21,19 +22,39 @@ from highwater.process.clocks import Clocks
 from highwater.watch.history import History
 from tests.fakes.engine import FakeClock, FakeEngine
 from tests.fakes.incident import AT, entry, event, evidence, rank, reading, series
+from tests.unit.diagnose.log.test_starts import ENDED, FAILS, NO_ROOM_START, OOM, WAITS, WARM_UP, WORKER, begins
 
 
 class Told:
     """A sidecar's incidents, on a clock that only a test moves."""
 
-    def __init__(self, folder, log=None) -> None:
-        self.clock = FakeClock(AT)
+    def __init__(self, folder, log=None, clock=None) -> None:
+        self.clock = clock or FakeClock(AT)
         self.store = IncidentStore(folder)
-        self.log = log
-        self.incidents = Incidents(self.store, engine_log=log, clocks=Clocks(wall=self.clock))
+        self.log, self.later = log, []
+        self.incidents = Incidents(self.store, engine_log=log, clocks=Clocks(self.clock, self.clock))
+
+    def write(self, *lines: str) -> None:
+        with self.log.open("a") as log:
+            log.writelines(f"{line}\n" for line in lines)
+
+    def another(self) -> Told:
+        """The next sidecar's, on the same clock."""
+        self.later.append(Told(self.store.folder, self.log, self.clock))
+        return self.later[-1]
 
     async def open(self, kind="died", *ranks, **changes):
         return await self.incidents.open_incident(evidence(kind, *ranks, **{"at": self.clock.now} | changes))
+
+    async def fail(self, *lines: str, seconds: float = 60.0) -> None:
+        """A start that fails, and is opened as the incident watcher opens it."""
+        self.clock.advance(seconds)
+        self.write(*lines)
+        for start in await self.incidents.failed_starts(at_once=True):
+            await self.open("start_failed", rank(), engine=EngineStatus(url="http://e", state="starting"), start=start)
+
+    async def counts(self) -> list[int]:
+        return [headline.count for headline in reversed(await self.incidents.headlines())]
 
     async def ids(self):
         return [headline.id for headline in await self.incidents.headlines()]
@@ -59,6 +80,16 @@ def logged(tmp_path) -> Told:
     log = tmp_path / "engine.log"
     log.write_text("")
     return Told(None, log)
+
+
+@pytest.fixture
+def starting(tmp_path):
+    """In a folder, beside a log of starts; what it and those after it hold open is closed."""
+    made = Told(tmp_path, tmp_path / "engine.log")
+    made.log.touch()
+    yield made
+    for one in (made, *made.later):
+        one.incidents.close()
 
 
 async def test_an_incident_holds_what_was_known(told):
@@ -396,7 +427,7 @@ async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, 
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(incidents, "diagnose", broken)
+    monkeypatch.setattr(diagnosis, "diagnose", broken)
     headline, _ = await told.open()
     incident = await told.incidents.read(headline.id)
     assert incident.findings == ()
@@ -514,3 +545,133 @@ async def test_a_log_that_is_rotated_meanwhile_takes_nothing_back(tmp_path):
     await told.incidents.complete(at_once=True)
     assert (await told.incidents.read(headline.id)).summary == headline.summary
     assert "device memory was not short" in headline.summary
+
+
+# --- starts that fail, and what the log says of an end ---
+
+
+async def test_a_message_of_an_earlier_life_is_no_cause(starting):
+    starting.write(OOM)
+    await starting.incidents.begin_life()
+    starting.write(WORKER)
+    headline, _ = await starting.open()
+    assert [message.name for message in (await starting.incidents.read(headline.id)).messages] == ["worker_died"]
+    assert read_tail(starting.log)[0] != []
+
+
+async def test_a_start_that_fails_the_same_way_within_the_hour_is_counted(starting):
+    for pid in range(1, 201):
+        await starting.fail(*begins(pid), *NO_ROOM_START)
+    assert await starting.counts() == [200]
+    (headline,) = await starting.incidents.headlines()
+    assert (headline.kind, headline.at, headline.last_at) == ("start_failed", AT + 60, starting.clock.now)
+    assert headline.summary == "The engine did not start: the log says that nothing is left for the KV cache"
+    await starting.fail(*begins(201), WARM_UP, ENDED)
+    assert await starting.counts() == [200, 1]
+    await starting.fail(*begins(202), WARM_UP, ENDED, seconds=3601.0)
+    assert await starting.counts() == [200, 1, 1]
+
+
+async def test_starts_that_raise_differently_are_an_incident_each_in_whatever_order(starting):
+    raised = ["FileNotFoundError: /models/x", "ValueError: no quantization foo", "ValueError: port {n} is taken"]
+    for number in range(9):
+        error = raised[number % 3].format(n=8000 + number)
+        trace = [
+            f"{FAILS}{line}" for line in ("EngineCore failed to start.", "Traceback (most recent call last):", error)
+        ]
+        await starting.fail(*begins(number + 1), *trace, ENDED)
+    assert await starting.counts() == [3, 3, 3]
+    summaries = " ".join(one.summary for one in await starting.incidents.headlines())
+    assert all(error.format(n=8002) in summaries for error in raised)
+
+
+async def test_after_the_engine_was_ready_it_is_another_incident(starting):
+    await starting.fail(*begins(1), *NO_ROOM_START)
+    await starting.incidents.close_all()
+    await starting.fail(*begins(2), *NO_ROOM_START)
+    assert await starting.counts() == [1, 1]
+
+
+async def test_a_sidecar_that_starts_tells_no_start_again(starting):
+    await starting.fail(*begins(1), *NO_ROOM_START)
+    again = starting.another()
+    await again.fail()
+    assert await starting.counts() == [1]
+    await again.fail(*begins(2), *NO_ROOM_START)
+    assert await again.counts() == [2]
+
+
+# --- the last lines ---
+
+
+async def test_the_log_is_read_once_more_after_five_seconds(starting):
+    headline, _ = await starting.open()
+    starting.write(OOM, WORKER.replace("None", "-9"))
+    assert not starting.incidents.is_late_due
+    starting.clock.advance(4.9)
+    assert not starting.incidents.is_late_due
+    starting.clock.advance(0.1)
+    assert starting.incidents.is_late_due
+    await starting.incidents.complete()
+    assert not starting.incidents.is_late_due
+    incident = await starting.incidents.read(headline.id)
+    assert [message.name for message in incident.messages] == ["cuda_out_of_memory", "worker_died"]
+    assert incident.summary.startswith("The engine died: the log says that PyTorch found no room on the GPU")
+    assert [listed.summary for listed in await starting.incidents.headlines()] == [incident.summary]
+    assert "ended_by_signal" in {finding.name for finding in incident.findings}
+    assert (incident.id, incident.count, incident.at) == (headline.id, 1, headline.at)
+
+
+async def test_what_was_counted_meanwhile_stays(starting):
+    headline, _ = await starting.open()
+    starting.clock.advance(1.0)
+    await starting.open()
+    starting.write(OOM)
+    await starting.incidents.close_all()
+    await starting.incidents.complete(at_once=True)
+    incident = await starting.incidents.read(headline.id)
+    assert (incident.count, incident.ended_at) == (2, starting.clock.now)
+    assert [message.name for message in incident.messages] == ["cuda_out_of_memory"]
+
+
+async def test_where_the_log_says_no_more_nothing_is_written(starting, monkeypatch):
+    starting.write(OOM)
+    await starting.open()
+    writes = []
+    monkeypatch.setattr(starting.incidents._store, "write", writes.append)
+    starting.clock.advance(5.0)
+    await starting.incidents.complete()
+    assert writes == []
+
+
+async def test_of_a_hang_the_log_is_read_again_after_vllm_says_so(starting):
+    headline, _ = await starting.open("hung")
+    starting.clock.advance(5.0)
+    await starting.incidents.complete()
+    starting.write(WAITS)
+    starting.clock.advance(69.0)
+    assert not starting.incidents.is_late_due
+    starting.clock.advance(1.0)
+    await starting.incidents.complete()
+    assert [message.name for message in (await starting.incidents.read(headline.id)).messages] == [
+        "broadcast_block_wait"
+    ]
+
+
+# --- how many ---
+
+
+async def test_incidents_are_counted_by_kind_and_a_restart_remembers(starting, tmp_path):
+    """Also those that made room: a count that falls would look like a burst of new ones."""
+    store = IncidentStore(tmp_path, keep=2)
+    incidents = Incidents(store, clocks=Clocks(wall=starting.clock))
+    assert incidents.counts == {"died": 0, "hung": 0, "out_of_memory": 0, "start_failed": 0}
+    for _ in range(5):
+        starting.clock.advance(100.0)
+        await incidents.open_incident(evidence("died", at=starting.clock.now))
+    await incidents.open_incident(evidence("died", at=starting.clock.now))  # counted there
+    await incidents.complete(at_once=True)
+    assert incidents.counts["died"] == 5
+    assert len(await incidents.headlines()) == 2
+    again = Incidents(IncidentStore(tmp_path, keep=2), clocks=Clocks(wall=starting.clock))
+    assert again.counts == {"died": 5, "hung": 0, "out_of_memory": 0, "start_failed": 0}

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.rules.words import Sleep, wake_up_failed
+from highwater.diagnose.log.story import story_of
+from highwater.diagnose.rules.device import Sleep, wake_up_failed
 from highwater.model.units import GIB
 from tests.fakes.incident import reading
-from tests.unit.diagnose.log.prefixes import match
 
 CORE = "(EngineCore pid=418) ERROR 09-02 00:55:35 [core.py:1210] "
 FAILED = [
@@ -46,7 +46,7 @@ def sleep() -> Sleep:
 
 
 def test_it_says_what_is_missing_on_the_rank_that_lacks_most(sleep):
-    found = wake_up_failed(match(FAILED), ranks(40, 50), sleep)
+    found = wake_up_failed(story_of(FAILED), ranks(40, 50), sleep)
     assert found.title == "the engine was told to wake up and could not: the device's memory was short"
     assert found.text.startswith(
         "On rank 1 it needs about 68.00 GiB, which is what the sleep gave back, and 30.00 GiB are free. 47.00 GiB "
@@ -55,20 +55,22 @@ def test_it_says_what_is_missing_on_the_rank_that_lacks_most(sleep):
 
 
 def test_where_nobody_saw_it_fall_asleep_the_failure_is_told():
-    found = wake_up_failed(match(FAILED), ranks(40), Sleep())
+    found = wake_up_failed(story_of(FAILED), ranks(40), Sleep())
     assert "needs about" not in found.text
     assert "goes on sleeping" in found.text
 
 
 def test_another_reason_is_not_called_memory(sleep):
-    found = wake_up_failed(match([FAILED[1], f"{CORE}KeyError: 'weights'"]), ranks(4, 4), sleep)
+    found = wake_up_failed(story_of([FAILED[1], f"{CORE}KeyError: 'weights'"]), ranks(4, 4), sleep)
     assert found.title == "the engine was told to wake up and could not"
-    assert wake_up_failed(match(["(EngineCore pid=9) INFO 09-02 00:55:35 [core.py:1] hello"]), ranks(4), sleep) is None
+    assert (
+        wake_up_failed(story_of(["(EngineCore pid=9) INFO 09-02 00:55:35 [core.py:1] hello"]), ranks(4), sleep) is None
+    )
 
 
 def test_the_next_sleep_counts_anew(sleep):
     for readings in (ranks(60, 60, sleeps=False), ranks(10, 10)):
         sleep.note(readings)
-    assert wake_up_failed(match(FAILED), ranks(40, 41), sleep).figures["needed_bytes"] == 50 * GIB
+    assert wake_up_failed(story_of(FAILED), ranks(40, 41), sleep).figures["needed_bytes"] == 50 * GIB
     others = tuple(replace(one, pid=1) for one in ranks(40, 41))
-    assert wake_up_failed(match(FAILED), others, sleep).figures["needed_bytes"] is None
+    assert wake_up_failed(story_of(FAILED), others, sleep).figures["needed_bytes"] is None

@@ -37,7 +37,7 @@ class Boxed:
     """A core with an incident watcher, whose writing a test has done."""
 
     def __init__(self, core: Core, folder: Path | None, log: Path | None = None) -> None:
-        self.core, self.fake, self.clock = core, core.fake, core.clock
+        self.core, self.fake, self.clock, self.log = core, core.fake, core.clock, log
         self.oom_kills = OomKillWatch(Clocks(core.clock))
         self.host: HostFacts | Exception | None = None
         self.pod: Pod | None = None
@@ -119,7 +119,10 @@ def boxed(tmp_path):
     """A maker of boxed cores, with recorders or without; what they hold open is closed in the end."""
     made: list[Boxed] = []
 
-    def make(version: str = "0.32.0", *, recorders: bool = True, log: Path | None = None, **knobs) -> Boxed:
+    def make(version: str = "0.32.0", *, recorders: bool = True, logged: bool = False, **knobs) -> Boxed:
+        log = tmp_path / "engine.log" if logged else None
+        if log is not None:
+            log.touch()
         kept = tmp_path / "incidents"
         kept.mkdir()
         core = core_on(version, recorder_dir=tmp_path / "recorders" if recorders else None, **knobs)
@@ -365,11 +368,10 @@ async def see(one: Boxed, *states: EngineState) -> None:
         await one.write()
 
 
-async def test_an_api_server_that_outlives_the_workers_it_has_ended_is_no_incident(boxed, tmp_path):
+async def test_an_api_server_that_outlives_the_workers_it_has_ended_is_no_incident(boxed):
     """As vLLM 0.32.0 on a busy machine: it says that it ends, ends them, and is seen before it is gone."""
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    one = boxed(log=log)
+    one = boxed(logged=True)
+    log = one.log
     await one.come_up()
     log.write_text(
         "(APIServer pid=1) INFO 06-05 01:45:00 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
@@ -394,7 +396,7 @@ async def test_an_engine_that_hangs_and_is_ended_is_one_incident(either):
     assert "ended from outside, as a liveness probe does" in incident.summary
 
 
-async def test_a_hang_that_becomes_a_death_is_counted_once(one, tmp_path):
+async def test_a_hang_that_becomes_a_death_is_counted_once(one):
     await test_an_engine_that_hangs_and_is_ended_is_one_incident(one)
     again = Incidents(IncidentStore(one.incidents.folder))
     for counts in (one.incidents.counts, again.counts):
@@ -547,10 +549,9 @@ NO_ROOM = (
 
 
 @pytest.mark.parametrize("was_there", [True, False])
-async def test_a_start_that_fails_is_an_incident(boxed, tmp_path, was_there):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    one = boxed(log=log)
+async def test_a_start_that_fails_is_an_incident(boxed, was_there):
+    one = boxed(logged=True)
+    log = one.log
     if was_there:
         await one.come_up()
     one.fake.down = True
@@ -570,10 +571,9 @@ async def test_a_start_that_fails_is_an_incident(boxed, tmp_path, was_there):
     assert (await one.incidents.read(headline.id)).ended_at == one.clock.now
 
 
-async def test_the_log_is_looked_at_while_the_poller_runs(boxed, tmp_path):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    one = boxed(log=log)
+async def test_the_log_is_looked_at_while_the_poller_runs(boxed):
+    one = boxed(logged=True)
+    log = one.log
     await one.come_up()
     writing = asyncio.create_task(one.box.run())
     one.fake.down = True
@@ -924,11 +924,9 @@ async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
 
 
 @pytest.mark.parametrize(("is_next", "seconds"), [(False, 36.0), (True, 6.0)])
-async def test_a_start_that_the_log_says_nothing_of_is_told_when_the_next_one_writes(boxed, tmp_path, is_next, seconds):
+async def test_a_start_that_the_log_says_nothing_of_is_told_when_the_next_one_writes(boxed, is_next, seconds):
     """Until then its last lines may come."""
-    log = tmp_path / "vllm.log"
-    log.write_text("")
-    one = boxed(log=log, recorders=False)
+    one = boxed(logged=True, recorders=False)
     one.box._starts._is_start_under_way = lambda: is_next
     one.fake.down = True
     report = await one.core.tick()
@@ -943,10 +941,8 @@ async def test_a_start_that_the_log_says_nothing_of_is_told_when_the_next_one_wr
         assert len(await one.kinds()) == count
 
 
-async def test_a_start_whose_log_began_again_is_told_at_once(boxed, tmp_path):
-    log = tmp_path / "vllm.log"
-    log.write_text("")
-    one = boxed(log=log, recorders=False)
+async def test_a_start_whose_log_began_again_is_told_at_once(boxed):
+    one = boxed(logged=True, recorders=False)
     one.box._starts._note_failed_by_log = lambda _: False
     begun = iter([(), (FailedStart(id="a"),)])
 
@@ -971,7 +967,7 @@ async def test_a_start_whose_log_began_again_is_told_at_once(boxed, tmp_path):
 
 @pytest.mark.parametrize("has_log", [False, True])
 async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_path, has_log):
-    one = boxed(dev_mode=False, log=tmp_path / "vllm.log" if has_log else None)
+    one = boxed(dev_mode=False, logged=has_log)
     at = one.clock.now
     one.fake.down = True
     one.fake.start_recorders(tmp_path / "recorders" / "recorder", "b" * 16)
@@ -994,10 +990,9 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
     assert (await one.only()).ended_at == one.clock.now
 
 
-async def test_a_wake_up_that_fails_is_an_event(boxed, tmp_path):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    one = boxed(log=log)
+async def test_a_wake_up_that_fails_is_an_event(boxed):
+    one = boxed(logged=True)
+    log = one.log
     await one.come_up()
     one.fake.asleep = True
     for _ in range(2):
@@ -1016,10 +1011,9 @@ async def test_a_wake_up_that_fails_is_an_event(boxed, tmp_path):
     assert await one.kinds() == []
 
 
-async def test_an_orderly_end_by_the_log_is_an_event(boxed, tmp_path):
-    log = tmp_path / "engine.log"
-    log.write_text("")
-    one = boxed(log=log, recorders=False)
+async def test_an_orderly_end_by_the_log_is_an_event(boxed):
+    one = boxed(logged=True, recorders=False)
+    log = one.log
     await one.come_up()
     log.write_text("(APIServer pid=1) INFO:     Shutting down\n")
     one.fake.down = True

@@ -14,9 +14,8 @@ from highwater.diagnose.incident import OomKills
 from highwater.diagnose.incidents.diagnosis import advised, ended_in_order, summarize
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
-from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import KNOWN
-from highwater.diagnose.log.story import NO_LOG, LogStory, story_of
+from highwater.diagnose.log.story import NO_LOG, LogStory, QuotedException, story_of
 from highwater.host.needs import ProcessorCaches
 from highwater.host.past import Fill, HostFacts
 from highwater.host.reading import HostReading

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 
-from highwater.diagnose.log.failed_allocation import Moment
-from highwater.diagnose.log.messages import LogMessage, recognized
+from highwater.diagnose.log.messages import LogMatches, LogMessage, recognized
 from highwater.diagnose.log.reader import Reader
-from highwater.diagnose.log.record import LogLine
+from highwater.diagnose.log.record import LogLine, Moment
 from highwater.diagnose.log.starts import of_one_run
-from highwater.diagnose.log.story import LogMatches
 
 PREFIXES = {
     "none": "",

@@ -10,7 +10,8 @@ from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import ADVICE
 from highwater.diagnose.incident import RankEvidence
 from highwater.diagnose.incidents.diagnosis import summarize
-from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation
+from highwater.diagnose.log.messages import FailedAllocation
+from highwater.diagnose.log.record import NEAR_LINES
 from highwater.diagnose.log.story import LogStory, story_of
 from highwater.model.units import GIB, MIB
 from tests.fakes.incident import AT, TOTAL, diagnosed, evidence, rank, reading

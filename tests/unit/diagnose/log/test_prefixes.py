@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from highwater.diagnose.log.last_words import says_stop
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.starts import header_of, says_ready
-from highwater.diagnose.log.story import LogStory, story_of
+from highwater.diagnose.log.story import LogStory, says_stop, story_of
 from tests.unit.diagnose.log.prefixes import PREFIXES, WRAPPERS, match, parse, vllm_json
 
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.27 GiB."

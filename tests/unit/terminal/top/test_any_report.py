@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from highwater.diagnose.case import Case, Setup, of_report
-from highwater.diagnose.rules.caller import exit_code
-from highwater.diagnose.rules.setup import checked
+from highwater.diagnose.rules.setup import checked, exit_code
 from highwater.diagnose.verdict import Deed, JudgedReport
 from highwater.http.text.status import ranks_text, status_text
 from highwater.model.components import COMPONENT_NAMES

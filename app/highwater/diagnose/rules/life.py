@@ -1,18 +1,19 @@
-"""The engine's end: by whom, in which of its processes, and what the policy knew before. Pure."""
+"""An engine's start, and its end: by whom, in which of its processes, and what the policy knew before. Pure."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from typing import Final
 
 from highwater.diagnose.case import OLD_SECONDS, Case, given
 from highwater.diagnose.experiment import highest
 from highwater.diagnose.finding import Finding, Weight, finding
-from highwater.diagnose.log.messages import KNOWN
-from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.host import against_full_host, fill_text, fullest, looks_text
 from highwater.host.past import OWN_END_SECONDS
+from highwater.model.engine_budget import EXCLUDED, allocator_options, sets_expandable_segments
 from highwater.model.remedies import gains
+from highwater.model.units import MIB, size_text
 from highwater.process.exit_codes import by_signal
 from highwater.watch.recorder.progress import LOST
 
@@ -66,7 +67,7 @@ def cause_not_known(case: Case) -> Finding | None:
     is_shown = evidence.ended_by_signal is not None or case.is_killed_by_kernel
     if case.kind not in {"died", "start_failed"} or is_shown or evidence.hang is not None or _says_why(case):
         return None
-    return finding("cause_not_known", is_log_read=case.log.lines > 0, unheard=unheard(case.log))
+    return finding("cause_not_known", is_log_read=case.log.lines > 0, unheard=case.log.unheard)
 
 
 def _says_why(case: Case) -> bool:
@@ -74,8 +75,7 @@ def _says_why(case: Case) -> bool:
     is_killed = evidence is not None and evidence.ended_by_signal == signal.SIGKILL
     if raised is not None and not raised.follows and not raised.before and not is_killed:
         return True
-    causes = {known.name for known in KNOWN if known.part == "cause"}
-    return not causes.isdisjoint(each.name for each in case.log.messages)
+    return case.log.cause is not None
 
 
 def hang_ended(case: Case) -> Finding | None:
@@ -182,3 +182,83 @@ def policy(case: Case) -> Finding | None:
         rules=", ".join(rule.name for rule in short),
         reasons="; ".join(f"{rule.name}: {rule.reason}" for rule in short if rule.reason) or status.summary,
     )
+
+
+# --- a start: what its profile missed, and which of its settings contradict one another ---
+
+# A smaller difference between the profile and what followed is no risk.
+MISSED_BYTES: Final = 128 * MIB
+
+
+def not_profiled(case: Case) -> Finding | None:
+    for rank in given(case.explanation).ranks:
+        graphs = rank.part("graphs")
+        elsewhere = {"others"} if graphs is None or graphs.bytes >= 0 else {"others", "graphs_uncounted"}
+        missed = [part for part in rank.uncounted if part.key not in elsewhere]
+        size = sum(part.bytes for part in missed)
+        if size >= MISSED_BYTES:
+            return finding(
+                "not_profiled",
+                weight="clue" if rank.left_bytes is None or rank.left_bytes >= 0 else "likely",
+                name=rank.name,
+                missed_bytes=size,
+                outside_bytes=rank.outside_bytes,
+                parts=", ".join(f"{part.title} {size_text(part.bytes)}" for part in missed),
+                requested=rank.requested_bytes,
+            )
+    return None
+
+
+def negative_graphs_estimate(case: Case) -> Finding | None:
+    for rank in given(case.explanation).ranks:
+        estimate, beyond = rank.part("graphs"), rank.part("graphs_uncounted")
+        if estimate is not None and estimate.bytes < 0:
+            excess = -estimate.bytes if beyond is None else beyond.bytes
+            return finding(
+                "negative_graphs_estimate",
+                name=rank.name,
+                excess=excess,
+                estimate=estimate.bytes,
+                captured=excess + estimate.bytes,
+                fully_counted_bytes=rank.fully_counted_bytes,
+            )
+    return None
+
+
+def activation_above_profile(case: Case) -> Finding | None:
+    for rank in given(case.explanation).ranks:
+        row = next((row for row in rank.observed if row.key == "activation"), None)
+        if row is not None and row.risk_bytes is not None and row.risk_bytes >= MISSED_BYTES:
+            return finding("activation_above_profile", name=rank.name, row=row, excess=row.risk_bytes)
+    return None
+
+
+def allocator_environment(case: Case) -> Finding | None:
+    for rank in given(case.explanation).ranks:
+        if problems := contradictions(rank.environment, rank.device.type):
+            told = " ".join(f"{problem}." for problem in problems)
+            return finding("allocator_environment", name=rank.name, problems=told)
+    return None
+
+
+def contradictions(environment: Mapping[str, str | None], device_type: str | None) -> list[str]:
+    names = [name for name in environment if name.endswith("_ALLOC_CONF")]
+    found = []
+    for name in names:
+        options = allocator_options(environment[name])
+        found += [f"{name} sets {key} {len(values)} times ({', '.join(values)})"
+                  for key, values in options.items() if len(values) > 1]  # fmt: skip
+        excluded = [key for key in EXCLUDED if key in options]
+        if sets_expandable_segments(environment[name]) and excluded and device_type == "npu":
+            found.append(f"{name} sets expandable_segments:True, which excludes {' and '.join(excluded)} on an NPU")
+    if device_type == "npu" and {"PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"} <= set(names):
+        found.append("PYTORCH_NPU_ALLOC_CONF and PYTORCH_ALLOC_CONF are both set, which torch_npu from 2.13 on refuses")
+    for name in names[1:]:
+        if environment[name] != environment[names[0]]:
+            found.append(
+                f"{names[0]} and {name} are both set, to different values: which one counts differs by version"
+            )
+    blocking, queue = environment.get("ASCEND_LAUNCH_BLOCKING"), environment.get("TASK_QUEUE_ENABLE")
+    if blocking == "1" and queue in {"1", "2"}:
+        found.append(f"ASCEND_LAUNCH_BLOCKING=1 switches the task queue off: TASK_QUEUE_ENABLE={queue} has no effect")
+    return found
