@@ -39,11 +39,11 @@ from highwater.diagnose.judgement import (
     rules_of,
 )
 from highwater.diagnose.shortage import fine, grew, kept_up, next_text, reclaim, short, very_short
-from highwater.engine.hints import SEEMS_LOADING, STARTS_ENDED, stopped_text
 from highwater.model.report import Report
 from highwater.model.titles import missing_text
 from highwater.model.units import counted, span_text, whole_span_text
 from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
+from highwater.watch.starts import SEEMS_LOADING, STARTS_ENDED, stopped_text
 
 __all__ = ["Deed", "JudgedReport", "Reason", "Verdict", "VerdictState", "verdict"]
 

@@ -189,6 +189,33 @@ def no_extension(capabilities: Capabilities) -> str | None:
     return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}, or with {_PLUGIN}"
 
 
+def setup_hint(capabilities: Capabilities) -> str | None:
+    """Return what to add to the engine's environment and command line, so that the workers' memory can be read.
+
+    ``None`` where it can, and where it could: recorders that are silent are there.
+    """
+    if capabilities.collective_rpc or capabilities.has_recorders:
+        return None
+    flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds highwater_worker on its PYTHONPATH)"
+    if not capabilities.dev_mode:
+        return (
+            f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}; to only watch it, run `highwater "
+            "extension --copy-to DIR`, start vLLM with DIR on its PYTHONPATH and HIGHWATER_RECORDER_DIR=FOLDER in its "
+            "environment, and the sidecar with recorder_dir=FOLDER"
+        )
+    if capabilities.extension is None and capabilities.server_info:
+        return f"start vLLM with {flag}"
+    if capabilities.extension is None:
+        return (
+            f"vLLM does not report its worker extension class (GET /server_info); if it was started with {flag}, "
+            "set engine_has_extension=true"
+        )
+    return (
+        f"vLLM was started with --worker-extension-cls {capabilities.extension}; if that class inherits from "
+        f"{EXTENSION}, set engine_has_extension=true"
+    )
+
+
 class Detection:
     """The capabilities of one engine, and of the one that takes its place.
 

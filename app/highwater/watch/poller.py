@@ -15,8 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from highwater.engine.capabilities import Capabilities
-from highwater.engine.hints import loading_phase, missing_hint, setup_hint
+from highwater.engine.capabilities import Capabilities, setup_hint
 from highwater.engine.life import EngineLife, Lives
 from highwater.model.components import account
 from highwater.model.engine import LOAD_FIGURES, STATES, EngineLoad, EngineStatus, MissingRank, StateTraits
@@ -26,13 +25,13 @@ from highwater.model.report import Report
 from highwater.process.errors import EngineUnreachable
 from highwater.process.logs import contained
 from highwater.watch.history import History
-from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_ranks, workers_left
+from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_hint, missing_ranks, workers_left
 from highwater.watch.recorder.progress import beside_silent
 from highwater.watch.recorder.recorders import Coverage
 from highwater.watch.reports import Reports, stale
 from highwater.watch.round import ProcessSigns, Round
 from highwater.watch.rounds import Rounds
-from highwater.watch.starts import NOTHING_SEEN, EngineProcesses, Starts
+from highwater.watch.starts import NOTHING_SEEN, EngineProcesses, Starts, loading_phase, phases_done
 from highwater.watch.verdict import EngineVerdict, decide
 
 # The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
@@ -307,8 +306,7 @@ class Poller:
         took = [start[-1].at + start[-1].seconds - start[0].at for rank in ranks if (start := rank.start)]
         if took and self._traits.is_up:
             self._last_start_seconds = max(took)
-        starts = [record.table.start for record in seen.records if record.table is not None] if is_loading else []
-        done = min(starts, key=len, default=())
+        done = phases_done(seen.records) if is_loading else ()
         return EngineStatus(
             url=self._rounds.url,
             state=self._verdict.state,

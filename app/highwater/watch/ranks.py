@@ -11,6 +11,7 @@ from highwater.engine.capabilities import Capabilities
 from highwater.model.components import account
 from highwater.model.engine import EngineLoad, MissingRank
 from highwater.model.rank import RankReading
+from highwater.model.titles import missing_text
 from highwater.watch.recorder.contents import MAX_RANKS, Identity
 from highwater.watch.recorder.progress import NO_STEP_SECONDS
 from highwater.watch.recorder.rank import RankRecord
@@ -129,6 +130,18 @@ def _missing(
         last_seen_at=newest.taken_at if newest is not None else None,
         used_bytes=newest.used_bytes if newest is not None else None,
     )
+
+
+def missing_hint(missing: Sequence[MissingRank], expected: int, recorders_problem: str | None) -> str:
+    """Return a sentence on the missing ranks; ``recorders_problem``: empty if none, ``None`` without recorders."""
+    there = f"{expected - len(missing)} of {expected} ranks"
+    if recorders_problem is None:
+        return (
+            f"{there} answer: vLLM's collective_rpc returns only the first data-parallel engine's results; with "
+            "recorder_dir the others report too"
+        )
+    problem = f"; {recorders_problem}" if recorders_problem else ""
+    return f"{there} report; missing: {missing_text(missing)}{problem}"
 
 
 # --- data-parallel engines ---

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from highwater.engine.hints import kv_blocks_held
 from highwater.model.engine import Progress, ProgressVerdict
 from highwater.watch.recorder.contents import RankProgress, RankStatus
 from highwater.watch.recorder.rank import RankRecord
@@ -263,6 +262,15 @@ def _no_work(seconds: float, asked: str, last: str) -> _Finding:
 
 
 # --- facts about records and demand ---
+
+
+def kv_blocks_held(connector: str | None, usage: float | None) -> str:
+    """Return who may hold KV blocks while no request runs; ``connector``: as ``Capabilities``."""
+    who = "whether a KV connector holds them is not known (in development mode GET /server_info names it)"
+    if connector is not None:
+        ended = f"the KV connector {connector} may hold those of requests that have ended, or that it loads"
+        who = ended if connector else "no KV connector is configured, and what holds them is not known"
+    return f"KV blocks are in use{f' ({usage:.1%})' if usage else ''} though no request runs: {who}"
 
 
 def _requests(demand: Demand) -> str | None:
