@@ -136,11 +136,20 @@ class StartAttempts:
             known = next((one for one in self._under_way if one.life.processes & life.processes), None)
             if known is None and not life.is_serving and life.last_at <= self._over_at:
                 self._close([life])
-            elif life.is_running:
-                self._go_on(known, life, at)
-            else:
+            elif not life.is_running:
                 ended.append(self._ended(life, known))
-        return (*ended, *self._vanished(lives))
+            elif known is None:
+                self._under_way += (_UnderWay(life, at),)
+            else:
+                joined = replace(life, has_server=life.has_server or known.life.has_server)
+                now = replace(known, life=joined, missing=0)
+                self._under_way = tuple(now if one is known else one for one in self._under_way)
+        present = _processes_of(lives)
+        looked = [
+            replace(one, missing=0 if one.life.processes & present else one.missing + 1) for one in self._under_way
+        ]
+        self._under_way = tuple(one for one in looked if one.missing < MISSING_LOOKS)
+        return (*ended, *(self._count(one, _BY_ITSELF) for one in looked if one.missing >= MISSING_LOOKS))
 
     def recorders_told(self, workers: frozenset[Process], at: float) -> bool:
         if self._over.keys() & workers:
@@ -178,28 +187,12 @@ class StartAttempts:
         self._over_at = at + LAG_SECONDS
         self.failed, self.last = self.failed + 1, EndedStart(id="", at=at, end=end)
 
-    def _go_on(self, known: _UnderWay | None, life: ProcessLife, at: float) -> None:
-        if known is None:
-            self._under_way += (_UnderWay(life, at),)
-            return
-        joined = replace(life, has_server=life.has_server or known.life.has_server)
-        now = replace(known, life=joined, missing=0)
-        self._under_way = tuple(now if one is known else one for one in self._under_way)
-
     def _ended(self, life: ProcessLife, known: _UnderWay | None) -> EndedStart:
         self._close([life])
         self._over_at = max(self._over_at, life.last_at)
         was_served = known is not None and known.life.has_server and not life.has_server
         end = replace(life.end, how=_BY_ITSELF.how) if was_served and life.end.how == _SILENT.how else life.end
         return self._count(_UnderWay(life, life.last_at) if known is None else replace(known, life=life), end)
-
-    def _vanished(self, lives: Sequence[ProcessLife]) -> list[EndedStart]:
-        present = _processes_of(lives)
-        looked = [
-            replace(one, missing=0 if one.life.processes & present else one.missing + 1) for one in self._under_way
-        ]
-        self._under_way = tuple(one for one in looked if one.missing < MISSING_LOOKS)
-        return [self._count(one, _BY_ITSELF) for one in looked if one.missing >= MISSING_LOOKS]
 
     def _count(self, start: _UnderWay, end: EndedLife) -> EndedStart:
         is_again = self.last is not None and start.since - self.last.at < LOOP_SECONDS

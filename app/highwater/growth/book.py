@@ -23,8 +23,7 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from highwater.growth.floors import MAX_FLOORS, Floor, superfluous
-from highwater.growth.series import Place, SeriesKey
+from highwater.growth.series import MAX_FLOORS, Floor, Place, SeriesKey, superfluous
 from highwater.model.engine import WorkCounts
 from highwater.model.growth import GrowthUnit
 from highwater.model.units import MIB

@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from highwater.host.parts import SHM
 from highwater.host.reading import (
+    SHM,
     ContainerMemory,
     Observer,
     PressureStall,

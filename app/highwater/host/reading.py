@@ -29,6 +29,7 @@ Source: TypeAlias = Literal["file", "proc", "listed"]
 Observer: TypeAlias = Literal["engine", "sidecar"]
 """The side whose process read the figures."""
 
+SHM: Final = "/dev/shm"  # noqa: S108 - a name to show
 ShmState: TypeAlias = Literal["in_use", "unlinked", "left_over", "not_known"]
 """The knowledge of who has files of ``/dev/shm`` open.
 

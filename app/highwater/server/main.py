@@ -209,7 +209,7 @@ class _App(Parts):
             now=self.clocks.wall(),
             sidecar_started_at=self.history.began_at,
             policy=self.governor.status(),
-            host=None if host is None else host.summary,
+            host=None if host is None else host.report.summary,
             growth=replace(now.growth, series=self.growth.verdicts()),
             proxy=None if ended is None else ProxyLoad(requests_ended=ended, requests_under_way=under_way),
             door=None if self.door is None else self.door.state(),

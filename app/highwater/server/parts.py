@@ -41,8 +41,7 @@ from highwater.growth.series import Measured, host_series
 from highwater.growth.watch import GrowthWatch
 from highwater.host.needs import CacheCounts
 from highwater.host.process_lives import ProcessLives
-from highwater.host.reader import HostReader
-from highwater.host.watch import HostWatch
+from highwater.host.watch import HostReader, HostWatch
 from highwater.model.rank import RankReading
 from highwater.process.clocks import Clocks
 from highwater.process.logs import InternalErrors

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.growth.floors import Bound, Floor, Happening
 from highwater.growth.judging import judge
+from highwater.growth.series import Bound, Floor, Happening
 from highwater.model.units import GIB, MIB
 from tests.unit.growth.traces import (
     Value,

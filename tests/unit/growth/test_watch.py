@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 
 from highwater.growth.book import MAX_FILE_BYTES, FloorBook, FloorFile
-from highwater.growth.floors import MAX_FLOORS, Bound, IdlePeriod, follow, is_due, superfluous
-from highwater.growth.series import Measured, SeriesKey, device_series
-from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch
+from highwater.growth.series import (
+    MAX_FLOORS,
+    Bound,
+    Measured,
+    SeriesKey,
+    device_series,
+    superfluous,
+)
+from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch, IdlePeriod, follow, is_due
 from highwater.model.components import account
 from highwater.model.engine import EngineStatus, Progress, WorkCounts
 from highwater.model.rank import Components, Device, EncoderCache, Launch, RankReading, WorkerMemory

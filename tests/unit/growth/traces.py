@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from highwater.growth.floors import MAX_FLOORS, Bound, Floor, superfluous
 from highwater.growth.judging import Judgement, judge
+from highwater.growth.series import MAX_FLOORS, Bound, Floor, superfluous
 from highwater.model.units import GIB, MIB
 
 HOUR = 3600.0

@@ -10,10 +10,10 @@ import pytest
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.rules.book import host_findings
 from highwater.host.needs import CacheCounts
-from highwater.host.past import MAX_PARTS, GrownPart, HostPast
-from highwater.host.reader import HostReader
+from highwater.host.past import MAX_PARTS, HostPast
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
-from highwater.host.watch import HostWatch
+from highwater.host.report import GrownPart
+from highwater.host.watch import HostReader, HostWatch
 from highwater.http.text.host import host_text
 from highwater.model.units import MIB
 from highwater.process.clocks import Clocks
@@ -191,7 +191,7 @@ async def test_the_host_report_names_the_part_that_grows_and_its_pace(pod):
     assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 min, +480 MiB a minute. Its pid is 2." in found.text
     assert "memray attach PID" in found.advice
     assert "--mm-processor-cache-gb" not in found.advice
-    assert pod.watch.now.summary.warnings[0] == found.text
+    assert pod.watch.now.report.summary.warnings[0] == found.text
 
 
 def test_the_number_of_parts_is_bounded():

@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from highwater.host import reader as reader_module
-from highwater.host.reader import HostReader
+from highwater.host import watch as reader_module
 from highwater.host.reading import ShmMemory, name_of
 from highwater.host.report import HostReport, report_of
-from highwater.host.watch import HostWatch
+from highwater.host.watch import HostReader, HostWatch
 from highwater.http.text.host import host_text
 from highwater.model.components import account
 from highwater.model.rank import Device, WorkerMemory

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.host.needs import CacheCounts, processor_caches, shm_needs
-from highwater.host.past import Outlook, OutlookWindow
+from highwater.host.past import OutlookWindow
 from highwater.host.reading import (
     EngineMemorySettings,
     MachineMemory,
@@ -15,7 +15,7 @@ from highwater.host.reading import (
     ShmMemory,
     ShmOwner,
 )
-from highwater.host.report import report_of, summary_of
+from highwater.host.report import Outlook, report_of
 from highwater.http.text.host import host_text
 from highwater.model.units import GIB, MIB
 from tests.unit.host.recorded import reading
@@ -169,4 +169,4 @@ def test_what_else_runs_in_the_container_is_not_of_the_engine():
     counted = f"{len(given.processes) + 2} processes of the container, {ours} of the engine"
     assert counted in host_text(report)
     assert counted in host_text(replace(report, reading=replace(report.reading, container=None)))
-    assert summary_of(report.reading, Outlook()).processes == ours
+    assert report.summary.processes == ours
