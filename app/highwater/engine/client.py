@@ -19,7 +19,7 @@ from typing import Any, Self
 import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from highwater.model.rank import rank_title
+from highwater.model.rank import Process, rank_title
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import (
     EngineGarbled,
@@ -80,13 +80,16 @@ class WorkerAnswer(dict[str, Any]):
 
     @property
     def code(self) -> str | None:
-        """The code of its error; ``None`` without one."""
         code = self._error.get("code")
         return code if isinstance(code, str) else None
 
     @property
     def message(self) -> str:
         return str(self._error.get("message", "no reason given"))
+
+    @property
+    def process(self) -> Process:
+        return Process(self.get("host"), self.get("pid"), self.get("pid_started"))
 
     @property
     def rank_name(self) -> str:
@@ -181,7 +184,7 @@ class Engine:
             return None
 
     async def get_text(self, path: str) -> str:
-        """Return the text at ``path``. Raises EngineRefused: the status is 400 or more."""
+        """Raises EngineRefused: the status is 400 or more."""
         response = await self._read(path)
         if response.status >= HTTP_ERROR:
             raise EngineRefused(f"GET {path} answered {response.status}", response.status)

@@ -110,7 +110,7 @@ class StartAttempts:
         self._unconfirmed: deque[float] = deque(maxlen=_MAX_UNCONFIRMED)
 
     def responded(self, lives: Iterable[ProcessLife]) -> None:
-        """Note that the engine responds: none of these processes is of a start any more."""
+        """None of these processes is of a start any more."""
         self.failed, self.last = 0, None
         self._has_looked = True
         self._close(lives)
@@ -375,12 +375,12 @@ class Lives:
         return tuple(rank for rank in kept if rank.pid_started is not None and now.get(rank.key) == rank.process)
 
 
-def local_start(proc: Path = Path("/proc")) -> Callable[[RankReading], float | None]:
+def local_start() -> Callable[[RankReading], float | None]:
     """Return a function for the start time of a process of this machine, in Unix seconds; of others it is unknown."""
     host, ticks = socket.gethostname(), os.sysconf("SC_CLK_TCK")
     booted_at: float | None = None
     with suppress(OSError, ValueError, IndexError, StopIteration):
-        lines = (proc / "stat").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path("/proc/stat").read_text(encoding="ascii", errors="replace").splitlines()
         booted_at = float(next(line.split()[1] for line in lines if line.startswith("btime ")))
 
     def started_at(rank: RankReading) -> float | None:

@@ -77,7 +77,7 @@ class Judgement:
     """A verdict and its evidence.
 
     Attributes:
-        why: Why it is not known; empty for other verdicts.
+        why: Of ``not_known``.
         grown: From the first floors that count to the last.
         floors: How many count, of a leak those of its window; ``window_seconds``: from the first to the last of them.
         since: When the verdict changed to this one, in Unix seconds.
@@ -163,7 +163,6 @@ def _verdict(
 
 
 def _bound_of(rise: Rise, value: float, bounds: Sequence[Bound], scale: Scale) -> Bound | None:
-    """Return the bound that the rise is on its way to."""
     drivers = {rise.driver, *rise.also}
     if "request" in drivers or "image" not in rise.lines:  # a request without an image has tokens too
         drivers -= {"1k_tokens"}
@@ -230,8 +229,8 @@ PASSED_RATIO: Final = 1.05
 EVENT_SECONDS: Final = 60.0
 
 
-def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening] = ()) -> Step | None:
-    """Return the step that makes up nearly all growth; ``None`` where no single step does."""
+def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening]) -> Step | None:
+    """``None`` where no single step makes up nearly all growth."""
     values = [floor.value for floor in floors]
     if len(values) < 2 * MIN_SIDE:
         return None
@@ -286,7 +285,6 @@ def has_levelled_off(floors: Sequence[Floor], scale: Scale) -> bool:
 
 
 def has_trend(floors: Sequence[Floor], scale: Scale) -> bool:
-    """Return whether a series has risen by more than its noise."""
     values = [floor.value for floor in binned(floors, MAX_BINS)]
     grown = end_of(values) - start_of(values)
     return grown >= scale.min_growth and kendall(values, scale.grain) >= MIN_TREND
@@ -322,7 +320,7 @@ _ALIKE: Final = "; requests that each hold more bytes, such as larger images, lo
 
 
 def series_growth(
-    key: SeriesKey, judgement: Judgement, *, measured: Measured | None, now: float, is_over: bool = False
+    key: SeriesKey, judgement: Judgement, *, measured: Measured | None, now: float, is_over: bool
 ) -> SeriesGrowth:
     """Return the verdict as it is reported at a wall time; ``measured`` has the limit of a series that was measured."""
     leak, bound, step = judgement.leak, judgement.bound, judgement.step

@@ -89,7 +89,7 @@ class Rise:
         return self.lines[self.driver]
 
 
-def find_rise(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening] = ()) -> Rise | None:
+def find_rise(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening]) -> Rise | None:
     """Return the rise in the longest window that shows one; ``None`` where none does.
 
     The floors are oldest first, without the start's. Values before a reset are not compared with those after it.
@@ -321,7 +321,7 @@ def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> FittedLine | None:
     return FittedLine(slope, low, high, sum(nearest) / len(nearest))
 
 
-def kendall(ys: Sequence[float], grain: float = 0.0) -> float:
+def kendall(ys: Sequence[float], grain: float) -> float:
     """Return Kendall's statistic of values in order of time, from -1 (every pair falls) to 1 (every pair rises).
 
     A pair that differs by no more than ``grain`` neither rises nor falls.

@@ -247,7 +247,7 @@ _ROLES: Final[frozenset[Role]] = frozenset(
 _FILLED_BY: Final[frozenset[GrowthDriver]] = frozenset({"new_image", "image", "1k_tokens"})
 
 
-def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[RankReading] = ()) -> Iterator[Measured]:
+def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[RankReading]) -> Iterator[Measured]:
     """Yield each process's memory, descriptors and threads, and the used bytes of ``/dev/shm``.
 
     The present idle period, or window of load, has lasted for ``idle_seconds``: older figures are of before it. The

@@ -35,7 +35,7 @@ from highwater.model.engine import WorkCounts
 from highwater.model.growth import GrowthGround, GrowthKind, SeriesGrowth
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
-from highwater.process.clocks import SYSTEM, Clocks
+from highwater.process.clocks import Clocks
 from highwater.process.errors import UnknownName
 from highwater.process.logs import contained
 from highwater.watch.history import History
@@ -132,7 +132,7 @@ class GrowthWatch:
         file: FloorFile,
         *,
         host_series: HostSeries,
-        clocks: Clocks = SYSTEM,
+        clocks: Clocks,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._history = history
@@ -168,7 +168,7 @@ class GrowthWatch:
         self._log_problem()
 
     def notice(self, report: Report) -> None:
-        """Take a new report, which ``run`` examines. Never blocks the poller."""
+        """Take a report, which ``run`` examines: this never blocks the poller."""
         self._report = report
         self._idle = follow(self._idle, report, self._monotonic())
         self._asleep = follow_sleep(self._asleep, report, self._monotonic())
@@ -195,7 +195,16 @@ class GrowthWatch:
         await self._take_window(report)
         judged = [name for name, _ in zip(tuple(self._open), range(JUDGED_AT_ONCE), strict=False)]
         if judged:
-            happenings = self._happenings()
+            ahead = self._wall() - self._monotonic()
+            happenings = [
+                Happening(
+                    event.at - ahead,
+                    event.summary,
+                    is_reset=event.kind == "reset" and event.result is not None and event.result.outcome == "done",
+                )
+                for event in reversed(self._history.events())
+                if event.kind in _EVENTS
+            ]
             for one in judged:
                 del self._open[one]
                 self._judge(*one, happenings)
@@ -320,18 +329,6 @@ class GrowthWatch:
 
     def _grounds(self, ground: GrowthGround) -> tuple[_Floors, ...]:
         return (self._windows,) if ground == "equal_work" else tuple(self._idle_floors.values())
-
-    def _happenings(self) -> list[Happening]:
-        ahead = self._wall() - self._monotonic()
-        return [
-            Happening(
-                event.at - ahead,
-                event.summary,
-                is_reset=event.kind == "reset" and event.result is not None and event.result.outcome == "done",
-            )
-            for event in reversed(self._history.events())
-            if event.kind in _EVENTS
-        ]
 
     def _log_problem(self) -> None:
         problem = self._file.problem

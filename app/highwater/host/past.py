@@ -130,7 +130,7 @@ class HostPast:
         self._fills = dict(fills[:MAX_FILLS])
 
     def present_parts(self, reading: HostReading) -> tuple[GrownPart, ...]:
-        """Return the parts of this reading, which is the last one that was added, as in ``HostFacts.parts``."""
+        """As ``HostFacts.parts``, of this reading, which is the last one that was added."""
         return _most_grown_first(self._courses[key] for key, _ in _parts_in(reading) if key in self._courses)
 
     def facts(self, reading: HostReading, caches: ProcessorCaches) -> HostFacts:

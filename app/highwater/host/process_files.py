@@ -118,15 +118,15 @@ class ProcessFiles:
 
     Args:
         folder: The recorders' folder; ``None``: no files are read.
-        machine: The machine whose processes they may be; by default the sidecar's.
+        machine: The machine whose processes they may be.
     """
 
-    def __init__(self, folder: Path | None, machine: Machine | None = None) -> None:
+    def __init__(self, folder: Path | None, machine: Machine) -> None:
         self.problems: tuple[str, ...] = ()
         self.silent: tuple[ProcessRecord, ...] = ()
         self._has_folder = folder is not None
         self._folder = folder or Path()
-        self._machine = machine or Machine()
+        self._machine = machine
         # Files that have not changed since are not read again, those of processes that have ended included.
         self._known: dict[str, _Known] = {}
 

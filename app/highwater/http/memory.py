@@ -39,8 +39,8 @@ from highwater.model.titles import missing_text
 from highwater.model.totals import compare
 from highwater.process.errors import EngineError, NotAvailable, UnknownName
 from highwater.process.exit_codes import ATTENTION, OK
-from highwater.watch.encoder_cache import EntriesReading, RankEntries
 from highwater.watch.history import MARKS_KEPT
+from highwater.watch.sources import EntriesReading, RankEntries
 
 _REPORT: Final = TypeAdapter(JudgedReport)
 _DELTAS: Final = TypeAdapter(tuple[RankDelta, ...])

@@ -37,8 +37,8 @@ from highwater.server.parts import Parts
 from highwater.server.settings.sections import IncidentSettings
 from highwater.server.settings.settings import Settings
 from highwater.server.sidecar import Loops, Sidecar, WaitingLog
-from highwater.watch.encoder_cache import EncoderCacheEntries
 from highwater.watch.snapshots import Snapshots
+from highwater.watch.sources import EncoderCacheEntries
 
 # An engine's first answer may tell that it was restarted, and what a recorder writes next shows that it runs.
 FIRST_READINGS: Final = 3

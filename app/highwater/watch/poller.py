@@ -1,4 +1,4 @@
-"""The poll loop: makes a round of requests (``rounds``), accounts for the responses and keeps the report.
+"""The poll loop: makes a round of requests (``rounds``), accounts for the responses, keeps the report, passes it on.
 
 Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back. Where every
 rank has a recorder no worker is called to watch it (``round``): vLLM's multiprocess workers spin on a core for a second
@@ -13,26 +13,102 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from highwater.engine.capabilities import Capabilities, setup_hint
 from highwater.engine.life import EngineLife, Lives
 from highwater.model.components import account
 from highwater.model.engine import LOAD_FIGURES, STATES, EngineLoad, EngineStatus, MissingRank, StateTraits
 from highwater.model.growth import TRACK_SECONDS, growth_since_ready, without_forecast
-from highwater.model.rank import EncoderCacheTotals, RankReading, are_recorded
+from highwater.model.rank import EncoderCacheTotals, RankKey, RankReading, are_recorded
 from highwater.model.report import Report
+from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineUnreachable
 from highwater.process.logs import contained
 from highwater.watch.history import History
 from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_hint, missing_ranks, workers_left
 from highwater.watch.recorder.progress import beside_silent
+from highwater.watch.recorder.rank import RankRecord
 from highwater.watch.recorder.recorders import Coverage
-from highwater.watch.reports import Reports, stale
-from highwater.watch.round import ProcessSigns, Round
+from highwater.watch.round import EngineVerdict, ProcessSigns, Round, decide
 from highwater.watch.rounds import Rounds
-from highwater.watch.starts import NOTHING_SEEN, EngineProcesses, Starts, loading_phase, phases_done
-from highwater.watch.verdict import EngineVerdict, decide
+from highwater.watch.starts import EngineProcesses, Starts, loading_phase, phases_done
+
+
+class _Arrival(NamedTuple):
+    """The time of a reading by the clocks of this machine: a rank's own may be set differently."""
+
+    stamp: float  # its time by the worker's clock
+    mono: float  # monotonic seconds
+    at: float  # Unix seconds, as they were when it came
+
+
+class Reports:
+    """Dates the readings, keeps the report that was made of them last, and passes each one on.
+
+    A report that is older than ``stale_seconds`` is stale. ``last`` is the report as it was made, and ``load`` are the
+    engine's last own counts.
+    """
+
+    def __init__(self, url: str, clocks: Clocks, stale_seconds: float, *, internal_error: Callable[[], None]) -> None:
+        self.last = Report(engine=EngineStatus(url=url, state="starting", hint="not asked yet"))
+        self.load = EngineLoad()
+        self.listeners: list[Callable[[Report], None]] = []
+        self._clocks = clocks
+        self._stale_seconds = stale_seconds
+        self._internal_error = internal_error
+        self._arrivals: dict[RankKey, _Arrival] = {}
+
+    def current(self) -> Report:
+        if self.last.taken_at is None:
+            return self.last
+        aged = replace(self.last, age_seconds=self.age_seconds)
+        return stale(aged) if aged.stale or self.age_seconds > self._stale_seconds else aged
+
+    def keep(self, report: Report, load: EngineLoad | None = None) -> None:
+        self.last = report
+        self.load = load or self.load
+
+    def subscribe(self, listener: Callable[[Report], None]) -> None:
+        self.listeners.append(listener)
+
+    def publish(self) -> Report:
+        report = self.current()
+        for listener in self.listeners:
+            name = getattr(listener, "__qualname__", listener)
+            # The others must have it, and whoever asked for this round: a relief that is under way, for one.
+            with contained(self._internal_error, log, "a listener of reports failed: %s", name):
+                listener(report)
+        return report
+
+    # --- the time of the readings ---
+
+    @property
+    def age_seconds(self) -> float:
+        now = self._clocks.monotonic()
+        return max((now - arrival.mono for arrival in self._arrivals.values()), default=0.0)
+
+    @property
+    def taken_at(self) -> float:
+        """The time of the oldest of the readings, in Unix seconds; now without any."""
+        return min((arrival.at for arrival in self._arrivals.values()), default=self._clocks.wall())
+
+    def dated(self, ranks: Sequence[RankReading], records: Sequence[RankRecord]) -> tuple[RankReading, ...]:
+        """Return the readings with their ages: a response came now, a record as long ago as its writer's clock says."""
+        ages = {record.identity.key: record.reading_age_seconds or 0.0 for record in records}
+        now, wall, known, self._arrivals = self._clocks.monotonic(), self._clocks.wall(), self._arrivals, {}
+        for rank in ranks:
+            arrival = known.get(rank.key)
+            if arrival is None or arrival.stamp != rank.taken_at:
+                ago = ages.get(rank.key, 0.0) if rank.source == "recorder" else 0.0
+                arrival = _Arrival(rank.taken_at, now - ago, wall - ago)
+            self._arrivals[rank.key] = arrival
+        return tuple(replace(rank, age_seconds=max(now - self._arrivals[rank.key].mono, 0.0)) for rank in ranks)
+
+
+def stale(report: Report) -> Report:
+    return replace(report, stale=True, growth=without_forecast(report.growth))
+
 
 # The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
 MIN_READ_SECONDS = 0.05
@@ -53,9 +129,9 @@ class Poller:
         lives: Lives,
         reports: Reports,
         *,
-        processes: EngineProcesses = NOTHING_SEEN,
-        launched: Callable[[RankReading, str | None], RankReading] = lambda reading, _: reading,
-        internal_error: Callable[[], None] = lambda: None,
+        processes: EngineProcesses,
+        launched: Callable[[RankReading, str | None], RankReading],
+        internal_error: Callable[[], None],
     ) -> None:
         self.reports = reports
         self.starts = Starts(rounds.url, rounds.clocks, rounds.recorders, lives, history=history, processes=processes)
@@ -175,9 +251,13 @@ class Poller:
             self._up_since = self._clocks.monotonic()
             self.starts.came_up()
         self._note_life(seen, ranks, before)
-        missing = (
-            seen.before.last.ranks_missing if ranks is None and not seen.records else self._missing(ranks or (), seen)
-        )
+        last = seen.before.last
+        missing = last.ranks_missing
+        if self._traits.is_absent and (ranks is not None or seen.records):
+            missing = ()  # of an engine that has ended none is missing, and while it loads they come one by one
+        elif ranks is not None or seen.records:
+            sizes = Sizes.of(self.capabilities) or Sizes.recorded(seen.records)
+            missing = missing_ranks(sizes, ranks or (), seen.records, last.ranks_missing, last.ranks)
         if self._verdict.since != before.since:
             self._state_since = self._clocks.wall() - (self._clocks.monotonic() - (self._verdict.since or 0.0))
         status = self._status(seen, ranks or (), missing)
@@ -239,12 +319,6 @@ class Poller:
             kept=tuple(rank for rank in seen.before.last.ranks if rank.source == "rpc") if holds else (),
             fuller_for_seconds=self._times.idle_poll_seconds,
         )
-
-    def _missing(self, ranks: Sequence[RankReading], seen: Round) -> tuple[MissingRank, ...]:
-        if self._traits.is_absent:
-            return ()  # of an engine that has ended none is missing, and while it loads they come one after the other
-        sizes = Sizes.of(self.capabilities) or Sizes.recorded(seen.records)
-        return missing_ranks(sizes, ranks, seen.records, seen.before.last.ranks_missing, seen.before.last.ranks)
 
     def _report(
         self,

@@ -21,7 +21,7 @@ def best_readings(
     answered: Sequence[RankReading],
     records: Sequence[RankRecord],
     *,
-    kept: Sequence[RankReading] = (),
+    kept: Sequence[RankReading],
     fuller_for_seconds: float,
 ) -> tuple[RankReading, ...] | None:
     """Return every rank's best reading, in the ranks' order; ``None`` without any.
@@ -85,7 +85,10 @@ def missing_ranks(
     silent = {_place(record.identity, tensor_parallel): record for record in records}
     last = {_place(rank, tensor_parallel): rank for rank in was}
     known = {_place(rank, tensor_parallel): rank for rank in before}
-    first = _first_replica(sizes.data_parallel, (*there, *silent, *last))
+    numbers = {dp_rank for dp_rank, _, _ in (*there, *silent, *last)}
+    # Behind an external load balancer a server has a range of all replicas.
+    is_first = max(numbers, default=0) < sizes.data_parallel
+    first = 0 if is_first else min(numbers) // sizes.data_parallel * sizes.data_parallel
     replicas = range(first, first + sizes.data_parallel)
     return tuple(
         _missing(place, silent.get(place), last.get(place), known.get(place))
@@ -95,12 +98,6 @@ def missing_ranks(
 
 
 _Place: TypeAlias = tuple[int, int, int]
-
-
-def _first_replica(replicas: int, known_places: Iterable[_Place]) -> int:
-    """Return the first replica's number: behind an external load balancer a server has a range of all replicas."""
-    numbers = {dp_rank for dp_rank, _, _ in known_places}
-    return 0 if max(numbers, default=0) < replicas else min(numbers) // replicas * replicas
 
 
 def _place(rank: RankReading | MissingRank | Identity, tensor_parallel: int) -> _Place:

@@ -24,8 +24,7 @@ from highwater.watch.ranks import workers_left
 from highwater.watch.recorder.progress import SILENT_SECONDS, SilentCore
 from highwater.watch.recorder.rank import RankRecord, processes_of
 from highwater.watch.recorder.recorders import Recorders
-from highwater.watch.round import Round
-from highwater.watch.verdict import EngineVerdict
+from highwater.watch.round import EngineVerdict, Round
 
 MAX_ENDED_STARTS = 64
 PREFIX = "the engine did not start: "
@@ -55,9 +54,6 @@ class EngineProcesses:
     stopped: Callable[[], str | None] = lambda: None
     silent_core: Callable[[], SilentCore | None] = lambda: None
     unseen_starts: str = ""
-
-
-NOTHING_SEEN: Final = EngineProcesses()
 
 
 class Starts:
@@ -157,7 +153,6 @@ class Starts:
         return is_another
 
     def note_stop(self) -> None:
-        """Note that the engine has ended in order, by its log or its workers' files."""
         if self.stopped_at is None:
             self.stopped_at = self._clocks.wall()
 
@@ -228,12 +223,11 @@ _NEXT_PHASE: Final = {
 
 
 def loading_phase(done: Sequence[StartPhase]) -> str:
-    """Return what a start does now, in a few words, by the phases that the slowest worker has done."""
     return _NEXT_PHASE.get(done[-1].name, "starting its API server") if done else "starting its processes"
 
 
 def phases_done(records: Iterable[RankRecord]) -> tuple[StartPhase, ...]:
-    """Return the phases of a start that the slowest worker has done."""
+    """Those that the slowest worker has done."""
     starts = [record.table.start for record in records if record.table is not None]
     return min(starts, key=len, default=())
 

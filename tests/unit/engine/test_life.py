@@ -246,26 +246,20 @@ def test_a_start_that_ends_by_itself_soon_after_another_is_no_planned_stop(pause
     assert (first.may_be_planned, again.may_be_planned) == (True, is_planned)
 
 
-def test_an_api_server_that_removed_its_file_beside_one_that_did_not_was_not_planned_to_stop():
+FULL = EndedLife(how="ended without a word, probably killed by the kernel for memory,")
+
+
+@pytest.mark.parametrize(
+    ("left", "is_by_itself"),
+    [(EndedLife(how=WORD.how, processes="EngineCore"), True), (FULL, False), (KILLED, False)],
+    ids=["beside one that did not", "its container nearly full", "after a kill by the kernel"],
+)
+def test_an_api_server_that_removed_its_file_was_not_planned_to_stop(left, is_by_itself):
     attempts = watched()
     look(attempts, 5.0, life(1, 5.0))
-    left = EndedLife(how=WORD.how, processes="EngineCore")
     (ended,) = look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False, end=left))
-    assert (ended.is_by_itself, ended.may_be_planned) == (True, False)
-
-
-def test_a_container_that_was_nearly_full_is_named_though_its_api_server_ended_by_itself():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
-    full = EndedLife(how="ended without a word, probably killed by the kernel for memory,")
-    assert look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False, end=full))[0].end == full
-
-
-def test_an_api_server_that_outlived_a_kill_by_the_kernel_did_not_end_in_order():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
-    (ended,) = look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False, end=KILLED))
-    assert (ended.may_be_planned, ended.end) == (False, KILLED)
+    assert (ended.is_by_itself, ended.may_be_planned) == (is_by_itself, False)
+    assert is_by_itself or ended.end == left
 
 
 def test_the_log_and_the_files_tell_one_end_whoever_comes_first():

@@ -37,7 +37,6 @@ def version_1(root, limit=9223372036854771712):
 
 
 def test_version_2_by_kind(tmp_path):
-    """File pages without shared memory, the kernel's with socket buffers, and what cannot be dropped."""
     group(tmp_path, "pod", limit=str(6144 * MIB))
     root = machine(tmp_path, proc__self__cgroup="0::/pod\n")
     one = container_of(read_container(root))

@@ -102,7 +102,6 @@ async def test_of_one_process_that_was_killed_the_survivor_has_the_counter(pod):
 
 
 async def test_a_whole_container_that_was_killed_has_left_its_last_look(pod):
-    """All fall silent at one moment, and no counter is left: that is not known, and how full it was is."""
     await leak(pod)
     pod.now += 8.0
     facts = await pod.watch.facts()
@@ -120,6 +119,13 @@ async def test_one_that_was_stopped_before_does_not_hide_that_all_others_ended_t
     pod.now += 4.0
     facts = await pod.watch.facts()
     assert (facts.ended_together, pod.kills.recent(facts.reading)) == (2, None)
+
+
+async def test_processes_that_fall_silent_seconds_apart_have_not_ended_together(pod):
+    for role in ("api_server", "worker"):
+        pod.write(role, 460, kept=1600)
+        pod.now += 4.0
+    assert (await pod.watch.facts()).ended_together == 0
 
 
 async def test_files_that_are_gone_with_their_volume_have_been_read(pod):
@@ -217,7 +223,6 @@ def test_without_a_limit_the_machine_is_what_fills():
 
 
 def test_a_part_that_moves_by_itself_has_not_grown():
-    """Less than 64 MiB, or than a tenth."""
     part = GrownPart(kind="process", name="w", bytes=2000 * MIB, at=1.0, grown_bytes=150 * MIB, seconds=9.0)
     assert (part.has_grown, replace(part, grown_bytes=300 * MIB).has_grown) == (False, True)
     assert part.text == "w held the most, 1.95 GiB"

@@ -56,7 +56,6 @@ def test_left_overs_take_room_from_what_the_command_line_needs():
 
 
 def test_what_the_command_line_needs_of_shm():
-    """Two ranks: 160 MiB to the workers, 2 x 240 MiB back, 24 MiB of their group; what is not known is named."""
     needs = shm_needs(reading(engine=SETTINGS))
     assert needs.known_bytes == (160 + 480 + 24) * MIB
     assert [row.name for row in needs.unknown] == ["collectives of the CPU backend"]
@@ -107,7 +106,6 @@ def test_unknown_settings_are_not_taken_for_none():
 
 
 def test_the_pace_of_the_last_minutes_says_when_it_is_full():
-    """10 MiB a second with 1,000 MiB of room, once a minute has been seen; another container starts anew."""
     window, base = OutlookWindow(), replace(reading().container, limit_bytes=10_000 * MIB)
     for second in range(0, 61, 5):
         outlook = window.add(float(second), replace(base, kept_bytes=(8_400 + 10 * second) * MIB))

@@ -51,7 +51,6 @@ async def test_without_recorders_only_the_workers_own_answers_count(core):
 
 
 async def test_growth_is_told_from_the_baseline_on(core):
-    """The story: 3,782 MiB on each rank."""
     await core.tick()
     core.fake.serve_images()
     report = await core.tick()
@@ -149,7 +148,6 @@ async def test_an_engine_that_goes_is_gone_and_asked_anew_when_it_is_back(core, 
 
 
 async def test_one_broken_connection_is_not_an_end(core):
-    """The question is repeated: nobody notices, and growth is told from where it began."""
     await core.tick()
     core.fake.serve_images()
     core.fake.broken = [True]
@@ -159,7 +157,6 @@ async def test_one_broken_connection_is_not_an_end(core):
 
 
 async def test_connections_that_break_again_and_again_are_not_an_end_either(core):
-    """Somebody listens: it is slow, and answers nobody after the longest step; then it is the same engine again."""
     await core.tick()
     life = core.poller.life
     core.fake.serve_images()
@@ -195,7 +192,6 @@ async def test_the_same_processes_are_the_same_life_whatever_was_refused(core):
 
 
 async def test_an_engine_that_nobody_restarts_stays_gone(core):
-    """With for how long; the next one is another life."""
     await core.tick()
     core.fake.down = True
     states = [(await core.tick(20.0)).engine.state for _ in range(60)]
@@ -222,7 +218,6 @@ async def test_another_process_with_the_same_number_is_another_life(core):
 
 
 async def test_a_sidecar_that_starts_late_does_not_take_the_growth_for_the_baseline():
-    """Nobody saw the engine before it worked: growth is not known, and the report says why."""
     core = core_on()
     core.fake.serve_images()
     report = await core.tick()

@@ -114,7 +114,7 @@ def beside_silent(
     ranks: Sequence[RankRecord],
     *,
     requested_seconds: float,
-    max_step_seconds: float = MAX_STEP_SECONDS,
+    max_step_seconds: float,
 ) -> Progress | None:
     """Return the verdict where an EngineCore is silent, of an engine that is not held; ``progress`` is the ranks'.
 
