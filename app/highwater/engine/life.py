@@ -137,7 +137,12 @@ class StartAttempts:
             if known is None and not life.is_serving and life.last_at <= self._over_at:
                 self._close([life])
             elif not life.is_running:
-                ended.append(self._ended(life, known))
+                self._close([life])
+                self._over_at = max(self._over_at, life.last_at)
+                was_served = known is not None and known.life.has_server and not life.has_server
+                end = replace(life.end, how=_BY_ITSELF.how) if was_served and life.end.how == _SILENT.how else life.end
+                start = _UnderWay(life, life.last_at) if known is None else replace(known, life=life)
+                ended.append(self._count(start, end))
             elif known is None:
                 self._under_way += (_UnderWay(life, at),)
             else:
@@ -186,13 +191,6 @@ class StartAttempts:
         self._close(lives or [one.life for one in self._under_way[:1]])
         self._over_at = at + LAG_SECONDS
         self.failed, self.last = self.failed + 1, EndedStart(id="", at=at, end=end)
-
-    def _ended(self, life: ProcessLife, known: _UnderWay | None) -> EndedStart:
-        self._close([life])
-        self._over_at = max(self._over_at, life.last_at)
-        was_served = known is not None and known.life.has_server and not life.has_server
-        end = replace(life.end, how=_BY_ITSELF.how) if was_served and life.end.how == _SILENT.how else life.end
-        return self._count(_UnderWay(life, life.last_at) if known is None else replace(known, life=life), end)
 
     def _count(self, start: _UnderWay, end: EndedLife) -> EndedStart:
         is_again = self.last is not None and start.since - self.last.at < LOOP_SECONDS

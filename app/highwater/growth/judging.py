@@ -145,7 +145,13 @@ def _verdict(
 ) -> Judgement:
     known = before.leak if before is not None and before.kind == "leak" else None
     rise = find_rise(floors, scale, happenings)
-    bound = None if rise is None else _bound_of(rise, floors[-1].value, bounds, scale)
+    bound = None
+    if rise is not None:
+        drivers = {rise.driver, *rise.also}
+        if "request" in drivers or "image" not in rise.lines:  # a request without an image has tokens too
+            drivers -= {"1k_tokens"}
+        within = (one for one in bounds if is_within(one, floors[-1].value, scale))
+        bound = _lowest(one for one in within if not one.drivers or one.drivers & drivers)
     if rise is not None and bound is not None:
         if scale.is_loaded and bound.drivers and {rise.driver, *rise.also} - bound.drivers:
             return Judgement(kind="not_known", why=f"it leaks, or is on its way to {bound.what}: idle floors settle it")
@@ -160,15 +166,6 @@ def _verdict(
     if known is not None or find_rise(floors[:-CONFIRMING_FLOORS], scale, happenings) is not None:
         return Judgement(kind="leak", leak=leak)
     return Judgement(kind="not_known", why="it rises straight, and a few more floors have to confirm that")
-
-
-def _bound_of(rise: Rise, value: float, bounds: Sequence[Bound], scale: Scale) -> Bound | None:
-    drivers = {rise.driver, *rise.also}
-    if "request" in drivers or "image" not in rise.lines:  # a request without an image has tokens too
-        drivers -= {"1k_tokens"}
-    return _lowest(
-        bound for bound in bounds if is_within(bound, value, scale) and (not bound.drivers or bound.drivers & drivers)
-    )
 
 
 def _lowest(bounds: Iterable[Bound]) -> Bound | None:

@@ -16,7 +16,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from highwater.host.reading import HostReading, ProcessMemory, Role
+from highwater.host.reading import HostReading, Role
 from highwater.model.components import COMPONENTS
 from highwater.model.growth import GrowthDriver, GrowthGround, GrowthUnit
 from highwater.model.rank import Process, RankReading
@@ -253,7 +253,10 @@ def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[Ra
     The present idle period, or window of load, has lasted for ``idle_seconds``: older figures are of before it. The
     caches of ``ranks`` may lie on the host.
     """
-    cache = _processor_cache(reading)
+    engine, cache = reading.engine, None
+    if engine is not None and engine.is_multimodal and engine.mm_processor_cache_gb:
+        limit = float(int(engine.mm_processor_cache_gb * GIB))
+        cache = Bound(limit=limit, what="the processor cache's limit", drivers=_FILLED_BY, is_above_start=True)
     rank_of = {rank.process: rank for rank in ranks}
     # How much more host memory can be had, and the limit in words.
     container = reading.container
@@ -265,22 +268,28 @@ def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[Ra
             continue
         life, rank = life_of(process.process), rank_of.get(process.process)
         own_bytes = _own_bytes(process.anonymous_bytes, rank, idle_seconds)
+        by_design = [cache] if cache is not None and process.role in {"api_server", "engine_core"} else []
+        if rank is not None and rank.encoder_cache is not None and rank.encoder_cache.host_bytes:
+            budget = encoder_cache_bound(rank)  # of spilled outputs
+            if budget is not None and not rank.device.traits.is_host_memory:
+                by_design.append(replace(budget, drivers=_FILLED_BY, is_above_start=True))
         files, most_files = process.descriptors, process.descriptors_limit
         left_files = None if files is None or most_files is None else float(max(0, most_files - files))
-        files_by = None if left_files is None else "the process's limit of open files"
         for measure, value, bounds, left, what in (
-            ("anonymous_bytes", own_bytes, tuple(_bounds(process, cache, rank)), room, limit_by),
-            ("descriptors", files, (), left_files, files_by),
+            ("anonymous_bytes", own_bytes, tuple(by_design), room, limit_by),
+            ("descriptors", files, (), left_files, "the process's limit of open files"),
             ("threads", process.threads, (), None, None),
         ):
             if value is not None:
                 unit: GrowthUnit = "bytes" if measure.endswith("_bytes") else "count"
                 key = SeriesKey(process.name, measure, "host", unit, life)
-                yield Measured(key=key, value=float(value), bounds=bounds, room=left, limit_by=what)
+                yield Measured(
+                    key=key, value=float(value), bounds=bounds, room=left, limit_by=what if left is not None else None
+                )
     shm = reading.shm
     if shm is not None and shm.used_bytes is not None and shm.age_seconds < idle_seconds and reading.processes:
         life = life_of(reading.processes[0].process)
-        is_cache = cache is not None and reading.engine is not None and reading.engine.mm_processor_cache_type == "shm"
+        is_cache = engine is not None and engine.mm_processor_cache_type == "shm"
         yield Measured(
             key=SeriesKey("/dev/shm", "used_bytes", "host", "bytes", life),  # noqa: S108 - its name
             value=float(shm.used_bytes),
@@ -301,21 +310,3 @@ def _own_bytes(size: int | None, rank: RankReading | None, idle_seconds: float) 
     if rank.age_seconds >= idle_seconds:
         return None
     return size if cache is None else max(0, size - cache.device_bytes - cache.host_bytes)
-
-
-def _bounds(process: ProcessMemory, cache: Bound | None, rank: RankReading | None) -> Iterator[Bound]:
-    """Yield the limits of growth by design: a processor cache, and spilled encoder outputs."""
-    if cache is not None and process.role in {"api_server", "engine_core"}:
-        yield cache
-    if rank is not None and rank.encoder_cache is not None and rank.encoder_cache.host_bytes:
-        budget = encoder_cache_bound(rank)
-        if budget is not None and not rank.device.traits.is_host_memory:
-            yield replace(budget, drivers=_FILLED_BY, is_above_start=True)
-
-
-def _processor_cache(reading: HostReading) -> Bound | None:
-    engine = reading.engine
-    if engine is None or not engine.is_multimodal or not engine.mm_processor_cache_gb:
-        return None
-    limit = float(int(engine.mm_processor_cache_gb * GIB))
-    return Bound(limit=limit, what="the processor cache's limit", drivers=_FILLED_BY, is_above_start=True)

@@ -255,19 +255,16 @@ class Snapshots:
             if dry_run:
                 return Taken(None, measured)
             _check_room(measured)
-            return await self._take(payload, caller)
-
-    async def _take(self, payload: dict[str, Any], caller: Caller | None) -> Taken:
-        milliseconds = int(self._wall() * 1000)
-        second = time.strftime("%Y%m%dT%H%M%S", time.gmtime(milliseconds // 1000))
-        snapshot = f"{second}{milliseconds % 1000:03d}Z"
-        try:
-            ranks = await self._write(payload | {"name": snapshot})
-        except RequestError as exc:
-            self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}", caller=caller)
-            raise
-        await asyncio.to_thread(self.files.remove_older, snapshot)
-        files, _ = await self.files.listed()
+            milliseconds = int(self._wall() * 1000)
+            second = time.strftime("%Y%m%dT%H%M%S", time.gmtime(milliseconds // 1000))
+            snapshot = f"{second}{milliseconds % 1000:03d}Z"
+            try:
+                ranks = await self._write(payload | {"name": snapshot})
+            except RequestError as exc:
+                self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}", caller=caller)
+                raise
+            await asyncio.to_thread(self.files.remove_older, snapshot)
+            files, _ = await self.files.listed()
         size, seconds = sum(rank.bytes for rank in ranks), max(rank.elapsed_ms for rank in ranks) / 1000
         summary = f"memory snapshot {snapshot}: {len(ranks)} ranks, {mib(size)} MiB; the engine stood still for"
         self._history.record("snapshot", f"{summary} {seconds:.2f} s", caller=caller)

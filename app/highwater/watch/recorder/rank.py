@@ -162,7 +162,13 @@ class RankFile:
             stack = parse_stack(dump.text, self.ring.identity.main_thread)
             progress = replace(progress or RankProgress(), stack=stack)
         last = _later(self._written, self._heartbeat)
-        age = self._age_seconds(last, now, wall)
+        if last is None:
+            age = wall - self.ring.identity.started_at
+        else:
+            age = now - last.mono if self._shares_clock else wall - last.at
+        if self._read_before is not None:
+            age = min(age, now - self._read_before)
+        age = max(age, now - self._news_at, 0.0)
         newest, newest_mono = self._newest()
         mono = 0.0 if last is None else last.mono
         return RankRecord(
@@ -220,15 +226,6 @@ class RankFile:
             return newest, self._reading_mono
         newest = _as_of_heartbeat(newest, sample, heartbeat, figures["rss_bytes"])
         return newest, heartbeat.mono if newest.taken_at != sample.at else self._reading_mono
-
-    def _age_seconds(self, last: _Record | None, now: float, wall: float) -> float:
-        if last is None:
-            age = wall - self.ring.identity.started_at
-        else:
-            age = now - last.mono if self._shares_clock else wall - last.at
-        if self._read_before is not None:
-            age = min(age, now - self._read_before)
-        return max(age, now - self._news_at, 0.0)
 
     def _status(self, age_seconds: float, *, has_news: bool) -> RankStatus:
         if self._is_ended:
