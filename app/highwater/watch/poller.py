@@ -299,7 +299,7 @@ class Poller:
         elif self._traits.is_up and not self.capabilities.collective_rpc:
             self._lives.came_back()
         if ranks and self._verdict.state == "ready":
-            self._lives.keep_baseline(ranks)
+            self._lives.keep_baseline(ranks, min(self._clocks.wall() - rank.age_seconds for rank in ranks))
         if self._recorders is not None and self._recorders.files.instance is not None:
             self._lives.follow(self._recorders.files.instance)
 
@@ -313,12 +313,13 @@ class Poller:
     def _best_readings(self, seen: Round) -> tuple[RankReading, ...] | None:
         # The last responses of workers that were left alone still hold.
         holds = seen.rested and self._rounds.have_workers_answered
-        return best_readings(
+        best = best_readings(
             tuple(map(account, seen.workers or ())),
             seen.records,
             kept=tuple(rank for rank in seen.before.last.ranks if rank.source == "rpc") if holds else (),
             fuller_for_seconds=self._times.idle_poll_seconds,
         )
+        return None if best is None else self.reports.dated(best, seen.records)
 
     def _report(
         self,
@@ -350,12 +351,11 @@ class Poller:
     def _fresh(
         self, status: EngineStatus, ranks: tuple[RankReading, ...], seen: Round, missing: tuple[MissingRank, ...]
     ) -> Report:
-        dated = self.reports.dated(ranks, seen.records)
-        ranks = tuple(self._launched(rank, self.capabilities.version) for rank in dated)
+        ranks = tuple(self._launched(rank, self.capabilities.version) for rank in ranks)
         # The memory that an engine takes while it loads is no growth.
         seconds = 0.0 if self._up_since is None else min(self._clocks.monotonic() - self._up_since, TRACK_SECONDS)
         grown = growth_since_ready(self.life.baseline, ranks, self._history.tracks(ranks, seconds))
-        grown = replace(grown, reason=self.life.baseline_problem)
+        grown = replace(grown, reason=self.life.baseline_problem, baseline_taken_at=self.life.baseline_at)
         return Report(
             taken_at=self.reports.taken_at,
             age_seconds=self.reports.age_seconds,

@@ -227,13 +227,15 @@ async def test_a_sidecar_that_starts_late_does_not_take_the_growth_for_the_basel
 
 async def test_a_sidecar_that_starts_late_knows_what_the_state_file_holds(tmp_path):
     first = core_on(state_file=tmp_path / "state.json")
-    await first.tick()
-    for pid_started, grown in ((123456, GROWN), (654321, None)):
+    began_at = (await first.tick()).growth.baseline_taken_at
+    for pid_started, grown, since in ((123456, GROWN, began_at), (654321, None, None)):
         second = core_on(state_file=tmp_path / "state.json")
+        second.clock.advance(60.0)
         second.fake.serve_images()
         for worker in second.fake.workers:
             worker.pid_started = pid_started
-        assert (await second.tick()).growth.since_ready_bytes == grown
+        growth = (await second.tick()).growth
+        assert (growth.since_ready_bytes, growth.baseline_taken_at) == (grown, since)
 
 
 async def test_a_sidecar_that_sees_the_engine_come_up_knows_its_baseline(core):
@@ -368,6 +370,7 @@ async def test_a_node_whose_clock_is_wrong_is_as_fresh_as_the_others(core, skew)
     core.fake.workers[1].skew = skew
     report = await core.tick()
     assert (report.age_seconds, report.stale, report.taken_at) == (0.0, False, core.clock.now)
+    assert report.growth.baseline_taken_at == core.clock.now
     core.clock.advance(11.1)
     assert (core.poller.current().age_seconds, core.poller.current().stale) == (pytest.approx(11.1), True)
 
