@@ -234,6 +234,7 @@ class Poller:
     def _conclude(self, seen: Round) -> None:
         before = self._verdict
         seen, ended_seconds = self.starts.note(seen, before)
+        was_there = bool(seen.before.last.ranks) and not self.current().stale
         is_lost = seen.contact == "refused" and not seen.is_loading
         ranks = None if is_lost else self._best_readings(seen)
         seen = self._with_silent_core(seen, before, is_lost=is_lost)
@@ -250,7 +251,7 @@ class Poller:
         elif self._up_since is None:
             self._up_since = self._clocks.monotonic()
             self.starts.came_up()
-        self._note_life(seen, ranks, before)
+        self._note_life(seen, ranks, before, was_there=was_there)
         last = seen.before.last
         missing = last.ranks_missing
         if self._traits.is_absent and (ranks is not None or seen.records):
@@ -282,7 +283,9 @@ class Poller:
         )
         return replace(seen, progress=progress)
 
-    def _note_life(self, seen: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
+    def _note_life(
+        self, seen: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict, *, was_there: bool
+    ) -> None:
         if isinstance(seen.failure, EngineUnreachable):
             self._rounds.detection.detect_again()
         if self._verdict.has_ended and not before.has_ended:
@@ -292,7 +295,6 @@ class Poller:
         has_not_worked = seen.load is not None and seen.load.work_done == 0
         if ranks:
             # An engine that replaced one that was up a moment ago has not worked for long.
-            was_there = bool(seen.before.last.ranks) and not self.current().stale
             is_watched = came_up or has_not_worked or was_there or seen.is_loading
             if self._lives.observe(ranks, is_watched=is_watched):
                 self._rounds.forget_engine()
