@@ -83,11 +83,7 @@ ROWS = [
         [saw(contact="worker_call_late", progress=moves("progressing"))],
         "ready",
     ),
-    (
-        "a worker call that is late, nobody in a step",
-        [saw(contact="worker_call_late", progress=moves("idle"))],
-        "slow",
-    ),
+    ("a worker call that is late, nobody in a step", [saw(contact="worker_call_late", progress=moves("idle"))], "slow"),
     ("a step of nine seconds", [saw(contact="answered", progress=moves("busy", 9.0))], "ready"),
     ("a step of ten seconds", [saw(contact="answered", progress=moves("busy", 10.0))], "busy"),
     ("recorders that say stuck", [saw(contact="answered", progress=moves("stuck", 130.0))], "stuck"),
