@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from highwater.model.engine import Progress, ProgressVerdict
+from highwater.model.units import counted
 from highwater.watch.recorder.contents import RankProgress, RankStatus
 from highwater.watch.recorder.rank import RankRecord
 
@@ -147,7 +148,7 @@ def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     # Where no rank writes, the engine has ended, or its files have moved: the polls show which. A process that is held
     # is a fact by itself.
     if lost and (alive or any(rank.status == "stopped" for rank in lost)):
-        beside = f"; {_count(len(alive), 'other rank')} alive" if alive else ""
+        beside = f"; {counted(len(alive), 'other rank')} alive" if alive else ""
         named = "; ".join(f"{rank.title} {_doing(rank)}" for rank in lost)
         stopped = [rank.pid for rank in lost if rank.status == "stopped"]
         to_do = f"; {how_to_continue(stopped)}" if stopped else ""
@@ -279,9 +280,9 @@ def _requests(demand: Demand) -> str | None:
         return None
     running, waiting = demand.requests_running, demand.requests_waiting
     if running or waiting:
-        return f"{running or 0} running and {_count(waiting or 0, 'waiting request')}"
+        return f"{running or 0} running and {counted(waiting or 0, 'waiting request')}"
     if (running is None or waiting is None) and demand.proxied_requests:
-        return f"{_count(demand.proxied_requests, 'request')} under way through the sidecar"
+        return f"{counted(demand.proxied_requests, 'request')} under way through the sidecar"
     return None
 
 
@@ -337,7 +338,3 @@ def _place(progress: RankProgress | None) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= NO_STEP_SECONDS else f"{seconds:.1f} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
