@@ -328,8 +328,7 @@ class Engine:
         return results
 
     def _refuse_while_outstanding(self) -> None:
-        if self._outstanding is not None and not self._outstanding.done():
-            waited = self._monotonic() - self._outstanding_since
+        if (waited := self.rpc_outstanding_seconds) is not None:
             raise EngineUnresponsive(f"worker call {self._outstanding_op} sent {waited:.0f} s ago has not come back")
 
 
