@@ -338,6 +338,7 @@ def test_a_driver_is_named_by_a_clear_margin_only() -> None:
 SHAPES = {
     "steps in a row": ([GIB + 100 * MIB * (number // 10) for number in range(50)], False),
     "what slows down": ([GIB + 10 * MIB * min(number, 15 + number / 2) for number in range(60)], False),
+    "what slows down by a seventh": ([GIB + 10 * MIB * min(n, 30 + 0.86 * (n - 30)) for n in range(60)], False),
     # Half of what is missing comes with every 40 floors; its last quarter alone would be straight.
     "the tail of a curve": ([GIB + 4096 * MIB * (1 - 0.5 ** (number / 40)) for number in range(200)], False),
     "a leak after a short warm-up": ([GIB + MIB * min(8 * number, 60 + 2 * number) for number in range(60)], True),

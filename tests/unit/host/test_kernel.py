@@ -58,6 +58,11 @@ def test_version_1_by_kind(tmp_path):
     assert one.kept_bytes == 5_108_666_368 - 1000 * MIB
 
 
+def test_what_a_worker_does_not_say_is_kept_is_what_the_kernel_cannot_drop():
+    raw = {"version": 2, "used": 1000, "stat": {"active_file": 100, "inactive_file": 200, "slab_reclaimable": 50}}
+    assert container_of(raw).kept_bytes == 650
+
+
 def test_a_limit_above_the_own_group_counts(tmp_path):
     group(tmp_path, "pod", limit=str(5000 * MIB), current=4999 * MIB)
     group(tmp_path, "pod/box", current=2000 * MIB)
