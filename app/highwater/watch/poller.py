@@ -89,7 +89,7 @@ class Reports:
         return max((now - arrival.mono for arrival in self._arrivals.values()), default=0.0)
 
     @property
-    def taken_at(self) -> float:
+    def oldest_at(self) -> float:
         """The time of the oldest of the readings, in Unix seconds; now without any."""
         return min((arrival.at for arrival in self._arrivals.values()), default=self._clocks.wall())
 
@@ -359,7 +359,7 @@ class Poller:
         grown = growth_since_ready(self.life.baseline, ranks, self._history.tracks(ranks, seconds))
         grown = replace(grown, reason=self.life.baseline_problem, baseline_taken_at=self.life.baseline_at)
         return Report(
-            taken_at=self.reports.taken_at,
+            taken_at=self.reports.oldest_at,
             age_seconds=self.reports.age_seconds,
             stale=False,
             engine=status,
@@ -383,6 +383,7 @@ class Poller:
         if took and self._traits.is_up:
             self._last_start_seconds = max(took)
         done = phases_done(seen.records) if is_loading else ()
+        shows_starts = self._recorders is not None and self._recorders.show_starts
         return EngineStatus(
             url=self._rounds.url,
             state=self._verdict.state,
@@ -396,7 +397,7 @@ class Poller:
             hint="; ".join(filter(None, (*starved, self._hint(seen, ranks, missing)))) or None,
             stopped_at=None if is_loading or self.starts.is_under_way else self.starts.stopped_at,
             starved=starved,
-            is_loading=is_loading or (False if self.starts.are_seen else None),
+            is_loading=is_loading or (False if shows_starts else None),
             loading_phase=loading_phase(done) if is_loading else None,
             loading_since=done[0].at if done else None,
             last_start_seconds=self._last_start_seconds,

@@ -162,11 +162,6 @@ class Round:
         return self.load or self.before.load
 
     @property
-    def has_requests(self) -> bool:
-        load = self.known_load
-        return bool(load.requests_running or load.requests_waiting or self.requests_under_way)
-
-    @property
     def workers_left(self) -> Literal["dead", "ended"] | None:
         return workers_left(self.records, self.ranks_expected)
 
@@ -182,7 +177,9 @@ class Round:
 
     @property
     def is_idle(self) -> bool:
-        is_still = self.still_seconds >= SETTLE_SECONDS and not self.has_requests
+        load = self.known_load
+        has_requests = load.requests_running or load.requests_waiting or self.requests_under_way
+        is_still = self.still_seconds >= SETTLE_SECONDS and not has_requests
         return self.coverage.is_complete and self.step_verdict == "idle" and is_still and self.is_sure
 
     @property

@@ -88,11 +88,6 @@ class Starts:
     def is_under_way(self) -> bool:
         return self._lives.attempts.is_under_way
 
-    @property
-    def are_seen(self) -> bool:
-        """True if recorders show a start from before the engine's API server listens."""
-        return self._recorders is not None and self._recorders.show_starts
-
     def came_up(self) -> None:
         self.failure = self.stopped_at = None
         self._ended.clear()
