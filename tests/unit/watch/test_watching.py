@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,9 +19,8 @@ HOUR = 3600
 
 
 @pytest.fixture
-def watch(tmp_path, monkeypatch) -> Iterator[object]:
-    """A maker of cores whose workers start their recorders by themselves; what they hold open is closed."""
-    cores: list[Core] = []
+def watch(tmp_path, monkeypatch, cores):
+    """A maker of cores whose workers start their recorders by themselves."""
     monkeypatch.setattr("socket.gethostname", lambda: "node-a")  # as in a pod
 
     def make(*, is_up: bool = True, **knobs) -> Core:
@@ -32,11 +30,7 @@ def watch(tmp_path, monkeypatch) -> Iterator[object]:
         cores.append(core)
         return core
 
-    yield make
-    for core in cores:
-        core.recorders.close()
-        for worker in core.fake.workers:
-            worker.recorder.close()
+    return make
 
 
 async def rounds(core: Core, count: int, *, every: float = 1.0) -> list[Report]:
@@ -462,19 +456,15 @@ async def test_a_writer_that_is_only_silent_has_not_given_its_place_away(watch, 
     assert core.recorders.files.instance == "a" * 16
 
 
-async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that_loads(watch, tmp_path):
+async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that_loads(watch, cores, tmp_path):
     """They may be another engine's: nobody answers who could say whose they are."""
-    core = core_on(recorder_dir=tmp_path / "own")
-    other = core_on(recorder_dir=tmp_path / "other")
+    core, other = (core_on(recorder_dir=tmp_path / name) for name in ("own", "other"))
+    cores += [core, other]
     core.recorders.files.folder = tmp_path / "other" / "recorder"
     await rounds(other, 2)
     core.fake.down = True
     report = (await rounds(core, 3))[-1]
     assert (report.engine.state, report.ranks) == ("starting", ())
-    for each in (core, other):
-        each.recorders.close()
-    for worker in other.fake.workers:
-        worker.recorder.close()
 
 
 async def test_a_start_that_failed_stays_visible_until_the_engine_is_up(watch, tmp_path):

@@ -37,19 +37,14 @@ from tests.patience import patiently
 
 
 @pytest.fixture
-def fly(tmp_path):
-    """A maker of cores with recorders; what they hold open is closed in the end."""
-    cores: list[Core] = []
+def fly(tmp_path, cores):
+    """A maker of cores with recorders."""
 
     def make(version: str = "0.32.0", **knobs) -> Core:
         cores.append(core_on(version, recorder_dir=tmp_path, **knobs))
         return cores[-1]
 
-    yield make
-    for core in cores:
-        core.recorders.close()
-        for worker in core.fake.workers:
-            worker.recorder.close()
+    return make
 
 
 @pytest.fixture
