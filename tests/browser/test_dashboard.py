@@ -12,8 +12,8 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 
 from highwater.act.rules import PolicySettings, Rule
-from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory
+from highwater.host.watch import HostReader
 from highwater.model.components import STACKED
 from highwater.model.units import gib_text
 from highwater.terminal.demo.process import free_port

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from highwater.host.needs import processor_caches, shm_needs
-from highwater.host.parts import parts_of
-from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading
+from highwater.host.report import parts_of
+from highwater.host.watch import HostReader
 from highwater.model.units import GIB, MIB
 from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.traffic import send_images

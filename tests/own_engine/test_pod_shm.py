@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from highwater.diagnose.rules.book import host_findings
-from highwater.host.reader import HostReader
 from highwater.host.reading import ShmMemory, ShmOwner
 from highwater.host.report import report_of
+from highwater.host.watch import HostReader
 from highwater.model.units import MIB
 from highwater.terminal.demo.environment import EngineEnvironment
 from tests.patience import wait_until

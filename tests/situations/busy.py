@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from highwater.growth.floors import MAX_FLOORS, WINDOW_SECONDS, Bound, Floor, superfluous
 from highwater.growth.judging import Judgement, judge
+from highwater.growth.series import MAX_FLOORS, WINDOW_SECONDS, Bound, Floor, superfluous
 from tests.situations.device import GIB, MIB
 
 HOURS: Final = 4.0

@@ -22,7 +22,7 @@ IMPURE = frozenset(
 FORMATS_TIME = frozenset({"strftime", "localtime", "gmtime"})
 SAYS_PURE = re.compile(r"\bPure\b[;:.,]")
 
-# A folder, a module in it, and perhaps a name of that: `watch.verdict`, ``state.learn``.
+# A folder, a module in it, and perhaps a name of that: `watch.round`, ``state.learn``.
 DOTTED = re.compile(r"(?<![\w.`/])`{1,2}([a-z_]+(?:\.\w+)+)`{1,2}")
 # The kernel's, OpenTelemetry's, vLLM's, a setting, and placeholders.
 FOREIGN = frozenset(

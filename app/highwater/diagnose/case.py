@@ -15,8 +15,7 @@ from highwater.diagnose.incident import EncoderEntry, Evidence, Headline, RankEv
 from highwater.diagnose.log.messages import FailedAllocation
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.explain.explanation import Explanation
-from highwater.host.past import GrownPart
-from highwater.host.report import HostReport
+from highwater.host.report import GrownPart, HostReport
 from highwater.model.components import COMPONENT_NAMES, account
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.growth import SeriesGrowth

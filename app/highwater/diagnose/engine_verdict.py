@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from highwater.diagnose.finding import capital
-from highwater.engine.hints import stopped_text
+from highwater.watch.starts import stopped_text
 from highwater.model.policy import RuleStatus
 from highwater.model.rank import RankReading
 from highwater.model.report import Report

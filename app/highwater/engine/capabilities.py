@@ -113,6 +113,11 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
     hf_config = part(config, "model_config").get("hf_config")
     in_text = isinstance(hf_config, str) and '"is_encoder_decoder": true' in hf_config
     is_encoder_decoder = hf_config.get("is_encoder_decoder") is True if isinstance(hf_config, dict) else in_text
+    served = part(config, "model_config").get("served_model_name")
+    first = served[0] if isinstance(served, list) and served else served
+    # Behind an external load balancer the data-parallel size is the world's, and this server has one engine.
+    parallel = part(config, "parallel_config")
+    local = "data_parallel_size_local" if parallel.get("data_parallel_hybrid_lb") else "data_parallel_size"
     transfer = config.get("kv_transfer_config")
     connector = f"{transfer.get('kv_connector')} ({transfer.get('kv_role')})" if isinstance(transfer, dict) else ""
     return Capabilities(
@@ -122,10 +127,10 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         extension=extension,
         **{path.removeprefix("/"): path in paths for path in (*PROBED_PATHS[1:], *_STATE_PATHS)},
         server_info=bool(config),
-        model=_model(config),
+        model=first if first and isinstance(first, str) else _value(config, "model_config", "model", str),
         tensor_parallel=_size(config, "tensor_parallel_size"),
         pipeline_parallel=_size(config, "pipeline_parallel_size"),
-        data_parallel=_replicas(config),
+        data_parallel=1 if parallel.get("data_parallel_external_lb") else _size(config, local),
         encoder_decoder=is_encoder_decoder,
         kv_connector=connector if config else None,
         ec_connector=bool(config.get("ec_transfer_config")),
@@ -158,25 +163,6 @@ def _size(config: Mapping[str, Any], key: str) -> int | None:
     return size if size is not None and size > 0 else None
 
 
-def _replicas(config: Mapping[str, Any]) -> int | None:
-    """Return the data-parallel engines of this server; behind an external load balancer the size is the world's."""
-    parallel = part(config, "parallel_config")
-    if parallel.get("data_parallel_external_lb"):
-        return 1
-    return _size(
-        config, "data_parallel_size_local" if parallel.get("data_parallel_hybrid_lb") else "data_parallel_size"
-    )
-
-
-def _model(config: Mapping[str, Any]) -> str | None:
-    served = part(config, "model_config").get("served_model_name")
-    if isinstance(served, list) and served and isinstance(served[0], str):
-        return served[0]
-    if isinstance(served, str) and served:
-        return served
-    return _value(config, "model_config", "model", str)
-
-
 def no_extension(capabilities: Capabilities) -> str | None:
     if capabilities.collective_rpc:
         return None
@@ -187,6 +173,33 @@ def no_extension(capabilities: Capabilities) -> str | None:
             f"environment{'' if capabilities.has_operations else beside}"
         )
     return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}, or with {_PLUGIN}"
+
+
+def setup_hint(capabilities: Capabilities) -> str | None:
+    """Return what to add to the engine's environment and command line, so that the workers' memory can be read.
+
+    ``None`` where it can, and where it could: recorders that are silent are there.
+    """
+    if capabilities.collective_rpc or capabilities.has_recorders:
+        return None
+    flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds highwater_worker on its PYTHONPATH)"
+    if not capabilities.dev_mode:
+        return (
+            f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}; to only watch it, run `highwater "
+            "extension --copy-to DIR`, start vLLM with DIR on its PYTHONPATH and HIGHWATER_RECORDER_DIR=FOLDER in its "
+            "environment, and the sidecar with recorder_dir=FOLDER"
+        )
+    if capabilities.extension is None and capabilities.server_info:
+        return f"start vLLM with {flag}"
+    if capabilities.extension is None:
+        return (
+            f"vLLM does not report its worker extension class (GET /server_info); if it was started with {flag}, "
+            "set engine_has_extension=true"
+        )
+    return (
+        f"vLLM was started with --worker-extension-cls {capabilities.extension}; if that class inherits from "
+        f"{EXTENSION}, set engine_has_extension=true"
+    )
 
 
 class Detection:
@@ -203,7 +216,7 @@ class Detection:
         self.public_capabilities: dict[str, Any] = {}
         self._engine = engine
         self._assume_extension = assume_extension
-        self._clock = clocks.monotonic
+        self._monotonic = clocks.monotonic
         self._detected = Capabilities()
         self._detected_at: float | None = None
         self._has_recorders = False
@@ -222,11 +235,11 @@ class Detection:
         if self._detected_at is None:
             return True
         is_settled = self.capabilities.collective_rpc or is_recorded
-        return not is_settled and self._clock() - self._detected_at >= REDETECT_SECONDS
+        return not is_settled and self._monotonic() - self._detected_at >= REDETECT_SECONDS
 
     async def detect(self) -> None:
         self._detected = await detect(self._engine, assume_extension=self._assume_extension)
-        self._detected_at = self._clock()
+        self._detected_at = self._monotonic()
         self._use(self._detected)
 
     def detect_again(self) -> None:

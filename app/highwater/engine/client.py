@@ -19,7 +19,7 @@ from typing import Any, Self
 import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from highwater.model.rank import rank_title
+from highwater.model.rank import Process, rank_title
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import (
     EngineGarbled,
@@ -80,13 +80,16 @@ class WorkerAnswer(dict[str, Any]):
 
     @property
     def code(self) -> str | None:
-        """The code of its error; ``None`` without one."""
         code = self._error.get("code")
         return code if isinstance(code, str) else None
 
     @property
     def message(self) -> str:
         return str(self._error.get("message", "no reason given"))
+
+    @property
+    def process(self) -> Process:
+        return Process(self.get("host"), self.get("pid"), self.get("pid_started"))
 
     @property
     def rank_name(self) -> str:
@@ -112,6 +115,7 @@ class Engine:
         transport: Replaces the network in tests.
 
     Attributes:
+        rpc_allowed: Worker calls are made, and not refused; ``Detection`` alone knows when they may be.
         has_rpc_failed: The engine itself failed at a worker call since it was forgotten last.
     """
 
@@ -126,11 +130,11 @@ class Engine:
         clocks: Clocks = SYSTEM,
     ) -> None:
         self.url = url
-        self._clock = clocks.monotonic
-        self._is_rpc_allowed = False
+        self._monotonic = clocks.monotonic
+        self.rpc_allowed = False
         self.has_rpc_failed = False
         self._request_seconds = request_seconds
-        self._rpc_deadline = rpc_deadline_seconds
+        self.rpc_deadline_seconds = rpc_deadline_seconds
         self._rpc_lock = asyncio.Lock()
         self._outstanding: asyncio.Task[httpx.Response] | None = None
         self._outstanding_op = ""
@@ -180,7 +184,7 @@ class Engine:
             return None
 
     async def get_text(self, path: str) -> str:
-        """Return the text at ``path``. Raises EngineRefused: the status is 400 or more."""
+        """Raises EngineRefused: the status is 400 or more."""
         response = await self._read(path)
         if response.status >= HTTP_ERROR:
             raise EngineRefused(f"GET {path} answered {response.status}", response.status)
@@ -243,7 +247,7 @@ class Engine:
         """POST without a body, the query string passed on as it is; a reset waits for the running step."""
         url = f"{path}?{query}" if query else path
         with self._mapped(f"POST {url}"):
-            response = await self._client.post(url, timeout=self._rpc_deadline)
+            response = await self._client.post(url, timeout=self.rpc_deadline_seconds)
         return EngineResponse(response.status_code, response.headers.get("content-type", ""), response.content)
 
     @contextmanager
@@ -255,31 +259,23 @@ class Engine:
         except (TimeoutError, httpx.TimeoutException) as exc:
             raise EngineUnresponsive(f"{call}: no answer in time") from exc
         except httpx.HTTPError as exc:
-            raise self._unreachable(call, exc) from exc
-
-    def _unreachable(self, call: str, exc: httpx.HTTPError) -> EngineUnreachable:
-        if (problem := trouble(exc)) is not None:
-            return EngineUntrusted(f"{call}: {problem}")
-        message = f"{call}: {str(exc) or type(exc).__name__}"
-        if self.url.startswith("https:") and isinstance(exc, httpx.ReadError | httpx.RemoteProtocolError):
-            # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM with
-            # --ssl-cert-reqs 2) then closes without the alert that would say so.
-            message += "; if the server requires a client certificate, set engine_tls.cert_file"
-        return EngineNotListening(message) if _is_refused(exc) else EngineUnreachable(message)
+            if (problem := trouble(exc)) is not None:
+                raise EngineUntrusted(f"{call}: {problem}") from exc
+            message = f"{call}: {str(exc) or type(exc).__name__}"
+            if self.url.startswith("https:") and isinstance(exc, httpx.ReadError | httpx.RemoteProtocolError):
+                # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM
+                # with --ssl-cert-reqs 2) then closes without the alert that would say so.
+                message += "; if the server requires a client certificate, set engine_tls.cert_file"
+            raise (EngineNotListening if _is_refused(exc) else EngineUnreachable)(message) from exc
 
     # --- worker calls ---
 
-    @property
-    def rpc_allowed(self) -> bool:
-        return self._is_rpc_allowed
-
     def allow_rpc(self) -> None:
-        """Allow worker calls; ``Detection`` alone knows when."""
-        self._is_rpc_allowed = True
+        self.rpc_allowed = True
 
     def forbid_rpc(self) -> None:
         """Refuse worker calls from now on; one that was sent goes on."""
-        self._is_rpc_allowed = False
+        self.rpc_allowed = False
 
     def forget(self) -> None:
         self.forbid_rpc()
@@ -289,18 +285,14 @@ class Engine:
             self._outstanding = None
 
     @property
-    def rpc_deadline_seconds(self) -> float:
-        return self._rpc_deadline
-
-    @property
     def rpc_outstanding_seconds(self) -> float | None:
         if self._outstanding is None or self._outstanding.done():
             return None
-        return self._clock() - self._outstanding_since
+        return self._monotonic() - self._outstanding_since
 
     @property
     def rpc_answer_age_seconds(self) -> float | None:
-        return None if self._answered_at is None else self._clock() - self._answered_at
+        return None if self._answered_at is None else self._monotonic() - self._answered_at
 
     async def rpc(self, op: str, payload: Mapping[str, Any] | None = None) -> list[WorkerAnswer]:
         """Call our worker extension on every worker that this API server can reach.
@@ -313,15 +305,15 @@ class Engine:
             EngineUnresponsive: This or an earlier call has not come back.
             EngineGarbled: A response that the contract does not allow.
         """
-        if not self._is_rpc_allowed:
+        if not self.rpc_allowed:
             raise EngineRefused("the worker extension is not known to be loaded", 409)
         async with self._rpc_lock:
             self._refuse_while_outstanding()
             body = {"method": RPC_METHOD, "args": [op, json.dumps(payload or {})]}
             call = asyncio.create_task(self._client.post("/collective_rpc", json=body, timeout=None))
-            self._outstanding, self._outstanding_op, self._outstanding_since = call, op, self._clock()
+            self._outstanding, self._outstanding_op, self._outstanding_since = call, op, self._monotonic()
             call.add_done_callback(_retrieve)
-            done, _ = await asyncio.wait({call}, timeout=self._rpc_deadline)
+            done, _ = await asyncio.wait({call}, timeout=self.rpc_deadline_seconds)
             if not done:
                 # Left running on purpose: the workers will run it, and a second one would queue behind it.
                 self._refuse_while_outstanding()
@@ -332,12 +324,11 @@ class Engine:
             results = await asyncio.to_thread(_worker_results, op, response)
         else:
             results = _worker_results(op, response)
-        self._answered_at = self._clock()
+        self._answered_at = self._monotonic()
         return results
 
     def _refuse_while_outstanding(self) -> None:
-        if self._outstanding is not None and not self._outstanding.done():
-            waited = self._clock() - self._outstanding_since
+        if (waited := self.rpc_outstanding_seconds) is not None:
             raise EngineUnresponsive(f"worker call {self._outstanding_op} sent {waited:.0f} s ago has not come back")
 
 

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -61,7 +61,16 @@ _BY_ITSELF: Final = EndedLife(how="ended")  # its API server removed its own fil
 
 log = logging.getLogger("highwater.life")
 
-_RANKS = TypeAdapter(tuple[RankReading, ...])
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """The baseline in the state file; an older sidecar's is as old as its ranks say."""
+
+    ranks: tuple[RankReading, ...] = ()
+    at: float | None = None
+
+
+_KEPT = TypeAdapter(_Kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +119,7 @@ class StartAttempts:
         self._unconfirmed: deque[float] = deque(maxlen=_MAX_UNCONFIRMED)
 
     def responded(self, lives: Iterable[ProcessLife]) -> None:
-        """Note that the engine responds: none of these processes is of a start any more."""
+        """None of these processes is of a start any more."""
         self.failed, self.last = 0, None
         self._has_looked = True
         self._close(lives)
@@ -136,11 +145,25 @@ class StartAttempts:
             known = next((one for one in self._under_way if one.life.processes & life.processes), None)
             if known is None and not life.is_serving and life.last_at <= self._over_at:
                 self._close([life])
-            elif life.is_running:
-                self._go_on(known, life, at)
+            elif not life.is_running:
+                self._close([life])
+                self._over_at = max(self._over_at, life.last_at)
+                was_served = known is not None and known.life.has_server and not life.has_server
+                end = replace(life.end, how=_BY_ITSELF.how) if was_served and life.end.how == _SILENT.how else life.end
+                start = _UnderWay(life, life.last_at) if known is None else replace(known, life=life)
+                ended.append(self._count(start, end))
+            elif known is None:
+                self._under_way += (_UnderWay(life, at),)
             else:
-                ended.append(self._ended(life, known))
-        return (*ended, *self._vanished(lives))
+                joined = replace(life, has_server=life.has_server or known.life.has_server)
+                now = replace(known, life=joined, missing=0)
+                self._under_way = tuple(now if one is known else one for one in self._under_way)
+        present = _processes_of(lives)
+        looked = [
+            replace(one, missing=0 if one.life.processes & present else one.missing + 1) for one in self._under_way
+        ]
+        self._under_way = tuple(one for one in looked if one.missing < MISSING_LOOKS)
+        return (*ended, *(self._count(one, _BY_ITSELF) for one in looked if one.missing >= MISSING_LOOKS))
 
     def recorders_told(self, workers: frozenset[Process], at: float) -> bool:
         if self._over.keys() & workers:
@@ -178,29 +201,6 @@ class StartAttempts:
         self._over_at = at + LAG_SECONDS
         self.failed, self.last = self.failed + 1, EndedStart(id="", at=at, end=end)
 
-    def _go_on(self, known: _UnderWay | None, life: ProcessLife, at: float) -> None:
-        if known is None:
-            self._under_way += (_UnderWay(life, at),)
-            return
-        joined = replace(life, has_server=life.has_server or known.life.has_server)
-        now = replace(known, life=joined, missing=0)
-        self._under_way = tuple(now if one is known else one for one in self._under_way)
-
-    def _ended(self, life: ProcessLife, known: _UnderWay | None) -> EndedStart:
-        self._close([life])
-        self._over_at = max(self._over_at, life.last_at)
-        was_served = known is not None and known.life.has_server and not life.has_server
-        end = replace(life.end, how=_BY_ITSELF.how) if was_served and life.end.how == _SILENT.how else life.end
-        return self._count(_UnderWay(life, life.last_at) if known is None else replace(known, life=life), end)
-
-    def _vanished(self, lives: Sequence[ProcessLife]) -> list[EndedStart]:
-        present = _processes_of(lives)
-        looked = [
-            replace(one, missing=0 if one.life.processes & present else one.missing + 1) for one in self._under_way
-        ]
-        self._under_way = tuple(one for one in looked if one.missing < MISSING_LOOKS)
-        return [self._count(one, _BY_ITSELF) for one in looked if one.missing >= MISSING_LOOKS]
-
     def _count(self, start: _UnderWay, end: EndedLife) -> EndedStart:
         is_again = self.last is not None and start.since - self.last.at < LOOP_SECONDS
         first = min(start.life.processes, key=lambda one: (one.pid_started or 0, one.pid or 0))
@@ -237,6 +237,7 @@ class EngineLife:
     processes: frozenset[Process] = frozenset()  # its workers' processes, as far as they are known
     # The first readings after the engine became ready; empty where they are unknown.
     baseline: tuple[RankReading, ...] = ()
+    baseline_at: float | None = None  # when it was taken, by this machine's clock, in Unix seconds
     is_watched: bool = False  # whether this sidecar saw it before it did any work
     recorder_instance: str | None = None  # the name of its recorders' files
 
@@ -285,7 +286,7 @@ class Lives:
         if is_new:
             self._end_start()
         elif self.present.processes & workers:  # read again before their recorders said so
-            self.present = replace(self.present, processes=frozenset(), baseline=())
+            self.present = replace(self.present, processes=frozenset(), baseline=(), baseline_at=None)
         return is_new
 
     def start_failed(self, at: float, *, is_silent: bool = False) -> bool:
@@ -331,12 +332,14 @@ class Lives:
         self._has_ended = False
         return False
 
-    def keep_baseline(self, ranks: Iterable[RankReading]) -> None:
+    def keep_baseline(self, ranks: Iterable[RankReading], at: float) -> None:
+        """``at``: when they came, by this machine's clock; a rank's own ``taken_at`` is by that of its machine."""
         life = self.present
         known = {rank.key for rank in life.baseline}
-        firsts = tuple(replace(rank, notes=()) for rank in ranks if rank.key not in known)
+        firsts = tuple(replace(rank, notes=(), age_seconds=0.0) for rank in ranks if rank.key not in known)
         if life.is_watched and firsts:
-            self.present = replace(life, baseline=(*life.baseline, *firsts))
+            baseline_at = at if life.baseline_at is None else life.baseline_at
+            self.present = replace(life, baseline=(*life.baseline, *firsts), baseline_at=baseline_at)
             self.is_unsaved = self._state.configured
 
     def follow(self, recorder_instance: str | None) -> None:
@@ -348,7 +351,7 @@ class Lives:
         self.is_unsaved = False
         ranks = [asdict(rank) for rank in self.present.baseline]
         try:
-            self._state.write(SECTION, {"ranks": ranks})
+            self._state.write(SECTION, {"ranks": ranks, "at": self.present.baseline_at})
         except NotKept as exc:
             if str(exc) != self._problem:
                 log.warning("the baseline is lost when the sidecar restarts: %s", exc)
@@ -363,31 +366,36 @@ class Lives:
 
     def _adopt(self, ranks: Sequence[RankReading], *, is_watched: bool) -> None:
         starts = [at for at in map(self._started_at, ranks) if at is not None]
+        baseline, baseline_at = self.present.baseline, self.present.baseline_at
+        if not baseline:
+            kept = self._kept()
+            now = {rank.key: rank.process for rank in ranks}
+            same = (rank for rank in kept.ranks if rank.pid_started is not None and now.get(rank.key) == rank.process)
+            baseline = tuple(same)
+            baseline_at = min((kept.at or rank.taken_at for rank in baseline), default=None)
         self.present = replace(
             self.present,
             started_at=min(starts, default=None),
             processes=_processes(ranks),
-            baseline=self.present.baseline or self._kept(ranks),
+            baseline=baseline,
+            baseline_at=baseline_at,
             is_watched=is_watched,
         )
 
-    def _kept(self, ranks: Sequence[RankReading]) -> tuple[RankReading, ...]:
-        section: dict[str, Any] = self._state.read(SECTION) or {}
+    def _kept(self) -> _Kept:
         try:
-            kept = _RANKS.validate_python(section.get("ranks", ()))
+            return _KEPT.validate_python(self._state.read(SECTION) or {})
         except ValidationError as exc:
             log.warning("state_file: the baseline in it is not understood, and not used: %s", flaw(exc.errors()))
-            return ()
-        now = {rank.key: rank.process for rank in ranks}
-        return tuple(rank for rank in kept if rank.pid_started is not None and now.get(rank.key) == rank.process)
+            return _Kept()
 
 
-def local_start(proc: Path = Path("/proc")) -> Callable[[RankReading], float | None]:
+def local_start() -> Callable[[RankReading], float | None]:
     """Return a function for the start time of a process of this machine, in Unix seconds; of others it is unknown."""
     host, ticks = socket.gethostname(), os.sysconf("SC_CLK_TCK")
     booted_at: float | None = None
     with suppress(OSError, ValueError, IndexError, StopIteration):
-        lines = (proc / "stat").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path("/proc/stat").read_text(encoding="ascii", errors="replace").splitlines()
         booted_at = float(next(line.split()[1] for line in lines if line.startswith("btime ")))
 
     def started_at(rank: RankReading) -> float | None:

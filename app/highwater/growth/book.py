@@ -23,8 +23,7 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from highwater.growth.floors import MAX_FLOORS, Floor, superfluous
-from highwater.growth.series import Place, SeriesKey
+from highwater.growth.series import MAX_FLOORS, Floor, Place, SeriesKey, superfluous
 from highwater.model.engine import WorkCounts
 from highwater.model.growth import GrowthUnit
 from highwater.model.units import MIB
@@ -66,7 +65,7 @@ class FloorBook:
     def add(
         self, at: float, wall: float, work: WorkCounts, values: Mapping[SeriesKey, float], in_flight: float = math.nan
     ) -> bool:
-        """Keep a row, and return whether it was kept: not if it is no later than the last one."""
+        """Return whether the row was kept: not if it is no later than the last one."""
         if self.rows and at <= self.rows[-1].at:
             return False
         before = self.rows[-1].work if self.rows else work
@@ -86,7 +85,7 @@ class FloorBook:
         return True
 
     def floors(self, name: str) -> list[Floor]:
-        """Return a series' floors, oldest first; empty for an unknown series."""
+        """Oldest first; empty for an unknown series."""
         column = self._column_of.get(name)
         if column is None:
             return []
@@ -140,26 +139,21 @@ class _Line(BaseModel):
 
 
 class FloorFile:
-    """The file.
+    """The file at ``path``, of this boot of the machine; without either nothing is kept.
 
-    Args:
-        path: ``None``: nothing is kept.
-        boot: The identifier of the machine's boot; by default the present one. Without it nothing is kept.
-
-    Attributes:
-        problem: Why it cannot be read or written, in one sentence.
+    ``problem`` says in one sentence why it cannot be read or written.
     """
 
     def __init__(self, path: Path | None, *, boot: str | None = None) -> None:
-        self._path = path
         self._boot = boot or boot_id()
+        self._path = None if self._boot is None else path
         self._bytes = self._lines = 0
         self._is_ours = False
         self.problem: str | None = None
 
     def load(self, books: Mapping[Place, FloorBook], now: float) -> None:
         """Read the floors of this boot up to ``now``. Blocks as long as the disk takes."""
-        if self._path is None or self._boot is None:
+        if self._path is None:
             return
         try:
             for line in self._read(self._path):
@@ -191,7 +185,7 @@ class FloorFile:
 
     def keep(self, place: Place, books: Mapping[Place, FloorBook]) -> None:
         """Append the newest row of a book. Blocks as long as the disk takes."""
-        if self._path is None or self._boot is None:
+        if self._path is None:
             return
         text = _text(place, books[place], books[place].rows[-1:])
         try:

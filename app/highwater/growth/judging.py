@@ -22,7 +22,6 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Final
 
-from highwater.growth.floors import REPEAT_SECONDS, SCALES, Bound, Floor, Happening, Scale, binned, of_equal_work
 from highwater.growth.leak import (
     MAX_BINS,
     MIN_FLOORS,
@@ -36,8 +35,22 @@ from highwater.growth.leak import (
     kendall,
     start_of,
 )
-from highwater.model.growth import GrowthGround, GrowthKind, GrowthUnit
-from highwater.model.units import span_text
+from highwater.growth.series import (
+    REPEAT_SECONDS,
+    SCALES,
+    WINDOW_SECONDS,
+    Bound,
+    Floor,
+    Happening,
+    Measured,
+    Scale,
+    SeriesKey,
+    binned,
+    of_equal_work,
+)
+from highwater.growth.words import DRIVER_TITLES, amount_text, rate_text
+from highwater.model.growth import GrowthGround, GrowthKind, GrowthRate, GrowthUnit, SeriesGrowth, seconds_until
+from highwater.model.units import HOUR_SECONDS, MIB, span_text
 
 # The floors of a start: weights are loaded, and caches, heaps and kernels find their sizes.
 WARM_UP_FLOORS: Final = 3
@@ -64,8 +77,9 @@ class Judgement:
     """A verdict and its evidence.
 
     Attributes:
-        why: Why it is not known; empty for other verdicts.
+        why: Of ``not_known``.
         grown: From the first floors that count to the last.
+        floors: How many count, of a leak those of its window; ``window_seconds``: from the first to the last of them.
         since: When the verdict changed to this one, in Unix seconds.
         bound: Of a ``plateau``; ``None`` where it levelled off and no bound is known.
     """
@@ -107,6 +121,7 @@ def judge(
     else:
         verdict = _verdict(counted, scale, fixed, happenings, before)
     values = [floor.value for floor in counted]
+    window_seconds = counted[-1].at - counted[0].at if counted else 0.0
     since = floors[-1].wall if floors else None
     if before is not None and before.kind == verdict.kind:
         since = before.since
@@ -115,8 +130,8 @@ def judge(
         ground=ground,
         value=floors[-1].value if floors else None,
         grown=end_of(values) - start_of(values) if values else None,
-        floors=len(counted),
-        window_seconds=counted[-1].at - counted[0].at if counted else 0.0,
+        floors=len(counted) if verdict.leak is None else verdict.leak.floors,
+        window_seconds=window_seconds if verdict.leak is None else verdict.leak.window_seconds,
         since=since,
     )
 
@@ -130,7 +145,13 @@ def _verdict(
 ) -> Judgement:
     known = before.leak if before is not None and before.kind == "leak" else None
     rise = find_rise(floors, scale, happenings)
-    bound = None if rise is None else _bound_of(rise, floors[-1].value, bounds, scale)
+    bound = None
+    if rise is not None:
+        drivers = {rise.driver, *rise.also}
+        if "request" in drivers or "image" not in rise.lines:  # a request without an image has tokens too
+            drivers -= {"1k_tokens"}
+        within = (one for one in bounds if is_within(one, floors[-1].value, scale))
+        bound = _lowest(one for one in within if not one.drivers or one.drivers & drivers)
     if rise is not None and bound is not None:
         if scale.is_loaded and bound.drivers and {rise.driver, *rise.also} - bound.drivers:
             return Judgement(kind="not_known", why=f"it leaks, or is on its way to {bound.what}: idle floors settle it")
@@ -145,16 +166,6 @@ def _verdict(
     if known is not None or find_rise(floors[:-CONFIRMING_FLOORS], scale, happenings) is not None:
         return Judgement(kind="leak", leak=leak)
     return Judgement(kind="not_known", why="it rises straight, and a few more floors have to confirm that")
-
-
-def _bound_of(rise: Rise, value: float, bounds: Sequence[Bound], scale: Scale) -> Bound | None:
-    """Return the bound that the rise is on its way to."""
-    drivers = {rise.driver, *rise.also}
-    if "request" in drivers or "image" not in rise.lines:  # a request without an image has tokens too
-        drivers -= {"1k_tokens"}
-    return _lowest(
-        bound for bound in bounds if is_within(bound, value, scale) and (not bound.drivers or bound.drivers & drivers)
-    )
 
 
 def _lowest(bounds: Iterable[Bound]) -> Bound | None:
@@ -215,8 +226,8 @@ PASSED_RATIO: Final = 1.05
 EVENT_SECONDS: Final = 60.0
 
 
-def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening] = ()) -> Step | None:
-    """Return the step that makes up nearly all growth; ``None`` where no single step does."""
+def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening]) -> Step | None:
+    """``None`` where no single step makes up nearly all growth."""
     values = [floor.value for floor in floors]
     if len(values) < 2 * MIN_SIDE:
         return None
@@ -271,7 +282,6 @@ def has_levelled_off(floors: Sequence[Floor], scale: Scale) -> bool:
 
 
 def has_trend(floors: Sequence[Floor], scale: Scale) -> bool:
-    """Return whether a series has risen by more than its noise."""
     values = [floor.value for floor in binned(floors, MAX_BINS)]
     grown = end_of(values) - start_of(values)
     return grown >= scale.min_growth and kendall(values, scale.grain) >= MIN_TREND
@@ -291,3 +301,92 @@ def _spread(values: Sequence[float]) -> float:
     """Return the median distance from the median."""
     middle = median(values)
     return median(abs(value - middle) for value in values)
+
+
+# --- as it is reported ---
+
+_NOTABLE_BYTES: Final = 64 * MIB
+# An exhaustion that is further away gets no date.
+_HORIZON_SECONDS: Final = 366 * 86_400.0
+_BY_WORK: Final = (
+    f" (by the lowest value of each {WINDOW_SECONDS:.0f} s with as many requests, for lack of idle floors)"
+)
+_OVER: Final = "its process has ended, so that no floor is added"
+_TOO_SOON: Final = "its floors were too few, or rose in too many ways, for a verdict"
+_ALIKE: Final = "; requests that each hold more bytes, such as larger images, look the same"
+
+
+def series_growth(
+    key: SeriesKey, judgement: Judgement, *, measured: Measured | None, now: float, is_over: bool
+) -> SeriesGrowth:
+    """Return the verdict as it is reported at a wall time; ``measured`` has the limit of a series that was measured."""
+    leak, bound, step = judgement.leak, judgement.bound, judgement.step
+    room = None if measured is None else measured.room
+    hourly = None if leak is None else leak.lines.get("hour")
+    pace = None if hourly is None else hourly.slope / HOUR_SECONDS
+    seconds = None if is_over else seconds_until(room, pace, slowest=0.0, horizon=_HORIZON_SECONDS)
+    exhausted_at = None if seconds is None else now + seconds
+    rate = None
+    if leak is not None:
+        line, hours = leak.line, None if hourly is None else hourly.slope
+        rate = GrowthRate(
+            driver=leak.driver, per_driver=line.slope, low=line.low, high=line.high, per_hour=hours, also=leak.also
+        )
+    # By design, or by next to nothing, it needs no advice.
+    is_growing = judgement.kind != "flat" and bound is None and (judgement.grown or 0.0) >= _NOTABLE_BYTES
+    if is_over and judgement.kind == "not_known":  # what would settle it comes too late
+        text = f"{_TOO_SOON}; {_OVER}"
+    else:
+        by_work = _BY_WORK if judgement.ground == "equal_work" else ""
+        text = f"{_clause(key, judgement, rate, is_over=is_over)}{by_work}{f'; {_OVER}' if is_over else ''}"
+    return SeriesGrowth(
+        series=key.name,
+        owner=key.owner,
+        measure=key.measure,
+        place=key.place,
+        unit=key.unit,
+        verdict=judgement.kind,
+        text=text,
+        ground=judgement.ground,
+        value=judgement.value,
+        grown=judgement.grown,
+        rate=rate,
+        bound=None if bound is None else bound.limit,
+        bound_by=None if bound is None else bound.what,
+        step=None if step is None else step.size,
+        step_at=None if step is None else step.until.wall,
+        step_by=None if step is None else step.what,
+        advice=None if measured is None or is_over or not is_growing else measured.advice,
+        exhausted_at=exhausted_at,
+        limit_by=measured.limit_by if measured is not None and exhausted_at is not None else None,
+        floors=judgement.floors,
+        window_seconds=judgement.window_seconds,
+        since=judgement.since,
+        is_over=is_over,
+    )
+
+
+def _clause(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_over: bool) -> str:
+    """Return the verdict without the series' name; where its process has ended, in the past tense."""
+    kind, leak, step, bound = judgement.kind, judgement.leak, judgement.step, judgement.bound
+    value, grown = amount_text(judgement.value, key.unit), amount_text(judgement.grown, key.unit, signed=True)
+    if leak is not None and rate is not None:
+        also = ", ".join(f"per {DRIVER_TITLES[name]}" for name in leak.also)
+        return (
+            f"it {'leaked' if is_over else 'leaks'} {rate_text(rate, key.unit)}, by {judgement.floors} floors over "
+            f"{span_text(judgement.window_seconds)}{f'; it cannot be told from growth {also}' if also else ''}"
+            f"{_ALIKE if judgement.ground == 'equal_work' else ''}"
+        )
+    if step is not None:
+        cause = "with no known event near it" if step.what is None else f"at: {step.what}"
+        moves = "did" if is_over else "does"
+        return f"it made one step of {amount_text(step.size, key.unit)}, {cause}, and {moves} not move otherwise"
+    if kind == "plateau" and bound is None:
+        return f"it grew by {grown} and {'had' if is_over else 'has'} levelled off at {value}"
+    if bound is not None:
+        grows, so_far = ("grew", "in all") if is_over else ("grows", "so far")
+        return f"it {grows} by design, up to {amount_text(bound.limit, key.unit)} ({bound.what}): {grown} {so_far}"
+    if kind == "flat":
+        window = span_text(judgement.window_seconds)
+        return f"it {'moved' if is_over else 'moves'} by {grown} in {window}, without a trend"
+    return judgement.why

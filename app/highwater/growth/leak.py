@@ -22,7 +22,7 @@ from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Final, NamedTuple
 
-from highwater.growth.floors import Floor, Happening, Scale, binned
+from highwater.growth.series import Floor, Happening, Scale, binned
 from highwater.model.growth import GrowthDriver
 
 DRIVERS: Final[tuple[GrowthDriver, ...]] = ("request", "image", "new_image", "1k_tokens", "sleep", "hour")
@@ -89,7 +89,7 @@ class Rise:
         return self.lines[self.driver]
 
 
-def find_rise(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening] = ()) -> Rise | None:
+def find_rise(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening]) -> Rise | None:
     """Return the rise in the longest window that shows one; ``None`` where none does.
 
     The floors are oldest first, without the start's. Values before a reset are not compared with those after it.
@@ -121,7 +121,13 @@ def _rise(window: Sequence[Floor], before: Sequence[Floor], scale: Scale) -> Ris
     had = [floor.value for floor in binned(before, MAX_BINS)]
     if had and end_of(values) <= max(had) + max(scale.grain, MIN_ABOVE_RANGE * (max(had) - min(had))):
         return None
-    lines = _lines(points, scale)
+    lines: dict[GrowthDriver, FittedLine] = {}
+    for name in DRIVERS:
+        is_known = not any(math.isnan(floor.progress(name)) for floor in points)
+        fitted = _line(points, name) if is_known else None
+        if fitted is not None and fitted.slope > 0:
+            low, high = (fitted.slope + scale.widening * (end - fitted.slope) for end in (fitted.low, fitted.high))
+            lines[name] = fitted._replace(low=low, high=high)
     chosen = _driver(lines, scale)
     if chosen is None:
         return None
@@ -207,18 +213,6 @@ def _rate(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if rate <= 0:
         return 0.0, 0.0
     return rate, stdev(requests / seconds for requests, seconds in steps) / rate / math.sqrt(len(steps))
-
-
-def _lines(points: Sequence[Floor], scale: Scale) -> dict[GrowthDriver, FittedLine]:
-    values = [floor.value for floor in points]
-    lines: dict[GrowthDriver, FittedLine] = {}
-    for driver in DRIVERS:
-        xs = [floor.progress(driver) for floor in points]
-        line = None if any(map(math.isnan, xs)) else theil_sen(xs, values)
-        if line is not None and line.slope > 0:
-            low, high = (line.slope + scale.widening * (end - line.slope) for end in (line.low, line.high))
-            lines[driver] = line._replace(low=low, high=high)
-    return lines
 
 
 def _driver(
@@ -327,7 +321,7 @@ def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> FittedLine | None:
     return FittedLine(slope, low, high, sum(nearest) / len(nearest))
 
 
-def kendall(ys: Sequence[float], grain: float = 0.0) -> float:
+def kendall(ys: Sequence[float], grain: float) -> float:
     """Return Kendall's statistic of values in order of time, from -1 (every pair falls) to 1 (every pair rises).
 
     A pair that differs by no more than ``grain`` neither rises nor falls.

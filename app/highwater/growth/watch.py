@@ -15,26 +15,27 @@ from statistics import fmean
 from typing import Final, TypeAlias
 
 from highwater.growth.book import FloorBook, FloorFile
-from highwater.growth.floors import (
+from highwater.growth.judging import BETWEEN_REQUESTS, WARM_UP_FLOORS, Judgement, judge, series_growth
+from highwater.growth.series import (
     DEVICE_IDLE_SECONDS,
     HOST_IDLE_SECONDS,
     HOST_SAMPLE_SECONDS,
+    REPEAT_SECONDS,
     WINDOW_SECONDS,
     Floor,
     Happening,
-    IdlePeriod,
-    follow,
-    follow_sleep,
-    is_due,
+    Measured,
+    Place,
+    SeriesKey,
+    asleep_series,
+    device_series,
 )
-from highwater.growth.judging import BETWEEN_REQUESTS, WARM_UP_FLOORS, Judgement, judge
-from highwater.growth.series import Measured, Place, SeriesKey, asleep_series, device_series
-from highwater.growth.words import series_growth, series_title
+from highwater.growth.words import series_title
 from highwater.model.engine import WorkCounts
 from highwater.model.growth import GrowthGround, GrowthKind, SeriesGrowth
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
-from highwater.process.clocks import SYSTEM, Clocks
+from highwater.process.clocks import Clocks
 from highwater.process.errors import UnknownName
 from highwater.process.logs import contained
 from highwater.watch.history import History
@@ -49,6 +50,47 @@ _EVENTS: Final = frozenset({"reset", "state", "snapshot"})
 log = logging.getLogger("highwater.growth")
 
 HostSeries: TypeAlias = Callable[[float], Awaitable[Iterable[Measured]]]
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePeriod:
+    """The present time without requests, since a monotonic time; ``None`` while the engine works, or is not known."""
+
+    since: float | None = None
+    work: WorkCounts = field(default_factory=WorkCounts)
+
+    def seconds(self, now: float) -> float:
+        """Return its length in seconds; 0 while the engine is busy."""
+        return 0.0 if self.since is None else now - self.since
+
+
+def follow(idle: IdlePeriod, report: Report, now: float) -> IdlePeriod:
+    """Return the idle period as of a report: it goes on while no request runs or waits, and no work was counted."""
+    engine, progress = report.engine, report.progress
+    is_idle = engine.requests_running == 0 and not engine.requests_waiting
+    is_still = progress is None or progress.verdict in {"idle", "unknown"}
+    is_awake = engine.traits.serves and not engine.traits.is_late
+    if report.stale or not (is_idle and is_still and is_awake):
+        return IdlePeriod(work=engine.work)
+    if idle.since is None or engine.work != idle.work:
+        return IdlePeriod(since=now, work=engine.work)
+    return replace(idle, work=engine.work)
+
+
+def follow_sleep(asleep: IdlePeriod, report: Report, now: float) -> IdlePeriod:
+    """Return the time asleep as of a report; the work's count of sleeps goes up as one begins."""
+    if report.engine.state != "sleeping":
+        return replace(asleep, since=None)
+    if asleep.since is not None:
+        return asleep
+    return IdlePeriod(since=now, work=replace(report.engine.work, sleeps=(asleep.work.sleeps or 0) + 1))
+
+
+def is_due(idle: IdlePeriod, last: float | None, now: float, *, idle_seconds: float) -> bool:
+    """Return whether a floor must be taken now, given the time of the last one and the least idle time."""
+    if idle.since is None or idle.seconds(now) < idle_seconds:
+        return False
+    return last is None or last < idle.since or now - last >= REPEAT_SECONDS
 
 
 @dataclass
@@ -90,14 +132,14 @@ class GrowthWatch:
         file: FloorFile,
         *,
         host_series: HostSeries,
-        clocks: Clocks = SYSTEM,
+        clocks: Clocks,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._history = history
         self._file = file
         self._host_series = host_series
-        self._clock = clocks.monotonic
-        self._wall_clock = clocks.wall
+        self._monotonic = clocks.monotonic
+        self._wall = clocks.wall
         self._internal_error = internal_error
         self._idle_floors: dict[Place, _Floors] = {
             "device": _Floors(),
@@ -107,7 +149,7 @@ class GrowthWatch:
         self._windows = _Floors(ground="equal_work", taken=f"each {WINDOW_SECONDS:.0f} s")
         self._books = {place: floors.book for place, floors in self._idle_floors.items()}
         self._idle = IdlePeriod()
-        self._window = _Window(self._clock())
+        self._window = _Window(self._monotonic())
         self._judged: dict[str, tuple[str, dict[GrowthGround, Judgement]]] = {}  # by the series' name, with its life
         self._last: dict[str, Measured] = {}
         # Series with a new floor, by name and ground, in the order in which they are judged.
@@ -118,7 +160,7 @@ class GrowthWatch:
         self._report: Report | None = None
         self._report_ready = asyncio.Event()
         self._problem: str | None = None
-        file.load(self._books, self._clock())
+        file.load(self._books, self._monotonic())
         slept = self._books["asleep"].rows[-1:]
         self._asleep = IdlePeriod(work=slept[0].work) if slept else IdlePeriod()
         for book in self._books.values():
@@ -126,10 +168,10 @@ class GrowthWatch:
         self._log_problem()
 
     def notice(self, report: Report) -> None:
-        """Take a new report, which ``run`` examines. Never blocks the poller."""
+        """Take a report, which ``run`` examines: this never blocks the poller."""
         self._report = report
-        self._idle = follow(self._idle, report, self._clock())
-        self._asleep = follow_sleep(self._asleep, report, self._clock())
+        self._idle = follow(self._idle, report, self._monotonic())
+        self._asleep = follow_sleep(self._asleep, report, self._monotonic())
         self._report_ready.set()
 
     async def run(self) -> None:
@@ -144,7 +186,7 @@ class GrowthWatch:
         """Take the floors that are due, and judge some of the series that have new ones."""
         was_over, self._is_over = self._is_over, report.engine.traits.is_absent
         ranks = () if report.stale else report.ranks
-        settled = [rank for rank in ranks if rank.age_seconds < self._idle.seconds(self._clock()) - 1.0]
+        settled = [rank for rank in ranks if rank.age_seconds < self._idle.seconds(self._monotonic()) - 1.0]
         await self._take(
             "device", [rank for rank in settled if not rank.device.traits.is_host_memory], DEVICE_IDLE_SECONDS
         )
@@ -153,7 +195,16 @@ class GrowthWatch:
         await self._take_window(report)
         judged = [name for name, _ in zip(tuple(self._open), range(JUDGED_AT_ONCE), strict=False)]
         if judged:
-            happenings = self._happenings()
+            ahead = self._wall() - self._monotonic()
+            happenings = [
+                Happening(
+                    event.at - ahead,
+                    event.summary,
+                    is_reset=event.kind == "reset" and event.result is not None and event.result.outcome == "done",
+                )
+                for event in reversed(self._history.events())
+                if event.kind in _EVENTS
+            ]
             for one in judged:
                 del self._open[one]
                 self._judge(*one, happenings)
@@ -163,7 +214,7 @@ class GrowthWatch:
             self._show(name for name, _ in judged)
 
     async def _take(self, place: Place, ranks: Sequence[RankReading], idle_seconds: float) -> None:
-        book, now = self._books[place], self._clock()
+        book, now = self._books[place], self._monotonic()
         last = book.rows[-1].at if book.rows else None
         if not is_due(self._idle, last, now, idle_seconds=idle_seconds):
             return
@@ -177,7 +228,7 @@ class GrowthWatch:
 
     async def _take_asleep(self, ranks: Sequence[RankReading]) -> None:
         """Take one floor in each sleep, once it has settled and the ranks were read in it."""
-        rows, now, asleep = self._books["asleep"].rows, self._clock(), self._asleep
+        rows, now, asleep = self._books["asleep"].rows, self._monotonic(), self._asleep
         if asleep.since is None or asleep.seconds(now) < DEVICE_IDLE_SECONDS or (rows and rows[-1].at >= asleep.since):
             return
         seen = [rank for rank in ranks if rank.asleep_tags or rank.age_seconds < asleep.seconds(now) - 1.0]
@@ -186,7 +237,7 @@ class GrowthWatch:
 
     async def _take_window(self, report: Report) -> None:
         """Add a report to the present window, and keep that once it is over."""
-        engine, now, window = report.engine, self._clock(), self._window
+        engine, now, window = report.engine, self._monotonic(), self._window
         if report.stale or engine.requests_running is None or not engine.traits.serves or engine.traits.is_late:
             self._window = _Window(now)
             return
@@ -211,7 +262,7 @@ class GrowthWatch:
     ) -> bool:
         """Take a floor of each series, which is judged later; return whether it was taken."""
         book, values = floors.book, {one.key: one.value for one in measured}
-        if not measured or not book.add(now, self._wall_clock(), work, values, in_flight):
+        if not measured or not book.add(now, self._wall(), work, values, in_flight):
             return False
         # A full book takes no further series: those are neither kept nor judged.
         measured = [one for one in measured if book.key(one.key.name) is not None]
@@ -244,13 +295,13 @@ class GrowthWatch:
         idle, work = judged.get("idle_floors"), judged.get("equal_work")
         if idle is None or work is None:
             return next(iter(judged.values()))
-        if self._clock() - self._floors_of(name, "idle_floors")[0].book.rows[-1].at < _RECENT_SECONDS:
+        if self._monotonic() - self._floors_of(name, "idle_floors")[0].book.rows[-1].at < _RECENT_SECONDS:
             return work if (idle.kind, work.kind) == ("not_known", "leak") else idle
         return idle if (idle.kind, work.kind) == ("leak", "not_known") else work
 
     def _show(self, names: Iterable[str]) -> None:
         """Make the reported verdicts of these series, and sort all of them, the leaks first."""
-        now, every = self._wall_clock(), (*self._idle_floors.values(), self._windows)
+        now, every = self._wall(), (*self._idle_floors.values(), self._windows)
         present = frozenset[str]().union(*(floors.present for floors in every))
         for name in names:
             if name not in self._judged:
@@ -278,18 +329,6 @@ class GrowthWatch:
 
     def _grounds(self, ground: GrowthGround) -> tuple[_Floors, ...]:
         return (self._windows,) if ground == "equal_work" else tuple(self._idle_floors.values())
-
-    def _happenings(self) -> list[Happening]:
-        ahead = self._wall_clock() - self._clock()
-        return [
-            Happening(
-                event.at - ahead,
-                event.summary,
-                is_reset=event.kind == "reset" and event.result is not None and event.result.outcome == "done",
-            )
-            for event in reversed(self._history.events())
-            if event.kind in _EVENTS
-        ]
 
     def _log_problem(self) -> None:
         problem = self._file.problem

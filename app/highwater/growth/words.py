@@ -1,4 +1,4 @@
-"""A verdict as it is reported: in figures, and in one sentence. Pure; no I/O, no clock."""
+"""A verdict in words: its rate, a line, a table. Pure; no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from highwater.growth.floors import WINDOW_SECONDS
-from highwater.growth.judging import Judgement
-from highwater.growth.series import Measured, SeriesKey
-from highwater.model.growth import GrowthDriver, GrowthKind, GrowthRate, GrowthUnit, SeriesGrowth, seconds_until
+from highwater.model.growth import GrowthDriver, GrowthKind, GrowthRate, GrowthUnit, SeriesGrowth
 from highwater.model.titles import component_title, table
-from highwater.model.units import HOUR_SECONDS, MIB, UNKNOWN, size_text, span_text
+from highwater.model.units import UNKNOWN, size_text, span_text
 
 DRIVER_TITLES: Final[Mapping[GrowthDriver, str]] = {
     "request": "request",
@@ -106,93 +103,3 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
         for verdict, names in titles.items()
     )
     return above + "\n".join([shown, *lines]) + "\n"
-
-
-_NOTABLE_BYTES: Final = 64 * MIB
-# An exhaustion that is further away gets no date.
-_HORIZON_SECONDS: Final = 366 * 86_400.0
-_BY_WORK: Final = (
-    f" (by the lowest value of each {WINDOW_SECONDS:.0f} s with as many requests, for lack of idle floors)"
-)
-_OVER: Final = "its process has ended, so that no floor is added"
-_TOO_SOON: Final = "its floors were too few, or rose in too many ways, for a verdict"
-_ALIKE: Final = "; requests that each hold more bytes, such as larger images, look the same"
-
-
-def series_growth(
-    key: SeriesKey, judgement: Judgement, *, measured: Measured | None, now: float, is_over: bool = False
-) -> SeriesGrowth:
-    """Return the verdict as it is reported at a wall time; ``measured`` has the limit of a series that was measured."""
-    leak, bound, step = judgement.leak, judgement.bound, judgement.step
-    room = None if measured is None else measured.room
-    hourly = None if leak is None else leak.lines.get("hour")
-    pace = None if hourly is None else hourly.slope / HOUR_SECONDS
-    seconds = None if is_over else seconds_until(room, pace, slowest=0.0, horizon=_HORIZON_SECONDS)
-    exhausted_at = None if seconds is None else now + seconds
-    rate = None
-    if leak is not None:
-        line, hours = leak.line, None if hourly is None else hourly.slope
-        rate = GrowthRate(
-            driver=leak.driver, per_driver=line.slope, low=line.low, high=line.high, per_hour=hours, also=leak.also
-        )
-    # By design, or by next to nothing, it needs no advice.
-    is_growing = judgement.kind != "flat" and bound is None and (judgement.grown or 0.0) >= _NOTABLE_BYTES
-    window = judgement if leak is None else leak
-    return SeriesGrowth(
-        series=key.name,
-        owner=key.owner,
-        measure=key.measure,
-        place=key.place,
-        unit=key.unit,
-        verdict=judgement.kind,
-        text=_text(key, judgement, rate, is_over=is_over),
-        ground=judgement.ground,
-        value=judgement.value,
-        grown=judgement.grown,
-        rate=rate,
-        bound=None if bound is None else bound.limit,
-        bound_by=None if bound is None else bound.what,
-        step=None if step is None else step.size,
-        step_at=None if step is None else step.until.wall,
-        step_by=None if step is None else step.what,
-        advice=None if measured is None or is_over or not is_growing else measured.advice,
-        exhausted_at=exhausted_at,
-        limit_by=measured.limit_by if measured is not None and exhausted_at is not None else None,
-        floors=window.floors,
-        window_seconds=window.window_seconds,
-        since=judgement.since,
-        is_over=is_over,
-    )
-
-
-def _text(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_over: bool) -> str:
-    """Return one sentence, without the series' name; where its process has ended, in the past tense and with that."""
-    if is_over and judgement.kind == "not_known":  # what would settle it comes too late
-        return f"{_TOO_SOON}; {_OVER}"
-    by_work = _BY_WORK if judgement.ground == "equal_work" else ""
-    return f"{_clause(key, judgement, rate, is_over=is_over)}{by_work}{f'; {_OVER}' if is_over else ''}"
-
-
-def _clause(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_over: bool) -> str:
-    kind, leak, step, bound = judgement.kind, judgement.leak, judgement.step, judgement.bound
-    value, grown = amount_text(judgement.value, key.unit), amount_text(judgement.grown, key.unit, signed=True)
-    if leak is not None and rate is not None:
-        also = ", ".join(f"per {DRIVER_TITLES[name]}" for name in leak.also)
-        return (
-            f"it {'leaked' if is_over else 'leaks'} {rate_text(rate, key.unit)}, by {leak.floors} floors over "
-            f"{span_text(leak.window_seconds)}{f'; it cannot be told from growth {also}' if also else ''}"
-            f"{_ALIKE if judgement.ground == 'equal_work' else ''}"
-        )
-    if step is not None:
-        cause = "with no known event near it" if step.what is None else f"at: {step.what}"
-        moves = "did" if is_over else "does"
-        return f"it made one step of {amount_text(step.size, key.unit)}, {cause}, and {moves} not move otherwise"
-    if kind == "plateau" and bound is None:
-        return f"it grew by {grown} and {'had' if is_over else 'has'} levelled off at {value}"
-    if bound is not None:
-        grows, so_far = ("grew", "in all") if is_over else ("grows", "so far")
-        return f"it {grows} by design, up to {amount_text(bound.limit, key.unit)} ({bound.what}): {grown} {so_far}"
-    if kind == "flat":
-        window = span_text(judgement.window_seconds)
-        return f"it {'moved' if is_over else 'moves'} by {grown} in {window}, without a trend"
-    return judgement.why

@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from highwater.host.parts import SHM
 from highwater.host.reading import (
+    SHM,
     ContainerMemory,
     Observer,
     PressureStall,
@@ -25,6 +25,7 @@ from highwater.host.reading import (
     ShmOwner,
     ShmState,
 )
+from highwater.model.units import sum_known
 from highwater.process.untrusted import plain
 from highwater_worker.kernel.cgroup import EVENTS, read_cgroup, read_pressure
 from highwater_worker.kernel.proc import ROOT, lines_of, mount_of, read_figures, read_stat, title_of
@@ -61,10 +62,11 @@ def container_of(
     shmem, cache, sock = stat.get(f"{prefix}shmem"), stat.get(cached), stat.get("sock", numbers.get("sock"))
     kernel = numbers.get("kernel")
     if kernel is None:
-        # The sum is for kernels before Linux 5.18.
-        kernel = stat.get("kernel", _sum(stat, "slab", "kernel_stack", "pagetables", "percpu", "vmalloc"))
+        parts = ("slab", "kernel_stack", "pagetables", "percpu", "vmalloc")  # for kernels before Linux 5.18
+        kernel = stat.get("kernel", sum_known(map(stat.get, parts)))
         kernel = kernel if kernel is None or sock is None else kernel + sock
-    droppable, reclaimable = _sum(stat, f"{prefix}active_file", f"{prefix}inactive_file"), stat.get("slab_reclaimable")
+    droppable = sum_known(stat.get(f"{prefix}{name}") for name in ("active_file", "inactive_file"))
+    reclaimable = stat.get("slab_reclaimable")
     used, kept = numbers.get("used"), numbers.get("kept")
     if kept is None and used is not None:
         kept = max(0, used - (droppable or 0) - (reclaimable or 0))
@@ -105,11 +107,6 @@ def _numbers(source: object) -> dict[str, int]:
     """Return what are whole numbers and could be true: sums of several are numbers that every reader takes."""
     pairs = source.items() if isinstance(source, Mapping) else ()
     return {key: value for key, value in pairs if type(value) is int and 0 <= value < _MAX_NUMBER}
-
-
-def _sum(stat: dict[str, int], *names: str) -> int | None:
-    known = [stat[name] for name in names if name in stat]
-    return sum(known) if known else None
 
 
 def pressure_of(raw: object) -> PressureStall | None:

@@ -39,7 +39,7 @@ class CacheCounts:
     """Counters from the engine's ``/metrics`` and its workers; ``None`` where not known.
 
     Attributes:
-        queries: Items looked up since the engine's start, by its ``/metrics``; likewise ``hits``, those found.
+        queries: Items looked up since the engine's start, by its ``/metrics``; ``hits``: those found.
         spilled_bytes: Encoder outputs that a trim has moved to host memory.
         pinned_bytes: Host memory that PyTorch keeps locked in place for copies, in use or not.
     """

@@ -12,18 +12,16 @@ from statistics import linear_regression
 from typing import Final, TypeAlias
 
 from highwater.host.needs import ProcessorCaches
-from highwater.host.parts import PartKind, parts_of
-from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory, Role
+from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory
+from highwater.host.report import NO_OUTLOOK, NOTABLE_RATIO, GrownPart, Outlook, parts_of
 from highwater.model.growth import seconds_until
-from highwater.model.units import MIB, size_text, span_text
+from highwater.model.units import MIB
 
 # Until now, of every part; its first value is kept apart from these.
 SPAN_SECONDS: Final = 300.0
 FULLEST_SECONDS: Final = 60.0
 STEP_SECONDS: Final = 4.0
 MAX_PARTS, MAX_FILLS = 128, 128
-# A part that has grown by less than both moves by itself.
-NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.1
 # One whose growth began in the first part of its time has grown all the time.
 STEADY_RATIO: Final = 0.25
 # A process writes once a second. Under pressure it waits for memory before it is killed.
@@ -34,46 +32,6 @@ OWN_END_SECONDS = 20.0
 SAME_SECONDS: Final = 0.5
 
 _Key: TypeAlias = tuple[str, int | None, int | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrownPart:
-    """A part of the engine's container that the kernel cannot drop: a process's private memory, or another.
-
-    Attributes:
-        role: Of a process; ``pid`` as well.
-        bytes: Its last value, at ``at`` in Unix seconds.
-        grown_bytes: What was added since the engine was ready or it was first seen, in the last ``seconds`` of that.
-    """
-
-    kind: PartKind
-    name: str
-    role: Role | None = None
-    pid: int | None = None
-    bytes: int
-    at: float
-    grown_bytes: int = 0
-    seconds: float = 0.0
-
-    @property
-    def has_grown(self) -> bool:
-        return self.grown_bytes > max(NOTABLE_BYTES, NOTABLE_RATIO * (self.bytes - self.grown_bytes))
-
-    @property
-    def text(self) -> str:
-        if not self.has_grown:
-            return f"{self.name} held the most, {size_text(self.bytes)}"
-        before = size_text(self.bytes - self.grown_bytes)
-        return f"{self.name} grew from {before} to {size_text(self.bytes)} in {span_text(self.seconds)}"
-
-    @property
-    def pace_text(self) -> str:
-        return f"{size_text(60.0 * self.grown_bytes / max(self.seconds, 1.0), signed=True)} a minute"
-
-    @property
-    def is_python(self) -> bool:
-        """True of a process of vLLM's, whose allocations memray shows."""
-        return self.role not in {None, "other", "resource_tracker"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +130,7 @@ class HostPast:
         self._fills = dict(fills[:MAX_FILLS])
 
     def present_parts(self, reading: HostReading) -> tuple[GrownPart, ...]:
-        """Return the parts of this reading, which is the last one that was added, as in ``HostFacts.parts``."""
+        """As ``HostFacts.parts``, of this reading, which is the last one that was added."""
         return _most_grown_first(self._courses[key] for key, _ in _parts_in(reading) if key in self._courses)
 
     def facts(self, reading: HostReading, caches: ProcessorCaches) -> HostFacts:
@@ -267,24 +225,6 @@ MIN_WINDOW_SECONDS = 60.0
 MIN_SLOPE = MIB / 60.0
 """Bytes a second; for slower growth no time is named."""
 MAX_SECONDS = 7 * 86_400.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """The pace of what the container must keep.
-
-    Attributes:
-        bytes_per_second: The slope over the window; ``None`` where the window is too short.
-        seconds_to_limit: ``None`` without a limit, or where it is not reached within a week.
-        window_seconds: The time between the first and the last value.
-    """
-
-    bytes_per_second: float | None = None
-    seconds_to_limit: float | None = None
-    window_seconds: float = 0.0
-
-
-NO_OUTLOOK: Final = Outlook()
 
 
 class OutlookWindow:

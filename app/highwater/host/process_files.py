@@ -74,8 +74,9 @@ class ProcessRecord(ProcessMemory):
     others: Annotated[tuple[ProcessMemory, ...], Field(max_length=32)] = ()
     engine: EngineMemorySettings | None = None
 
+    @property
     def as_process(self) -> dict[str, Any]:
-        """Return a ``ProcessMemory`` as keywords."""
+        """A ``ProcessMemory`` as keywords."""
         kept = {one.name: getattr(self, one.name) for one in fields(ProcessMemory)}
         return kept | {"age_seconds": round(self.age_seconds, 3)}
 
@@ -83,6 +84,7 @@ class ProcessRecord(ProcessMemory):
         """Return the age of one of its looks: the processes of an engine look in turns."""
         return self.age_seconds + _since(self.mono, look.get("mono"))
 
+    @property
     def last_container(self) -> ContainerMemory | None:
         if self.cgroup is None:
             return None
@@ -116,15 +118,15 @@ class ProcessFiles:
 
     Args:
         folder: The recorders' folder; ``None``: no files are read.
-        machine: The machine whose processes they may be; by default the sidecar's.
+        machine: The machine whose processes they may be.
     """
 
-    def __init__(self, folder: Path | None, machine: Machine | None = None) -> None:
+    def __init__(self, folder: Path | None, machine: Machine) -> None:
         self.problems: tuple[str, ...] = ()
         self.silent: tuple[ProcessRecord, ...] = ()
         self._has_folder = folder is not None
         self._folder = folder or Path()
-        self._machine = machine or Machine()
+        self._machine = machine
         # Files that have not changed since are not read again, those of processes that have ended included.
         self._known: dict[str, _Known] = {}
 
@@ -234,11 +236,16 @@ def read_record(path: Path, name: str) -> ProcessRecord:
     """Raises BadProcessFile: the content is damaged or invalid, or does not fit the file's name."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            body = _body(file.fileno())
+            tries = (process_body(os.pread(file.fileno(), PROCESS_FILE_BYTES, 0)) for _ in range(_TORN_TRIES))
+            body = next((one for one in tries if one is not None), None)
     except NotARegularFileError as exc:
         raise BadProcessFile("it is not a regular file") from exc
     except OSError as exc:
         raise BadProcessFile(os_reason(exc)) from exc
+    except ValueError as exc:
+        raise BadProcessFile(str(exc)) from exc
+    if body is None:
+        raise BadProcessFile("its checksum is wrong")
     try:
         record: ProcessRecord = _RECORD.validate_python(_in_our_names(parse_json(body.decode("utf-8"))))
     except ValidationError as exc:
@@ -255,17 +262,6 @@ def read_record(path: Path, name: str) -> ProcessRecord:
         container=None if record.cgroup is None else container_key(record.cgroup, record.boot_id, record.host),
         run_seconds=None if record.started is None else round(record.mono - record.started / _TICKS, 3),
     )
-
-
-def _body(descriptor: int) -> bytes:
-    for _ in range(_TORN_TRIES):
-        try:
-            body = process_body(os.pread(descriptor, PROCESS_FILE_BYTES, 0))
-        except ValueError as exc:
-            raise BadProcessFile(str(exc)) from exc
-        if body is not None:
-            return body
-    raise BadProcessFile("its checksum is wrong")
 
 
 def _in_our_names(raw: object) -> object:

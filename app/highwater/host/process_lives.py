@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
@@ -84,6 +85,14 @@ def _life(group: Sequence[ProcessMemory], taken_at: float, kills: dict[str, int]
     ended = [one for one in group if isinstance(one, EndedProcess)]
     running = [one for one in group if not isinstance(one, EndedProcess)]
     servers = [one for one in group if one.role in _SERVERS or one.pid == _FIRST_PID]
+    containers = [one.last_container for one in ended if one.last_container is not None]
+    end = EndedLife(how=_WITHOUT_A_WORD, processes=_named(ended))
+    if (last := min(containers, key=attrgetter("age_seconds"), default=None)) is not None:
+        counted = max(one.oom_kills for one in containers if one.key == last.key)
+        before, kills[last.key] = kills.get(last.key, 0), max(counted, kills.get(last.key, 0))
+        how = f"{_WITHOUT_A_WORD}, {_PROBABLY}," if last.is_nearly_full else _WITHOUT_A_WORD
+        new = max(counted - before, 0)
+        end = replace(end, how=_KILLED if new else how, memory=_memory(last), oom_kills=new)
     return ProcessLife(
         processes=frozenset(one.process for one in group),
         last_at=taken_at - min(one.age_seconds for one in group),
@@ -91,20 +100,8 @@ def _life(group: Sequence[ProcessMemory], taken_at: float, kills: dict[str, int]
         is_running=bool(running) and not (servers and all(one in ended for one in servers)),
         has_server=bool(servers),
         is_serving=any(one.age_seconds <= _JUST_NOW_SECONDS for one in running if not servers or one in servers),
-        end=_end(ended, kills),
+        end=end,
     )
-
-
-def _end(ended: Sequence[EndedProcess], before: dict[str, int]) -> EndedLife:
-    containers = [one.last_container for one in ended if one.last_container is not None]
-    last = min(containers, key=attrgetter("age_seconds"), default=None)
-    if last is None:
-        return EndedLife(how=_WITHOUT_A_WORD, processes=_named(ended))
-    counted = max(one.oom_kills for one in containers if one.key == last.key)
-    kills = max(counted - before.get(last.key, 0), 0)
-    before[last.key] = max(counted, before.get(last.key, 0))
-    how = _KILLED if kills else f"{_WITHOUT_A_WORD}, {_PROBABLY}," if last.is_nearly_full else _WITHOUT_A_WORD
-    return EndedLife(how=how, memory=_memory(last), processes=_named(ended), oom_kills=kills)
 
 
 def _grouped(processes: Iterable[ProcessMemory]) -> list[list[ProcessMemory]]:
@@ -215,7 +212,13 @@ class StoppedEngine:
         the API servers and EngineCores among the last reading's ``processes`` that are stopped now.
         """
         now, before = self._monotonic(), self._since
-        own = _above_workers(processes)
+        parents = {one.pid: one.parent_pid for one in processes}
+        own: set[int] = set()  # the workers, and all above them
+        for one in processes:
+            pid = one.pid if one.rank is not None else None
+            while pid is not None and pid in parents and pid not in own:
+                own.add(pid)
+                pid = parents[pid]
         # Two engines may have a parent in common: what only /proc shows may be the other's.
         found = {
             (one.pid, one.started): one
@@ -224,7 +227,10 @@ class StoppedEngine:
         }
         self._since = {key: before.get(key, now) for key in found}
         lasting = [one for key, one in found.items() if now - self._since[key] >= LOST_SECONDS]
-        if not lasting or not _hold_all(lasting, processes):
+        servers = {one.pid: one.parent_pid for one in processes if one.role == "api_server"}
+        # A shell or `timeout` that started vLLM has its command line.
+        are_all_held = servers.keys() - set(servers.values()) <= {one.pid for one in lasting}
+        if not lasting or not (are_all_held or any(one.role == "engine_core" for one in lasting)):
             return None
         named = "; ".join(
             f"{one.name} (pid {one.pid}) has been stopped by a signal or a debugger for "
@@ -232,23 +238,3 @@ class StoppedEngine:
             for one in lasting
         )
         return f"{named}; requests wait until it goes on: {how_to_continue(one.pid for one in lasting)}"
-
-
-def _hold_all(stopped: Iterable[ProcessMemory], processes: Iterable[ProcessMemory]) -> bool:
-    if any(one.role == "engine_core" for one in stopped):
-        return True
-    servers = [one for one in processes if one.role == "api_server"]
-    # A shell or `timeout` that started vLLM has its command line.
-    wrappers = {one.parent_pid for one in servers}
-    return {one.pid for one in servers} - wrappers <= {one.pid for one in stopped}
-
-
-def _above_workers(processes: Iterable[ProcessMemory]) -> set[int]:
-    parents = {one.pid: one.parent_pid for one in processes}
-    above: set[int] = set()
-    for one in processes:
-        pid = one.pid if one.rank is not None else None
-        while pid is not None and pid in parents and pid not in above:
-            above.add(pid)
-            pid = parents[pid]
-    return above

@@ -29,6 +29,7 @@ Source: TypeAlias = Literal["file", "proc", "listed"]
 Observer: TypeAlias = Literal["engine", "sidecar"]
 """The side whose process read the figures."""
 
+SHM: Final = "/dev/shm"  # noqa: S108 - a name to show
 ShmState: TypeAlias = Literal["in_use", "unlinked", "left_over", "not_known"]
 """The knowledge of who has files of ``/dev/shm`` open.
 
@@ -59,7 +60,7 @@ class ProcessMemory:
 
     Attributes:
         name: Its display name, unique among those that run: ``API server 0``, ``worker rank 1``.
-        started: When it started, in the kernel's ticks since boot: distinguishes it from a later process of its pid.
+        started: In the kernel's ticks since boot: distinguishes it from a later process of its pid.
         host: The name of its machine or container.
         anonymous_bytes: Heap, stacks and other private memory in RAM (``RssAnon``). Pages that a forked child shares
             with its parent count in both.
@@ -67,10 +68,9 @@ class ProcessMemory:
         shmem_bytes: Shared memory in RAM that it has mapped (``RssShmem``). Shared with others.
         swap_bytes: Anonymous memory that is swapped out (``VmSwap``).
         peak_bytes: The most that was resident since its start (``VmHWM``).
-        descriptors: Open files, sockets and pipes.
-        descriptors_limit: How many may be open at once (``RLIMIT_NOFILE``); ``None``: no limit, or not known.
-        container: The key of its container, as in ``ContainerMemory.key``.
-        age_seconds: Of the figures.
+        descriptors: Open files, sockets and pipes, of ``descriptors_limit`` (``RLIMIT_NOFILE``) at most; ``None``: no
+            limit, or not known.
+        container: As ``ContainerMemory.key``.
         run_seconds: How long it had run when it wrote last; ``None``: not known, and negative after a suspension.
     """
 
@@ -125,13 +125,11 @@ class ContainerMemory:
     kernel charged and names nowhere.
 
     Attributes:
-        key: Distinguishes it from other containers of the machine.
         version: Of the cgroup file system: 1 or 2.
         used_bytes: Charged (``memory.current``), page cache included.
         limit_bytes: Above which the kernel kills; ``None``: no limit.
         kept_bytes: What is charged to the group that has this limit, the container's own or one above it, without what
             its kernel drops before it kills anything. Without a limit: of the container's own.
-        peak_bytes: The most that was charged.
         shmem_bytes: ``/dev/shm`` and other shared memory; a tmpfs volume too.
         page_cache_bytes: Pages of files, without shared memory.
         droppable_bytes: The part of the page cache that the kernel drops before it kills anything: pages that are clean
@@ -139,7 +137,6 @@ class ContainerMemory:
         kernel_bytes: The kernel's own for it: slab, page tables, stacks, socket buffers.
         reclaimable_kernel_bytes: Of that, slab that the kernel gives up as well.
         page_tables_bytes: Of the kernel's; likewise ``sock_bytes``, the socket buffers.
-        swap_limit_bytes: ``None``: no limit.
         events: The counters of ``memory.events``: ``high``, ``max``, ``oom``, ``oom_kill``, ``oom_group_kill``.
         pressure: ``None`` where the kernel does not count it.
         is_private: Its processes have a PID namespace of their own: it began with them, and so did its counters.
@@ -265,13 +262,11 @@ class EngineMemorySettings:
     """The engine's settings that decide about host memory, as a worker reports them. ``None``: not reported.
 
     Attributes:
-        version: vLLM's.
         mm_processor_cache_gb: The limit of one processor cache, in GiB; 0: it is off.
         mm_processor_cache_type: ``lru`` or ``shm``.
         data_parallel: How many engines share the work; ``data_parallel_local`` of them run on this machine.
         nodes: Over how many machines one engine runs.
         executor: ``mp``, ``uni``, ``ray`` or another.
-        device: ``cpu``, ``cuda``, ``npu``.
         external_lb: Each data-parallel engine has an API server of its own.
         max_chunk_mb: ``VLLM_MQ_MAX_CHUNK_BYTES_MB``.
         grpc: The command line opens a gRPC port.
@@ -300,7 +295,7 @@ class HostReading:
     """Host memory at one moment.
 
     Attributes:
-        taken_at: Unix seconds.
+        taken_at: By this machine's clock, in Unix seconds.
         processes: Those that run, in the order of their roles.
         ended: Those that have left their files in the last minutes and do not run, or are silent; the freshest first.
         container: The engine's, the one with most of its processes where there are several; ``None`` where unknown.

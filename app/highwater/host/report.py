@@ -1,22 +1,205 @@
 """The report on host memory: a reading, its parts by owner, and the most it can come to. Pure.
 
-What is wrong with it is judged by the rule book (diagnose/rules/host.py), which is handed in.
+The rows of a container sum to the kernel's count: ``sum(rows) + not attributed - counted twice = used``, exactly.
+Counted twice are pages that a forked process shares with its parent, and shared memory that is charged to another
+container: each of their owners shows them. What is wrong is judged by the rule book (diagnose/rules/host.py), which is
+handed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from highwater.host.needs import NOT_COUNTED, CacheCounts, ProcessorCaches, ShmNeeds, processor_caches, shm_needs
-from highwater.host.parts import Parts, parts_of
-from highwater.host.past import NO_OUTLOOK, GrownPart, Outlook
-from highwater.host.reading import ContainerMemory, HostReading, ShmMemory, of_engine
+from highwater.host.reading import SHM, ContainerMemory, HostReading, Role, ShmMemory, ShmOwner, ShmState, of_engine
 from highwater.model.report import HostSummary
 from highwater.model.schema import RESPONSE_SCHEMA
+from highwater.model.units import MIB, size_text, span_text
+
+PartKind: TypeAlias = Literal["process", "shm", "page_cache", "kernel"]
+
+SHM_TITLES = {
+    "rpc_rings": "RPC rings of vLLM",
+    "processor_cache": "processor cache (shm)",
+    "cpu_collectives": "collectives of the CPU backend",
+    "kv_offload": "offloaded KV cache",
+    "encoder_offload": "offloaded encoder outputs",
+    "nccl": "NCCL",
+    "hccl": "HCCL",
+    "torch": "PyTorch tensors",
+    "ray": "Ray",
+    "recorder": "recorders of Highwater",
+    "semaphores": "semaphores",
+    "openmp": "OpenMP",
+    "other": "other files",
+}
+
+
+_STATES: Final[dict[ShmState, str]] = {
+    "in_use": "",
+    "unlinked": ", unlinked and mapped",
+    "left_over": ", left by an engine that is gone",
+    "not_known": ", not known whether a process has them open",
+}
+
+
+def shm_title(one: ShmOwner) -> str:
+    is_anybodys = (one.owner, one.state) == ("other", "left_over")
+    state = " that no process has open" if is_anybodys else _STATES[one.state]
+    return f"{SHM_TITLES.get(one.owner, one.owner)}{state}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One row; the kernel drops some before it kills anything."""
+
+    kind: PartKind
+    name: str
+    bytes: int
+    can_be_dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """All rows of one container, the largest first.
+
+    Attributes:
+        used_bytes: The kernel's count; ``None`` where it is not known, and then no sum is made.
+        not_attributed_bytes: What no row accounts for.
+        counted_twice_bytes: What several rows show, and the kernel counts once.
+    """
+
+    used_bytes: int | None
+    rows: tuple[Part, ...]
+    not_attributed_bytes: int | None
+    counted_twice_bytes: int | None
+
+
+def parts_of(reading: HostReading) -> Parts:
+    container = reading.container
+    processes = [
+        Part(kind="process", name=one.name, bytes=one.anonymous_bytes)
+        for one in reading.processes
+        if one.anonymous_bytes is not None and (container is None or one.container in (container.key, None))
+    ]
+    if container is None or container.used_bytes is None:
+        return Parts(used_bytes=None, rows=_sorted(processes), not_attributed_bytes=None, counted_twice_bytes=None)
+    owners = reading.shm.owners if reading.shm is not None else ()
+    shm = [
+        Part(kind="shm", name=f"{SHM}: {shm_title(one)}", bytes=one.used_bytes) for one in owners if one.used_bytes > 0
+    ]
+    if (rest := (container.shmem_bytes or 0) - sum(row.bytes for row in shm)) > 0:
+        # A tmpfs volume, an anonymous shared mapping, a file that was removed and is open, but not mapped.
+        shm.append(Part(kind="shm", name="other shared memory", bytes=rest))
+    cache = _divided(
+        "page_cache",
+        container.page_cache_bytes,
+        "page cache that is locked",
+        ("page cache", container.droppable_bytes, True),
+    )
+    kernel = _divided(
+        "kernel",
+        container.kernel_bytes,
+        "kernel: other",
+        ("kernel: slab that can be reclaimed", container.reclaimable_kernel_bytes, True),
+        ("kernel: page tables", container.page_tables_bytes, False),
+        ("kernel: socket buffers", container.sock_bytes, False),
+    )
+    rows = [*processes, *shm, *cache, *kernel]
+    # Kind by kind, so that too much of one does not hide a lack of another.
+    kinds = ((processes, container.anonymous_bytes), (shm, container.shmem_bytes))
+    twice = sum(max(0, sum(row.bytes for row in some) - (counted or 0)) for some, counted in kinds)
+    missing = container.used_bytes - (sum(row.bytes for row in rows) - twice)
+    return Parts(
+        used_bytes=container.used_bytes,
+        rows=_sorted(rows),
+        not_attributed_bytes=max(0, missing),
+        counted_twice_bytes=twice + max(0, -missing),
+    )
+
+
+def _divided(kind: PartKind, total: int | None, rest: str, *parts: tuple[str, int | None, bool]) -> Iterator[Part]:
+    left = total or 0
+    for name, size, can_be_dropped in (*parts, (rest, left, False)):
+        part = min(left, size or 0)
+        left -= part
+        if part:
+            yield Part(kind=kind, name=name, bytes=part, can_be_dropped=can_be_dropped)
+
+
+def _sorted(rows: list[Part]) -> tuple[Part, ...]:
+    return tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+# A part that has grown by less than both moves by itself.
+NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrownPart:
+    """A part of the engine's container that the kernel cannot drop: a process's private memory, or another.
+
+    Attributes:
+        role: Of a process; ``pid`` as well.
+        bytes: Its last value, at ``at`` in Unix seconds.
+        grown_bytes: What was added since the engine was ready or it was first seen, in the last ``seconds`` of that.
+    """
+
+    kind: PartKind
+    name: str
+    role: Role | None = None
+    pid: int | None = None
+    bytes: int
+    at: float
+    grown_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def has_grown(self) -> bool:
+        return self.grown_bytes > max(NOTABLE_BYTES, NOTABLE_RATIO * (self.bytes - self.grown_bytes))
+
+    @property
+    def text(self) -> str:
+        if not self.has_grown:
+            return f"{self.name} held the most, {size_text(self.bytes)}"
+        before = size_text(self.bytes - self.grown_bytes)
+        return f"{self.name} grew from {before} to {size_text(self.bytes)} in {span_text(self.seconds)}"
+
+    @property
+    def pace_text(self) -> str:
+        return f"{size_text(60.0 * self.grown_bytes / max(self.seconds, 1.0), signed=True)} a minute"
+
+    @property
+    def is_python(self) -> bool:
+        """True of a process of vLLM's, whose allocations memray shows."""
+        return self.role not in {None, "other", "resource_tracker"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """The pace of what the container must keep.
+
+    Attributes:
+        bytes_per_second: The slope over the window; ``None`` where the window is too short.
+        seconds_to_limit: ``None`` without a limit, or where it is not reached within a week.
+        window_seconds: The time between the first and the last value.
+    """
+
+    bytes_per_second: float | None = None
+    seconds_to_limit: float | None = None
+    window_seconds: float = 0.0
+
+
+NO_OUTLOOK: Final = Outlook()
+
+
+# --- the report ---
 
 UNKNOWN_CONTAINER: Final = ContainerMemory(key="")
+# Of the findings; the others say what was, or what may come.
+_SHORT_NOW: Final = frozenset({"container_nearly_full", "memory_pressure", "shm_promised_too_much"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,25 +232,41 @@ class HostReport:
     findings: tuple[HostFinding, ...] = ()
     age_seconds: float = 0.0
 
+    @property
+    def summary(self) -> HostSummary | None:
+        """The few figures that stand in ``GET /memory``; ``None`` where no process of the engine is or was seen."""
+        reading = self.reading
+        if not reading.processes and not reading.ended:
+            return None
+        container, shm = reading.container or UNKNOWN_CONTAINER, reading.shm or ShmMemory()
+        largest = next((row for row in self.parts.rows if not row.can_be_dropped), None)
+        warnings = [one for one in self.findings if one.level == "warning"]
+        return HostSummary(
+            processes=of_engine(reading.processes),
+            used_bytes=container.used_bytes,
+            kept_bytes=container.kept_bytes,
+            limit_bytes=container.limit_bytes,
+            seconds_to_limit=self.outlook.seconds_to_limit,
+            largest=None if largest is None else largest.name,
+            largest_bytes=None if largest is None else largest.bytes,
+            shm_used_bytes=shm.used_bytes,
+            shm_size_bytes=shm.size_bytes,
+            warnings=tuple(one.text for one in warnings),
+            short=next((one.text for one in warnings if one.name in _SHORT_NOW), None),
+        )
 
-# Others say what was, or what may come.
-_SHORT_NOW: Final = frozenset({"container_nearly_full", "memory_pressure", "shm_promised_too_much"})
+
 Judge: TypeAlias = Callable[[HostReport, Sequence[GrownPart]], tuple[HostFinding, ...]]
 """Judges a report without findings, and what grew, the most first."""
-
-
-def unjudged(_report: HostReport, _grown: Sequence[GrownPart]) -> tuple[HostFinding, ...]:
-    return ()
 
 
 def report_of(
     reading: HostReading,
     *,
-    judge: Judge = unjudged,
+    judge: Judge = lambda _report, _grown: (),
     outlook: Outlook = NO_OUTLOOK,
     grown: Sequence[GrownPart] = (),
     counts: CacheCounts = NOT_COUNTED,
-    age_seconds: float = 0.0,
 ) -> HostReport:
     container = reading.container or UNKNOWN_CONTAINER
     known = [size for size in (container.room_bytes, reading.machine.available_bytes) if size is not None]
@@ -78,37 +277,5 @@ def report_of(
         outlook=outlook,
         shm_needs=shm_needs(reading),
         processor_caches=processor_caches(reading, counts),
-        age_seconds=age_seconds,
     )
     return replace(report, findings=judge(report, grown))
-
-
-def summary_of(
-    reading: HostReading,
-    outlook: Outlook,
-    grown: Sequence[GrownPart] = (),
-    counts: CacheCounts = NOT_COUNTED,
-    judge: Judge = unjudged,
-) -> HostSummary | None:
-    """Return the few figures that stand in ``GET /memory``; ``None`` where no process of the engine is or was seen."""
-    if not reading.processes and not reading.ended:
-        return None
-    report = report_of(reading, judge=judge, outlook=outlook, grown=grown, counts=counts)
-    container, shm = reading.container or UNKNOWN_CONTAINER, reading.shm or ShmMemory()
-    largest = next((row for row in report.parts.rows if not row.can_be_dropped), None)
-    return HostSummary(
-        processes=of_engine(reading.processes),
-        used_bytes=container.used_bytes,
-        kept_bytes=container.kept_bytes,
-        limit_bytes=container.limit_bytes,
-        seconds_to_limit=outlook.seconds_to_limit,
-        largest=None if largest is None else largest.name,
-        largest_bytes=None if largest is None else largest.bytes,
-        shm_used_bytes=shm.used_bytes,
-        shm_size_bytes=shm.size_bytes,
-        warnings=tuple(one.text for one in report.findings if one.level == "warning"),
-        short=next((one.text for one in report.findings if one.name in _SHORT_NOW and one.level == "warning"), None),
-    )
-
-
-"""A reading that is younger is reused."""

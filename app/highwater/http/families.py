@@ -23,7 +23,6 @@ from gated_proxy.door_items import Form
 from gated_proxy.traffic import Connections, Histogram, ProxyTraffic
 from highwater.act.rules import SIGNALS
 from highwater.diagnose.verdict import Verdict, VerdictState
-from highwater.host.parts import parts_of
 from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostNow
 from highwater.model.components import COMPONENTS
@@ -288,13 +287,13 @@ def host_families(now: HostNow | None) -> Iterator[Metric]:
         yield from known("host_container_limit_bytes", container.limit_bytes)
         kinds = {kind: getattr(container, field) for kind, field in _CONTAINER_KINDS.items()}
         yield counted("host_container_bytes", "kind", kinds)
-        yield from known("host_container_not_attributed_bytes", parts_of(reading).not_attributed_bytes)
+        yield from known("host_container_not_attributed_bytes", now.report.parts.not_attributed_bytes)
         events = {event: container.events.get(event) for event in EVENTS}
         yield counted("host_container_events_total", "event", events)
         if (waited := container.pressure) is not None:
             seconds = {"some": waited.some_seconds, "full": waited.full_seconds}
             yield counted("host_container_pressure_seconds_total", "tasks", seconds)
-        yield from known("host_container_seconds_to_limit", now.outlook.seconds_to_limit)
+        yield from known("host_container_seconds_to_limit", now.report.outlook.seconds_to_limit)
     if (shm := reading.shm) is not None:
         yield from known("host_shm_size_bytes", shm.size_bytes)
         yield from known("host_shm_free_bytes", shm.free_bytes)

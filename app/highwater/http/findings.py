@@ -15,8 +15,7 @@ from highwater.diagnose.finding import WEIGHTS, Finding
 from highwater.diagnose.incident import Headline
 from highwater.diagnose.rules.book import Explained, judged
 from highwater.diagnose.rules.setup import SetupCheck, checked
-from highwater.host.past import GrownPart
-from highwater.host.report import HostReport
+from highwater.host.report import GrownPart, HostReport
 from highwater.http.services import NO_STORE, Parts, Services
 from highwater.model.report import Report
 from highwater.model.schema import SCHEMA

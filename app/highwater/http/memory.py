@@ -24,7 +24,7 @@ from highwater.diagnose.case import of_report
 from highwater.diagnose.finding import in_words
 from highwater.diagnose.rules.book import known_causes
 from highwater.diagnose.verdict import JudgedReport
-from highwater.growth.floors import Floor
+from highwater.growth.series import Floor
 from highwater.growth.words import growth_table, leaks
 from highwater.host.report import HostReport
 from highwater.http.services import OR_TEXT, Admin, FormatQuery, Parts, Services, StrictModel, ending, wants_text
@@ -39,8 +39,8 @@ from highwater.model.titles import missing_text
 from highwater.model.totals import compare
 from highwater.process.errors import EngineError, NotAvailable, UnknownName
 from highwater.process.exit_codes import ATTENTION, OK
-from highwater.watch.encoder_cache import EntriesReading, RankEntries
 from highwater.watch.history import MARKS_KEPT
+from highwater.watch.sources import EntriesReading, RankEntries
 
 _REPORT: Final = TypeAdapter(JudgedReport)
 _DELTAS: Final = TypeAdapter(tuple[RankDelta, ...])

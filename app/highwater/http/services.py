@@ -26,11 +26,11 @@ from highwater.http.metrics import Exporter
 from highwater.http.starts import Fresh, StartReports, Turns
 from highwater.model.report import Caller, Report
 from highwater.process.exit_codes import EXIT_STATUS_HEADER
-from highwater.watch.encoder_cache import EncoderCacheEntries
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 from highwater.watch.recorder.recorders import Recorders
 from highwater.watch.snapshots import Snapshots
+from highwater.watch.sources import EncoderCacheEntries
 
 # Plans that may wait for the one that is computed.
 MAX_WAITING: Final = 4

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from highwater.model.rank import Process, Ranked, StartPhase
 
-# When each one holds: app/highwater/watch/verdict.py. What follows from it: STATES, below.
+# When each one holds: app/highwater/watch/round.py. What follows from it: STATES, below.
 EngineState: TypeAlias = Literal[
     "starting", "ready", "paused", "sleeping", "busy", "slow", "stuck", "not_answering", "gone"
 ]
@@ -152,7 +152,7 @@ class EngineStatus:
     """The engine as of the last poll; figures of its load as in ``EngineLoad``."""
 
     url: str
-    state: EngineState  # the verdict (app/highwater/watch/verdict.py)
+    state: EngineState  # the verdict (app/highwater/watch/round.py)
     since: float | None = None  # when that began, in Unix seconds; `None` before the first poll
     started_at: float | None = None  # when its first process was started, in Unix seconds
     restarts: int = 0  # how many lives of it before this one the sidecar has seen, starts that failed included

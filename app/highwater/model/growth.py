@@ -105,7 +105,7 @@ class SeriesGrowth:
 class Growth:
     """The change of used bytes, summed over the ranks that were there at both ends."""
 
-    # Since the first reading after the engine became ready, taken at `baseline_taken_at`.
+    # Since the first reading after the engine became ready, taken at `baseline_taken_at` by this machine's clock.
     since_ready_bytes: int | None = None
     bytes_per_second: float | None = None  # the pace now; `None` where that of one device is not known
     host_since_ready_bytes: int | None = None  # the growth of the workers' resident set size (RSS) since then
@@ -163,7 +163,6 @@ def growth_since_ready(
         since_ready_bytes=grown,
         bytes_per_second=sum(known) if known and len(known) == len(paces) else None,
         host_since_ready_bytes=sum_known(difference(rank.host_memory.rss_bytes, rss.get(rank.key)) for rank in ranks),
-        baseline_taken_at=min((reading.taken_at for reading in baseline), default=None),
     )
 
 

@@ -37,8 +37,8 @@ from highwater.server.parts import Parts
 from highwater.server.settings.sections import IncidentSettings
 from highwater.server.settings.settings import Settings
 from highwater.server.sidecar import Loops, Sidecar, WaitingLog
-from highwater.watch.encoder_cache import EncoderCacheEntries
 from highwater.watch.snapshots import Snapshots
+from highwater.watch.sources import EncoderCacheEntries
 
 # An engine's first answer may tell that it was restarted, and what a recorder writes next shows that it runs.
 FIRST_READINGS: Final = 3
@@ -209,7 +209,7 @@ class _App(Parts):
             now=self.clocks.wall(),
             sidecar_started_at=self.history.began_at,
             policy=self.governor.status(),
-            host=None if host is None else host.summary,
+            host=None if host is None else host.report.summary,
             growth=replace(now.growth, series=self.growth.verdicts()),
             proxy=None if ended is None else ProxyLoad(requests_ended=ended, requests_under_way=under_way),
             door=None if self.door is None else self.door.state(),

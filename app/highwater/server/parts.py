@@ -41,17 +41,15 @@ from highwater.growth.series import Measured, host_series
 from highwater.growth.watch import GrowthWatch
 from highwater.host.needs import CacheCounts
 from highwater.host.process_lives import ProcessLives
-from highwater.host.reader import HostReader
-from highwater.host.watch import HostWatch
+from highwater.host.watch import HostReader, HostWatch
 from highwater.model.rank import RankReading
 from highwater.process.clocks import Clocks
 from highwater.process.logs import InternalErrors
 from highwater.process.state_file import StateFile
 from highwater.server.settings.settings import Settings
 from highwater.watch.history import History
-from highwater.watch.poller import Poller
+from highwater.watch.poller import Poller, Reports
 from highwater.watch.recorder.recorders import Recorders
-from highwater.watch.reports import Reports
 from highwater.watch.rounds import PollObserver, PollTimes, Rounds
 from highwater.watch.shared_devices import SharedDevices, find_nvml
 from highwater.watch.sources import EngineBudgets, Source, all_sources

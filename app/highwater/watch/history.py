@@ -63,6 +63,33 @@ class _Sample:
     values: array[float]
     engine: array[float]
 
+    @classmethod
+    def of(cls, report: Report, now: float, before: _Sample | None, *beside: int | None) -> _Sample:
+        values = array("d", chain.from_iterable(map(_values, report.ranks)))
+        identities = tuple(map(_identity, report.ranks))
+        figures = (*(getattr(report.engine, name) for name in LOAD_FIGURES), report.engine.work.requests, *beside)
+        return cls(
+            at=report.taken_at or 0.0,
+            mono=now - (report.age_seconds or 0.0),
+            # One tuple for all, as long as the ranks are the same.
+            identities=before.identities if before is not None and before.identities == identities else identities,
+            times=array("d", (now - rank.age_seconds for rank in report.ranks)),
+            values=values,
+            engine=array("d", map(_number, figures)),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        width = len(ROW)
+        return {
+            "at": self.at,
+            **dict(zip(_ENGINE_ROW, map(_known, self.engine), strict=True)),
+            "ranks": [
+                {"dp_rank": dp_rank, "rank": rank, "pid": pid}
+                | dict(zip(ROW, map(_known, self.values[index * width : (index + 1) * width]), strict=True))
+                for index, (dp_rank, rank, pid) in enumerate(self.identities)
+            ],
+        }
+
 
 class _Row(NamedTuple):
     """One rank's values in a sample: from ``first`` on, used bytes before all others."""
@@ -96,7 +123,7 @@ class History:
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._marks: dict[str, Mark] = {}
         self._watchers: dict[asyncio.Queue[Update], str | None] = {}  # with the peer; None: has the token
-        self._clock = clocks.wall
+        self._wall = clocks.wall
         self._monotonic = clocks.monotonic
         self._next_id = 1
         self._cut_at = -math.inf
@@ -107,7 +134,7 @@ class History:
 
     def now(self) -> float:
         """Return the time by which events are dated, in Unix seconds."""
-        return self._clock()
+        return self._wall()
 
     # --- readings ---
 
@@ -115,7 +142,8 @@ class History:
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
             before = self._samples[-1] if self._samples else None
-            self._samples.append(_pack(report, self._monotonic(), before, self.proxied(), self.host_kept_bytes()))
+            beside = (self.proxied(), self.host_kept_bytes())
+            self._samples.append(_Sample.of(report, self._monotonic(), before, *beside))
         self._notify(report)
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
@@ -132,7 +160,7 @@ class History:
         chosen: dict[float, _Sample] = {}
         for index, sample in enumerate(wanted):
             chosen[math.floor(sample.at / step) if step else index] = sample
-        return step, [_unpack(sample) for sample in chosen.values()]
+        return step, [sample.as_json() for sample in chosen.values()]
 
     def tracks(self, ranks: Sequence[RankReading], seconds: float) -> dict[RankKey, Track]:
         """Return each rank's readings of the last seconds, of the same process, up to the one that is given.
@@ -171,7 +199,7 @@ class History:
     ) -> Event:
         event = Event(
             id=self._next_id,
-            at=self._clock(),
+            at=self._wall(),
             kind=kind,
             summary=summary,
             trigger=trigger,
@@ -201,7 +229,7 @@ class History:
     def mark(self, name: str, ranks: Sequence[RankReading], *, caller: Caller | None = None) -> Mark:
         """Name this moment. A name used before moves to now; the oldest of too many marks is dropped."""
         self._marks.pop(name, None)
-        mark = Mark(name, self._clock(), tuple(replace(rank, notes=()) for rank in ranks))
+        mark = Mark(name, self._wall(), tuple(replace(rank, notes=()) for rank in ranks))
         self._marks[name] = mark
         while len(self._marks) > MARKS_KEPT:
             del self._marks[next(iter(self._marks))]
@@ -251,21 +279,6 @@ class History:
         queue.put_nowait(None)
 
 
-def _pack(report: Report, now: float, before: _Sample | None, *beside: int | None) -> _Sample:
-    values = array("d", chain.from_iterable(map(_values, report.ranks)))
-    identities = tuple(map(_identity, report.ranks))
-    figures = (*(getattr(report.engine, name) for name in LOAD_FIGURES), report.engine.work.requests, *beside)
-    return _Sample(
-        at=report.taken_at or 0.0,
-        mono=now - (report.age_seconds or 0.0),
-        # One tuple for all, as long as the ranks are the same.
-        identities=before.identities if before is not None and before.identities == identities else identities,
-        times=array("d", (now - rank.age_seconds for rank in report.ranks)),
-        values=values,
-        engine=array("d", map(_number, figures)),
-    )
-
-
 def _values(rank: RankReading) -> Iterator[float]:
     return map(_number, MemoryPoint.of(rank).row().values())
 
@@ -294,19 +307,6 @@ def _part(rows: Sequence[_Row], name: str) -> list[float]:
     place = ROW.index(name)
     values = [row.values[row.first + place] for row in rows]
     return [] if any(map(math.isnan, values)) else values
-
-
-def _unpack(sample: _Sample) -> dict[str, Any]:
-    width = len(ROW)
-    return {
-        "at": sample.at,
-        **dict(zip(_ENGINE_ROW, map(_known, sample.engine), strict=True)),
-        "ranks": [
-            {"dp_rank": dp_rank, "rank": rank, "pid": pid}
-            | dict(zip(ROW, map(_known, sample.values[index * width : (index + 1) * width]), strict=True))
-            for index, (dp_rank, rank, pid) in enumerate(sample.identities)
-        ],
-    }
 
 
 def _number(value: float | None) -> float:

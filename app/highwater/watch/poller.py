@@ -1,4 +1,4 @@
-"""The poll loop: makes a round of requests (``rounds``), accounts for the responses and keeps the report.
+"""The poll loop: makes a round of requests (``rounds``), accounts for the responses, keeps the report, passes it on.
 
 Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back. Where every
 rank has a recorder no worker is called to watch it (``round``): vLLM's multiprocess workers spin on a core for a second
@@ -13,27 +13,102 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from highwater.engine.capabilities import Capabilities
-from highwater.engine.hints import loading_phase, missing_hint, setup_hint
+from highwater.engine.capabilities import Capabilities, setup_hint
 from highwater.engine.life import EngineLife, Lives
 from highwater.model.components import account
 from highwater.model.engine import LOAD_FIGURES, STATES, EngineLoad, EngineStatus, MissingRank, StateTraits
 from highwater.model.growth import TRACK_SECONDS, growth_since_ready, without_forecast
-from highwater.model.rank import EncoderCacheTotals, RankReading, are_recorded
+from highwater.model.rank import EncoderCacheTotals, RankKey, RankReading, are_recorded
 from highwater.model.report import Report
+from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineUnreachable
 from highwater.process.logs import contained
 from highwater.watch.history import History
-from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_ranks, workers_left
+from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_hint, missing_ranks, workers_left
 from highwater.watch.recorder.progress import beside_silent
+from highwater.watch.recorder.rank import RankRecord
 from highwater.watch.recorder.recorders import Coverage
-from highwater.watch.reports import Reports, stale
-from highwater.watch.round import ProcessSigns, Round
+from highwater.watch.round import EngineVerdict, ProcessSigns, Round, decide
 from highwater.watch.rounds import Rounds
-from highwater.watch.starts import NOTHING_SEEN, EngineProcesses, Starts
-from highwater.watch.verdict import EngineVerdict, decide
+from highwater.watch.starts import EngineProcesses, Starts, loading_phase, phases_done
+
+
+class _Arrival(NamedTuple):
+    """The time of a reading by the clocks of this machine: a rank's own may be set differently."""
+
+    stamp: float  # its time by the worker's clock
+    mono: float  # monotonic seconds
+    at: float  # Unix seconds, as they were when it came
+
+
+class Reports:
+    """Dates the readings, keeps the report that was made of them last, and passes each one on.
+
+    A report that is older than ``stale_seconds`` is stale. ``last`` is the report as it was made, and ``load`` are the
+    engine's last own counts.
+    """
+
+    def __init__(self, url: str, clocks: Clocks, stale_seconds: float, *, internal_error: Callable[[], None]) -> None:
+        self.last = Report(engine=EngineStatus(url=url, state="starting", hint="not asked yet"))
+        self.load = EngineLoad()
+        self.listeners: list[Callable[[Report], None]] = []
+        self._clocks = clocks
+        self._stale_seconds = stale_seconds
+        self._internal_error = internal_error
+        self._arrivals: dict[RankKey, _Arrival] = {}
+
+    def current(self) -> Report:
+        if self.last.taken_at is None:
+            return self.last
+        aged = replace(self.last, age_seconds=self.age_seconds)
+        return stale(aged) if aged.stale or self.age_seconds > self._stale_seconds else aged
+
+    def keep(self, report: Report, load: EngineLoad | None = None) -> None:
+        self.last = report
+        self.load = load or self.load
+
+    def subscribe(self, listener: Callable[[Report], None]) -> None:
+        self.listeners.append(listener)
+
+    def publish(self) -> Report:
+        report = self.current()
+        for listener in self.listeners:
+            name = getattr(listener, "__qualname__", listener)
+            # The others must have it, and whoever asked for this round: a relief that is under way, for one.
+            with contained(self._internal_error, log, "a listener of reports failed: %s", name):
+                listener(report)
+        return report
+
+    # --- the time of the readings ---
+
+    @property
+    def age_seconds(self) -> float:
+        now = self._clocks.monotonic()
+        return max((now - arrival.mono for arrival in self._arrivals.values()), default=0.0)
+
+    @property
+    def oldest_at(self) -> float:
+        """The time of the oldest of the readings, in Unix seconds; now without any."""
+        return min((arrival.at for arrival in self._arrivals.values()), default=self._clocks.wall())
+
+    def dated(self, ranks: Sequence[RankReading], records: Sequence[RankRecord]) -> tuple[RankReading, ...]:
+        """Return the readings with their ages: a response came now, a record as long ago as its writer's clock says."""
+        ages = {record.identity.key: record.reading_age_seconds or 0.0 for record in records}
+        now, wall, known, self._arrivals = self._clocks.monotonic(), self._clocks.wall(), self._arrivals, {}
+        for rank in ranks:
+            arrival = known.get(rank.key)
+            if arrival is None or arrival.stamp != rank.taken_at:
+                ago = ages.get(rank.key, 0.0) if rank.source == "recorder" else 0.0
+                arrival = _Arrival(rank.taken_at, now - ago, wall - ago)
+            self._arrivals[rank.key] = arrival
+        return tuple(replace(rank, age_seconds=max(now - self._arrivals[rank.key].mono, 0.0)) for rank in ranks)
+
+
+def stale(report: Report) -> Report:
+    return replace(report, stale=True, growth=without_forecast(report.growth))
+
 
 # The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
 MIN_READ_SECONDS = 0.05
@@ -54,9 +129,9 @@ class Poller:
         lives: Lives,
         reports: Reports,
         *,
-        processes: EngineProcesses = NOTHING_SEEN,
-        launched: Callable[[RankReading, str | None], RankReading] = lambda reading, _: reading,
-        internal_error: Callable[[], None] = lambda: None,
+        processes: EngineProcesses,
+        launched: Callable[[RankReading, str | None], RankReading],
+        internal_error: Callable[[], None],
     ) -> None:
         self.reports = reports
         self.starts = Starts(rounds.url, rounds.clocks, rounds.recorders, lives, history=history, processes=processes)
@@ -159,6 +234,7 @@ class Poller:
     def _conclude(self, seen: Round) -> None:
         before = self._verdict
         seen, ended_seconds = self.starts.note(seen, before)
+        was_there = bool(seen.before.last.ranks) and not self.current().stale
         is_lost = seen.contact == "refused" and not seen.is_loading
         ranks = None if is_lost else self._best_readings(seen)
         seen = self._with_silent_core(seen, before, is_lost=is_lost)
@@ -175,10 +251,14 @@ class Poller:
         elif self._up_since is None:
             self._up_since = self._clocks.monotonic()
             self.starts.came_up()
-        self._note_life(seen, ranks, before)
-        missing = (
-            seen.before.last.ranks_missing if ranks is None and not seen.records else self._missing(ranks or (), seen)
-        )
+        self._note_life(seen, ranks, before, was_there=was_there)
+        last = seen.before.last
+        missing = last.ranks_missing
+        if self._traits.is_absent and (ranks is not None or seen.records):
+            missing = ()  # of an engine that has ended none is missing, and while it loads they come one by one
+        elif ranks is not None or seen.records:
+            sizes = Sizes.of(self.capabilities) or Sizes.recorded(seen.records)
+            missing = missing_ranks(sizes, ranks or (), seen.records, last.ranks_missing, last.ranks)
         if self._verdict.since != before.since:
             self._state_since = self._clocks.wall() - (self._clocks.monotonic() - (self._verdict.since or 0.0))
         status = self._status(seen, ranks or (), missing)
@@ -203,7 +283,9 @@ class Poller:
         )
         return replace(seen, progress=progress)
 
-    def _note_life(self, seen: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
+    def _note_life(
+        self, seen: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict, *, was_there: bool
+    ) -> None:
         if isinstance(seen.failure, EngineUnreachable):
             self._rounds.detection.detect_again()
         if self._verdict.has_ended and not before.has_ended:
@@ -213,14 +295,13 @@ class Poller:
         has_not_worked = seen.load is not None and seen.load.work_done == 0
         if ranks:
             # An engine that replaced one that was up a moment ago has not worked for long.
-            was_there = bool(seen.before.last.ranks) and not self.current().stale
             is_watched = came_up or has_not_worked or was_there or seen.is_loading
             if self._lives.observe(ranks, is_watched=is_watched):
                 self._rounds.forget_engine()
         elif self._traits.is_up and not self.capabilities.collective_rpc:
             self._lives.came_back()
         if ranks and self._verdict.state == "ready":
-            self._lives.keep_baseline(ranks)
+            self._lives.keep_baseline(ranks, min(self._clocks.wall() - rank.age_seconds for rank in ranks))
         if self._recorders is not None and self._recorders.files.instance is not None:
             self._lives.follow(self._recorders.files.instance)
 
@@ -234,18 +315,13 @@ class Poller:
     def _best_readings(self, seen: Round) -> tuple[RankReading, ...] | None:
         # The last responses of workers that were left alone still hold.
         holds = seen.rested and self._rounds.have_workers_answered
-        return best_readings(
+        best = best_readings(
             tuple(map(account, seen.workers or ())),
             seen.records,
             kept=tuple(rank for rank in seen.before.last.ranks if rank.source == "rpc") if holds else (),
             fuller_for_seconds=self._times.idle_poll_seconds,
         )
-
-    def _missing(self, ranks: Sequence[RankReading], seen: Round) -> tuple[MissingRank, ...]:
-        if self._traits.is_absent:
-            return ()  # of an engine that has ended none is missing, and while it loads they come one after the other
-        sizes = Sizes.of(self.capabilities) or Sizes.recorded(seen.records)
-        return missing_ranks(sizes, ranks, seen.records, seen.before.last.ranks_missing, seen.before.last.ranks)
+        return None if best is None else self.reports.dated(best, seen.records)
 
     def _report(
         self,
@@ -277,14 +353,13 @@ class Poller:
     def _fresh(
         self, status: EngineStatus, ranks: tuple[RankReading, ...], seen: Round, missing: tuple[MissingRank, ...]
     ) -> Report:
-        dated = self.reports.dated(ranks, seen.records)
-        ranks = tuple(self._launched(rank, self.capabilities.version) for rank in dated)
+        ranks = tuple(self._launched(rank, self.capabilities.version) for rank in ranks)
         # The memory that an engine takes while it loads is no growth.
         seconds = 0.0 if self._up_since is None else min(self._clocks.monotonic() - self._up_since, TRACK_SECONDS)
         grown = growth_since_ready(self.life.baseline, ranks, self._history.tracks(ranks, seconds))
-        grown = replace(grown, reason=self.life.baseline_problem)
+        grown = replace(grown, reason=self.life.baseline_problem, baseline_taken_at=self.life.baseline_at)
         return Report(
-            taken_at=self.reports.taken_at,
+            taken_at=self.reports.oldest_at,
             age_seconds=self.reports.age_seconds,
             stale=False,
             engine=status,
@@ -307,8 +382,8 @@ class Poller:
         took = [start[-1].at + start[-1].seconds - start[0].at for rank in ranks if (start := rank.start)]
         if took and self._traits.is_up:
             self._last_start_seconds = max(took)
-        starts = [record.table.start for record in seen.records if record.table is not None] if is_loading else []
-        done = min(starts, key=len, default=())
+        done = phases_done(seen.records) if is_loading else ()
+        shows_starts = self._recorders is not None and self._recorders.show_starts
         return EngineStatus(
             url=self._rounds.url,
             state=self._verdict.state,
@@ -322,7 +397,7 @@ class Poller:
             hint="; ".join(filter(None, (*starved, self._hint(seen, ranks, missing)))) or None,
             stopped_at=None if is_loading or self.starts.is_under_way else self.starts.stopped_at,
             starved=starved,
-            is_loading=is_loading or (False if self.starts.are_seen else None),
+            is_loading=is_loading or (False if shows_starts else None),
             loading_phase=loading_phase(done) if is_loading else None,
             loading_since=done[0].at if done else None,
             last_start_seconds=self._last_start_seconds,

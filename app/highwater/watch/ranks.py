@@ -11,6 +11,7 @@ from highwater.engine.capabilities import Capabilities
 from highwater.model.components import account
 from highwater.model.engine import EngineLoad, MissingRank
 from highwater.model.rank import RankReading
+from highwater.model.titles import missing_text
 from highwater.watch.recorder.contents import MAX_RANKS, Identity
 from highwater.watch.recorder.progress import NO_STEP_SECONDS
 from highwater.watch.recorder.rank import RankRecord
@@ -20,7 +21,7 @@ def best_readings(
     answered: Sequence[RankReading],
     records: Sequence[RankRecord],
     *,
-    kept: Sequence[RankReading] = (),
+    kept: Sequence[RankReading],
     fuller_for_seconds: float,
 ) -> tuple[RankReading, ...] | None:
     """Return every rank's best reading, in the ranks' order; ``None`` without any.
@@ -84,7 +85,10 @@ def missing_ranks(
     silent = {_place(record.identity, tensor_parallel): record for record in records}
     last = {_place(rank, tensor_parallel): rank for rank in was}
     known = {_place(rank, tensor_parallel): rank for rank in before}
-    first = _first_replica(sizes.data_parallel, (*there, *silent, *last))
+    numbers = {dp_rank for dp_rank, _, _ in (*there, *silent, *last)}
+    # Behind an external load balancer a server has a range of all replicas.
+    is_first = max(numbers, default=0) < sizes.data_parallel
+    first = 0 if is_first else min(numbers) // sizes.data_parallel * sizes.data_parallel
     replicas = range(first, first + sizes.data_parallel)
     return tuple(
         _missing(place, silent.get(place), last.get(place), known.get(place))
@@ -94,12 +98,6 @@ def missing_ranks(
 
 
 _Place: TypeAlias = tuple[int, int, int]
-
-
-def _first_replica(replicas: int, known_places: Iterable[_Place]) -> int:
-    """Return the first replica's number: behind an external load balancer a server has a range of all replicas."""
-    numbers = {dp_rank for dp_rank, _, _ in known_places}
-    return 0 if max(numbers, default=0) < replicas else min(numbers) // replicas * replicas
 
 
 def _place(rank: RankReading | MissingRank | Identity, tensor_parallel: int) -> _Place:
@@ -129,6 +127,18 @@ def _missing(
         last_seen_at=newest.taken_at if newest is not None else None,
         used_bytes=newest.used_bytes if newest is not None else None,
     )
+
+
+def missing_hint(missing: Sequence[MissingRank], expected: int, recorders_problem: str | None) -> str:
+    """Return a sentence on the missing ranks; ``recorders_problem``: empty if none, ``None`` without recorders."""
+    there = f"{expected - len(missing)} of {expected} ranks"
+    if recorders_problem is None:
+        return (
+            f"{there} answer: vLLM's collective_rpc returns only the first data-parallel engine's results; with "
+            "recorder_dir the others report too"
+        )
+    problem = f"; {recorders_problem}" if recorders_problem else ""
+    return f"{there} report; missing: {missing_text(missing)}{problem}"
 
 
 # --- data-parallel engines ---

@@ -22,7 +22,7 @@ from highwater.process.errors import EngineError, EngineRefused, EngineUnreachab
 from highwater.watch.ranks import workers_left
 from highwater.watch.recorder.progress import Demand, judge, requested_since
 from highwater.watch.recorder.rank import processes_of
-from highwater.watch.recorder.recorders import Coverage, Recorders
+from highwater.watch.recorder.recorders import Coverage, Recorders, coverage
 from highwater.watch.round import KnownBefore, Round
 from highwater.watch.sources import Health, Source
 from highwater.watch.starts import start_failure
@@ -66,7 +66,7 @@ class Rounds:
         self.observer = observer
         self.clocks = clocks
         self.detection = detection
-        self._now = clocks.monotonic
+        self._monotonic = clocks.monotonic
         self._sources = sources
         self._engine = engine
         self._health = Health(engine)
@@ -92,7 +92,9 @@ class Rounds:
 
     @property
     def coverage(self) -> Coverage:
-        return Coverage() if self.recorders is None else self.recorders.coverage(self.ranks_expected)
+        if self.recorders is None or not self.recorders.are_followed:
+            return Coverage()
+        return coverage(self.recorders.records, self.ranks_expected)
 
     @property
     def have_workers_answered(self) -> bool:
@@ -135,7 +137,7 @@ class Rounds:
         if not (load.requests_running or load.requests_waiting or self._requests_under_way()):
             self._requested_since = None
         elif self._requested_since is None:
-            self._requested_since = self._now()
+            self._requested_since = self._monotonic()
         if outcome.workers is not None:
             self._work_done = load.work_done
         outcome.ranks_expected, outcome.at = self.ranks_expected, self.clocks.wall()
@@ -168,7 +170,7 @@ class Rounds:
         return Round(before=before)
 
     async def _run(self, outcome: Round, *, spare_idle: bool) -> None:
-        began = self._now()
+        began = self._monotonic()
         try:
             if self.detection.is_due(is_recorded=self.coverage.is_complete):
                 await self.detection.detect()
@@ -238,7 +240,7 @@ class Rounds:
     async def _read_each(self, sources: Sequence[Source], outcome: Round) -> None:
         for source in sources:
             outcome.requests += 1
-            began = self._now()
+            began = self._monotonic()
             try:
                 seen = await source.read()
             except EngineError as exc:
@@ -255,18 +257,18 @@ class Rounds:
                     return
             else:
                 outcome.responses += source is not self._health  # which an API server answers that serves nothing
-                self._answered_at[source.name] = self._now()
+                self._answered_at[source.name] = self._monotonic()
                 if source.reach == "engine":
                     self._loop_silent_since = None
                     # Before that the API server responds by itself.
                     if self.detection.capabilities.at_least("0.17"):
-                        self._loop_answered_at = self._now()
+                        self._loop_answered_at = self._monotonic()
                 outcome.take(seen)
 
     def _due(self, sources: Sequence[Source], outcome: Round) -> list[Source]:
         outcome.ranks_expected, outcome.coverage = self.ranks_expected, self.coverage
         outcome.requests_under_way = self._requests_under_way()
-        outcome.still_seconds = self._now() - self._called_at
+        outcome.still_seconds = self._monotonic() - self._called_at
         outcome.is_unanswered = self._loop_silent_since is not None
         return [
             source
@@ -280,7 +282,7 @@ class Rounds:
         ]
 
     def _since(self, moment: float | None) -> float | None:
-        return None if moment is None else self._now() - moment
+        return None if moment is None else self._monotonic() - moment
 
     # --- the recorders ---
 
@@ -291,7 +293,7 @@ class Rounds:
         outcome.records = await self.recorders.read(within_seconds=self._since(began))
         calls = tuple((one.identity.pid, one.progress.calls) for one in outcome.records if one.progress is not None)
         if calls != self._calls:
-            self._calls, self._called_at = calls, self._now()
+            self._calls, self._called_at = calls, self._monotonic()
             self._loop_silent_since = None
         self.detection.trust_recorders(offers_calls=self.coverage.offers_calls, are_read=bool(outcome.records))
         if outcome.failure is not None and outcome.before.last.engine.traits.is_absent:
@@ -316,7 +318,7 @@ class Rounds:
             answer_age_seconds=min((one for one in answered if one is not None), default=None),
             is_held=outcome.before.last.engine.traits.is_held or bool(load.sleeping or outcome.paused),
         )
-        self._asked_since = requested_since(self._asked_since, demand, self._now())
+        self._asked_since = requested_since(self._asked_since, demand, self._monotonic())
         outcome.progress = judge(
             outcome.records,
             demand,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -57,7 +57,6 @@ class SharedDevices:
         recorders: RecorderFolder | None,
         nvml: ModuleType | None,
         internal_error: Callable[[], None] = lambda: None,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.users: Mapping[str, str] = {}
         self._report = report
@@ -65,7 +64,6 @@ class SharedDevices:
         self._recorders = recorders
         self._nvml = nvml
         self._internal_error = internal_error
-        self._sleep = sleep
         self._noted: set[str] = set()
 
     @property
@@ -81,7 +79,7 @@ class SharedDevices:
             # A folder or a driver may fail in unforeseen ways; the last known devices stay.
             with contained(self._internal_error, log, "looking for other users of the devices failed unexpectedly"):
                 await self.look()
-            await self._sleep(LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
         ranks = [
@@ -126,11 +124,8 @@ class SharedDevices:
                 continue  # another PID namespace: whose the processes are is unknown
             size, other = max(((size, pid) for pid, size in pids.items() if pid not in own), default=(0, 0))
             if size >= MIN_OTHER_BYTES:
-                yield card, f"another process (pid {other}{_name_of(other)})"
-
-
-def _name_of(pid: int) -> str:
-    """Return the process's name after a comma; nothing where it is not seen."""
-    with suppress(OSError):
-        return f", {plain(Path(f'/proc/{pid}/comm').read_text(encoding='utf-8', errors='replace'), 32)}"
-    return ""
+                name = ""
+                with suppress(OSError):
+                    comm = Path(f"/proc/{other}/comm").read_text(encoding="utf-8", errors="replace")
+                    name = f", {plain(comm, 32)}"
+                yield card, f"another process (pid {other}{name})"

@@ -27,7 +27,7 @@ from highwater.engine.client import Engine
 from highwater.model.rank import Ranked, key_of
 from highwater.model.report import Caller
 from highwater.model.units import mib
-from highwater.process.clocks import SYSTEM, Clocks
+from highwater.process.clocks import Clocks
 from highwater.process.errors import (
     EngineError,
     EngineUnresponsive,
@@ -73,13 +73,27 @@ class SnapshotFile:
     bytes: int
     written_at: float  # Unix seconds
 
+    @classmethod
+    def of(cls, match: re.Match[str], status: os.stat_result) -> SnapshotFile:
+        """Of a match of ``FILE_NAME``."""
+        dp_rank, rank = (None if number == "x" else int(number) for number in match.group("dp_rank", "rank"))
+        return cls(
+            name=match[0],
+            snapshot=match["snapshot"],
+            dp_rank=dp_rank,
+            rank=rank,
+            pid=int(match["pid"]),
+            bytes=status.st_size,
+            written_at=status.st_mtime,
+        )
+
 
 class SnapshotFolder:
     """The files of all engines that write into ``folder``, if there is one."""
 
-    def __init__(self, folder: Path | None, *, clocks: Clocks = SYSTEM) -> None:
+    def __init__(self, folder: Path | None, clocks: Clocks) -> None:
         self.folder = folder
-        self._clock = clocks.wall
+        self._wall = clocks.wall
 
     async def listed(self) -> tuple[list[SnapshotFile], str | None]:
         return await asyncio.to_thread(self._listed)
@@ -92,7 +106,11 @@ class SnapshotFolder:
 
     def _listed(self) -> tuple[list[SnapshotFile], str | None]:
         try:
-            files = [file for name in self._names() if (file := self._snapshot_file(name)) is not None]
+            files = [
+                SnapshotFile.of(match, status)
+                for name in self._names()
+                if (match := FILE_NAME.fullmatch(name)) and (status := self._regular(name))
+            ]
         except FileNotFoundError:  # nothing was written yet
             return [], None
         except OSError as exc:
@@ -104,21 +122,6 @@ class SnapshotFolder:
     def _names(self) -> list[str]:
         return [] if self.folder is None else first_names(self.folder, MAX_ENTRIES)
 
-    def _snapshot_file(self, name: str) -> SnapshotFile | None:
-        match = FILE_NAME.fullmatch(name)
-        status = self._regular(name) if match is not None else None
-        if match is None or status is None:
-            return None
-        return SnapshotFile(
-            name=name,
-            snapshot=match["snapshot"],
-            dp_rank=_rank(match["dp_rank"]),
-            rank=_rank(match["rank"]),
-            pid=int(match["pid"]),
-            bytes=status.st_size,
-            written_at=status.st_mtime,
-        )
-
     def _regular(self, name: str) -> os.stat_result | None:
         status = status_of(f"{self.folder}/{name}")
         return status if status is not None and stat.S_ISREG(status.st_mode) else None
@@ -129,7 +132,11 @@ class SnapshotFolder:
         others = sorted({file.snapshot for file in files} - {newest}, reverse=True)
         kept = {newest, *others[: KEPT - 1]}
         gone = [file.name for file in files if file.snapshot not in kept]
-        for name in (*gone, *self._unfinished()):
+        before = self._wall() - UNFINISHED_SECONDS
+        with suppress(OSError):
+            drafts = ((name, self._regular(name)) for name in self._names() if _UNFINISHED.fullmatch(name))
+            gone += [name for name, status in drafts if status is not None and status.st_mtime < before]
+        for name in gone:
             try:
                 os.unlink(f"{self.folder}/{name}")
             except FileNotFoundError:
@@ -137,22 +144,12 @@ class SnapshotFolder:
             except OSError as exc:
                 log.warning("recorder_dir: %s/%s could not be removed: %s", self.folder, name, exc.strerror)
 
-    def _unfinished(self) -> list[str]:
-        before, names = self._clock() - UNFINISHED_SECONDS, list[str]()
-        with suppress(OSError):
-            names = [name for name in self._names() if _UNFINISHED.fullmatch(name)]
-        return [name for name in names if (status := self._regular(name)) is not None and status.st_mtime < before]
-
 
 def pieces(file: BinaryIO, size: int, most: int = 256 * 1024) -> Iterator[bytes]:
     with file:
         while size > 0 and (piece := file.read(min(size, most))):
             size -= len(piece)
             yield piece
-
-
-def _rank(text: str) -> int | None:
-    return None if text == "x" else int(text)
 
 
 def _opened(path: Path) -> tuple[BinaryIO, int] | None:
@@ -226,13 +223,13 @@ class Snapshots:
         history: History,
         folder: Path | None,
         *,
-        clocks: Clocks = SYSTEM,
+        clocks: Clocks,
     ) -> None:
-        self.files = SnapshotFolder(folder, clocks=clocks)
+        self.files = SnapshotFolder(folder, clocks)
         self._engine = engine
         self._poller = poller
         self._history = history
-        self._clock = clocks.wall
+        self._wall = clocks.wall
         self._lock = asyncio.Lock()
 
     async def take(self, *, dry_run: bool, caller: Caller | None = None) -> Taken:
@@ -258,27 +255,22 @@ class Snapshots:
             if dry_run:
                 return Taken(None, measured)
             _check_room(measured)
-            return await self._take(payload, caller)
-
-    async def _take(self, payload: dict[str, Any], caller: Caller | None) -> Taken:
-        milliseconds = int(self._clock() * 1000)
-        second = time.strftime("%Y%m%dT%H%M%S", time.gmtime(milliseconds // 1000))
-        snapshot = f"{second}{milliseconds % 1000:03d}Z"
-        try:
-            ranks = await self._write(payload | {"name": snapshot})
-        except RequestError as exc:
-            self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}", caller=caller)
-            raise
-        await asyncio.to_thread(self.files.remove_older, snapshot)
-        files, _ = await self.files.listed()
+            milliseconds = int(self._wall() * 1000)
+            second = time.strftime("%Y%m%dT%H%M%S", time.gmtime(milliseconds // 1000))
+            snapshot = f"{second}{milliseconds % 1000:03d}Z"
+            try:
+                ranks = await self._write(payload | {"name": snapshot})
+            except RequestError as exc:
+                self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}", caller=caller)
+                raise
+            await asyncio.to_thread(self.files.remove_older, snapshot)
+            files, _ = await self.files.listed()
         size, seconds = sum(rank.bytes for rank in ranks), max(rank.elapsed_ms for rank in ranks) / 1000
         summary = f"memory snapshot {snapshot}: {len(ranks)} ranks, {mib(size)} MiB; the engine stood still for"
         self._history.record("snapshot", f"{summary} {seconds:.2f} s", caller=caller)
         return Taken(snapshot, ranks, frozenset(file.name for file in files))
 
-    async def record_stacks(
-        self, minutes: float, entries: int, *, caller: Caller | None = None
-    ) -> tuple[RankStacks, ...]:
+    async def record_stacks(self, minutes: float, entries: int, *, caller: Caller | None) -> tuple[RankStacks, ...]:
         """Have every allocator record stacks for so many minutes; 0 ends it. Raises RequestError: as ``take``."""
         if self._lock.locked():
             raise Refused("a snapshot is being taken; the history of allocations is turned on or off after it")

@@ -1,16 +1,24 @@
-"""The sources of readings: a new one is a class here and its place in ``all_sources``."""
+"""What is read of the engine and its workers: at each poll, at a start, and on request.
+
+A new source of each poll is a class here and its place in ``all_sources``. Of the workers' starts and of their encoder
+caches' entries the recorder files tell, or else a call.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine, WorkerAnswer
@@ -18,9 +26,12 @@ from highwater.model.engine import EngineLoad, WorkCounts
 from highwater.model.engine_budget import EngineBudget
 from highwater.model.rank import Process, RankReading, StartPhase, WorkerMemory
 from highwater.model.schema import SCHEMA
+from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineError, EngineGarbled
 from highwater.process.flaws import flaw
 from highwater.process.untrusted import cleaned, plain
+from highwater.watch.recorder.contents import EntryRow, largest_first
+from highwater.watch.recorder.rank import RankRecord
 from highwater.watch.recorder.recorders import Recorders
 from highwater.watch.round import Observation, Reach
 
@@ -170,6 +181,14 @@ class Started:
     engine_budget: EngineBudget
     start: tuple[StartPhase, ...] = ()
 
+    @classmethod
+    def of(cls, response: WorkerAnswer) -> Started | None:
+        """``None`` from an older package, which does not know the operation, or where it is not valid."""
+        reported = {key: response.get(key) for key in ("engine_budget", "start")}
+        with suppress(ValidationError):
+            return _STARTED.validate_python(cleaned(reported)) if response.is_ok else None
+        return None
+
 
 _STARTED = TypeAdapter(Started)
 
@@ -177,7 +196,7 @@ _STARTED = TypeAdapter(Started)
 class EngineBudgets:
     """The workers' reports on their start: from recorder files; a worker without one is called for it once."""
 
-    def __init__(self, engine: Engine, recorders: Recorders | None = None) -> None:
+    def __init__(self, engine: Engine, recorders: Recorders | None) -> None:
         self._engine = engine
         self._recorders = recorders
         self._known: Mapping[Process, Started | None] = {}
@@ -202,17 +221,7 @@ class EngineBudgets:
             responses = await self._engine.rpc("budget")
         except EngineError:
             return  # it is reported where its memory is read, and tried again at the next poll
-        self._known = dict.fromkeys(present) | dict(map(_started, responses))
-
-
-def _started(response: WorkerAnswer) -> tuple[Process, Started | None]:
-    process = Process(response.get("host"), response.get("pid"), response.get("pid_started"))
-    try:
-        reported = {key: response.get(key) for key in ("engine_budget", "start")}
-        # An older package does not know the operation.
-        return process, _STARTED.validate_python(cleaned(reported)) if response.is_ok else None
-    except ValidationError:
-        return process, None
+        self._known = dict.fromkeys(present) | {response.process: Started.of(response) for response in responses}
 
 
 class Workers(Source):
@@ -249,3 +258,151 @@ class Workers(Source):
 def all_sources(engine: Engine, budgets: EngineBudgets | None = None) -> tuple[Source, ...]:
     """Return them in the order in which they are read; a stuck loop of the engine ends a round, so it comes last."""
     return (EngineMetrics(engine), Workers(engine, budgets), PauseState(engine))
+
+
+# --- the entries of the encoder caches, as JSON ---
+
+# Eight ranks of a thousand entries are 1.8 MB of JSON, on the loop that proxies. So a reading is kept for a second, its
+# JSON is written once, and the loop turns between two pieces of it.
+
+Order = Literal["bytes", "age"]
+
+# The whole cache is read, so that however many clients request it in whatever order, the workers are called once a
+# second at most: every worker call holds the engine's step up.
+MAX_ENTRIES = 10_000
+KEPT_SECONDS = 1.0
+# Entries that are written in one go: a tenth of a millisecond.
+_PIECE_ENTRIES: Final = 250
+
+
+class _Rows:
+    """Entries in one order, as pieces of a JSON array that are written once."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
+        self._pieces: list[bytes] = []
+
+    async def first(self, limit: int) -> bytes:
+        whole, rest = divmod(min(limit, len(self._rows)), _PIECE_ENTRIES)
+        while len(self._pieces) < whole:
+            self._pieces.append(self._json(len(self._pieces), _PIECE_ENTRIES))
+            await asyncio.sleep(0)
+        last = [self._json(whole, rest)] if rest else []
+        return b"[" + b",".join((*self._pieces[:whole], *last)) + b"]"
+
+    def _json(self, piece: int, count: int) -> bytes:
+        begin = piece * _PIECE_ENTRIES
+        return to_json(self._rows[begin : begin + count])[1:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class RankEntries:
+    head: Mapping[str, Any]  # all about it but its entries
+    rows: Sequence[Mapping[str, Any]]  # its entries, largest first
+    is_recorded: bool = False  # by its recorder, and not by its worker
+    _orders: dict[tuple[Order, bool], _Rows] = field(default_factory=dict, repr=False)
+
+    async def json(self, limit: int, order: Order, alias: Callable[[object], str] | None) -> bytes:
+        ordered = self._orders.get((order, alias is None))
+        if ordered is None:
+            rows = self.rows
+            if order == "age":
+                rows = sorted(rows, key=lambda row: row.get("age_seconds") or 0.0, reverse=True)
+            if alias is not None:
+                rows = [{**row, "mm_hash": alias(row.get("mm_hash"))} for row in rows]
+            ordered = self._orders[order, alias is None] = _Rows(rows)
+        return to_json(self.head)[:-1] + b',"entries":' + await ordered.first(limit) + b"}"
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesReading:
+    """Every rank's entries, in rank order; ``age_seconds`` old at ``at`` (monotonic seconds)."""
+
+    ranks: tuple[RankEntries, ...]
+    at: float
+    age_seconds: float = 0.0
+
+
+class EncoderCacheEntries:
+    """The last readings, and the next: once a second at most."""
+
+    def __init__(self, engine: Engine, *, clocks: Clocks) -> None:
+        self._engine = engine
+        self._monotonic = clocks.monotonic
+        self._lock = asyncio.Lock()
+        self._recorded: EntriesReading | None = None
+        self._answered: EntriesReading | None = None
+
+    def age_seconds(self, reading: EntriesReading) -> float:
+        return self._monotonic() - reading.at + reading.age_seconds
+
+    async def of_workers(self) -> EntriesReading:
+        """Call the workers (op ``encoder_cache``; worker_ext/README.md). Raises EngineError: no valid response."""
+        async with self._lock:
+            if self._answered is None or not self._is_fresh(self._answered):
+                now = self._monotonic()
+                responses = await self._engine.rpc("encoder_cache", {"limit": MAX_ENTRIES, "sort": "bytes"})
+                self._answered = EntriesReading(tuple(map(_answered, responses)), now)
+            return self._answered
+
+    async def of_records(self, records: Sequence[RankRecord]) -> EntriesReading:
+        """Return the entries in the workers' recorder files, each of which has a reading: no worker is called."""
+        async with self._lock:
+            if self._recorded is None or not self._is_fresh(self._recorded):
+                now = self._monotonic()
+                ranks = [await _recorded(record) for record in records]
+                age = max((rank.head["age_seconds"] for rank in ranks), default=0.0)
+                self._recorded = EntriesReading(tuple(ranks), now, age)
+            return self._recorded
+
+    async def as_known(self, records: Sequence[RankRecord]) -> EntriesReading | None:
+        """Return the recorders' entries and, of other ranks, the workers' last response: no worker is called.
+
+        A record without a table of entries has only their sums. ``None`` where nothing is known.
+        """
+        recorded = await self.of_records(records) if records else None
+        if recorded is None or self._answered is None:
+            return recorded or self._answered
+        ranks = {rank.head.get("pid"): rank for rank in self._answered.ranks}
+        for rank in recorded.ranks:
+            if rank.head["entries_total"] is not None or rank.head["pid"] not in ranks:
+                ranks[rank.head["pid"]] = rank
+        if all(rank.is_recorded for rank in ranks.values()):
+            return recorded
+        age = max(self.age_seconds(recorded), self.age_seconds(self._answered))
+        return EntriesReading(tuple(ranks.values()), self._monotonic(), age)
+
+    def _is_fresh(self, reading: EntriesReading) -> bool:
+        return self._monotonic() - reading.at < KEPT_SECONDS
+
+
+def _answered(answer: WorkerAnswer) -> RankEntries:
+    rows = answer.get("entries")
+    if not answer.is_ok or not isinstance(rows, list):
+        raise EngineGarbled(f"{answer.rank_name} could not list: {answer.message}")
+    dropped = {"ok", "op", "schema", "entries"}
+    return RankEntries({key: value for key, value in answer.items() if key not in dropped}, rows)
+
+
+async def _recorded(record: RankRecord) -> RankEntries:
+    cache = record.newest.encoder_cache if record.newest is not None else None
+    head = {
+        "rank": record.identity.rank,
+        "dp_rank": record.identity.dp_rank,
+        "host": record.identity.host,
+        "pid": record.identity.pid,
+        "present": cache is not None,
+        "entries_total": record.entries_total,
+        "device_bytes": cache.device_bytes if cache is not None else 0,
+        "host_bytes": cache.host_bytes if cache is not None else 0,
+        "capacity_embeds": cache.capacity_embeds if cache is not None else None,
+        "age_seconds": round(record.reading_age_seconds or 0.0, 3),
+    }
+    rows: list[EntryRow] = []
+    entries = record.entry_rows()
+    # Not in a thread, which would hold the loop up for longer.
+    while piece := list(islice(entries, _PIECE_ENTRIES)):
+        rows += piece
+        await asyncio.sleep(0)
+    rows.sort(key=largest_first)
+    return RankEntries(head, rows, is_recorded=True)

@@ -7,34 +7,28 @@ since when an engine that ended in order is stopped, and why nothing answers.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from highwater.engine.hints import (
-    NOT_KNOWN_WHY,
-    dead_text,
-    ended_starts_text,
-    failure_text,
-    loading_text,
-    starting_text,
-    stopped_text,
-)
 from highwater.engine.life import EndedStart, Lives
 from highwater.model.engine import STATES, ProcessLife, StartFailure
+from highwater.model.rank import StartPhase
+from highwater.model.units import span_text
 from highwater.process.clocks import Clocks
-from highwater.process.errors import EngineError, EngineNotListening
+from highwater.process.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 from highwater.watch.history import History
 from highwater.watch.ranks import workers_left
 from highwater.watch.recorder.progress import SILENT_SECONDS, SilentCore
 from highwater.watch.recorder.rank import RankRecord, processes_of
 from highwater.watch.recorder.recorders import Recorders
-from highwater.watch.round import Round
-from highwater.watch.verdict import EngineVerdict
+from highwater.watch.round import EngineVerdict, Round
 
 MAX_ENDED_STARTS = 64
 PREFIX = "the engine did not start: "
+NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 
 log = logging.getLogger("highwater.poller")
 
@@ -58,9 +52,6 @@ class EngineProcesses:
     stopped: Callable[[], str | None] = lambda: None
     silent_core: Callable[[], SilentCore | None] = lambda: None
     unseen_starts: str = ""
-
-
-NOTHING_SEEN: Final = EngineProcesses()
 
 
 class Starts:
@@ -97,11 +88,6 @@ class Starts:
     @property
     def is_under_way(self) -> bool:
         return self._lives.attempts.is_under_way
-
-    @property
-    def are_seen(self) -> bool:
-        """True if recorders show a start from before the engine's API server listens."""
-        return self._recorders is not None and self._recorders.show_starts
 
     def came_up(self) -> None:
         self.failure = self.stopped_at = None
@@ -164,7 +150,6 @@ class Starts:
         return is_another
 
     def note_stop(self) -> None:
-        """Note that the engine has ended in order, by its log or its workers' files."""
         if self.stopped_at is None:
             self.stopped_at = self._clocks.wall()
 
@@ -174,10 +159,12 @@ class Starts:
         earlier = (
             "" if attempts.last is None else ended_starts_text(attempts.last, attempts.failed, self._clocks.wall())
         )
+        before = f"; before, {earlier}" if earlier else ""
         if seen.is_loading:
             self.ended_starts = earlier or None
-            starts = [record.table.start for record in seen.records if record.table is not None]
-            return loading_text(min(starts, key=len, default=()), url) + (f"; before, {earlier}" if earlier else "")
+            done = ", ".join(phase.name for phase in phases_done(seen.records))
+            said = f"phases done: {done}" if done else "no phase is done yet"
+            return f"the engine is loading ({said}); nothing answers yet at {url}{before}"
         was_seen = verdict.has_answered or bool(self._lives.present.processes)
         known = was_seen or verdict.has_ended or ended is not None
         is_loading = attempts.is_under_way if verdict.has_ended else verdict.state == "starting" and ended is None
@@ -186,16 +173,64 @@ class Starts:
         process = self._processes.one() if is_silent and (attempts.is_under_way or not known) else None
         if process is not None:
             self.loading_process, self.ended_starts = process, earlier or None
-            return starting_text(process, failure, url, earlier)
-        stopped = "" if self.stopped_at is None or attempts.is_under_way else stopped_text(self.stopped_at)
-        if stopped or (earlier and isinstance(failure, EngineNotListening)):
-            self.ended_starts = None if stopped else earlier
-            return f"{stopped or earlier}. Nothing answers at {url} ({failure})"
+            doubt = before or "; if that lasts, is engine_url right?"
+            text = f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url}"
+            return f"{text} ({failure}){doubt}"
+        if self.stopped_at is not None and not attempts.is_under_way:
+            return f"{stopped_text(self.stopped_at)}. Nothing answers at {url} ({failure})"
+        if earlier and isinstance(failure, EngineNotListening):
+            self.ended_starts = earlier
+            return f"{earlier}. Nothing answers at {url} ({failure})"
         text = failure_text(failure, url, is_up=STATES[verdict.state].is_up, was_there=known)
         dead_seconds = self._clocks.monotonic() - (verdict.since or 0.0) if verdict.state == "gone" else ended
         if dead_seconds is not None:
-            return dead_text(text, dead_seconds, was_seen=was_seen)
+            left = "" if was_seen else " by the files that it left"
+            return f"dead for {span_text(dead_seconds)}{left}, and no restart of it is seen: {text}"
         return text + (self._processes.unseen_starts if is_silent and not known else "")
+
+
+def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool) -> str:
+    """``is_up``: at the poll before; ``was_there``: an engine has responded at the URL before."""
+    is_absent = isinstance(failure, EngineUnreachable) and not isinstance(failure, EngineUntrusted)
+    if not is_absent or (is_up and not isinstance(failure, EngineNotListening)):
+        return str(failure)
+    if was_there:
+        return f"nothing answers any more at {url} ({failure})"
+    return f"nothing answers yet at {url} ({failure}); is vLLM running there, and is engine_url right?"
+
+
+def stopped_text(at: float) -> str:
+    """``at``: when the engine was seen to have ended in order, in Unix seconds."""
+    return f"stopped in order at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}; start it again"
+
+
+def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
+    memory = f", at {last.end.memory}" if last.end.memory else ""
+    doubt = f"; {NOT_KNOWN_WHY}" if last.is_by_itself else ""
+    end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}{doubt}"
+    several = f"{count} starts ended before it was ready; the last one"
+    return f"the engine's last {'start' if count == 1 else several} {end}"
+
+
+# What a worker does after a phase of its start (`model.rank.StartPhase`).
+_NEXT_PHASE: Final = {
+    "before": "setting up the device",
+    "init": "loading weights",
+    "weights": "measuring what a step needs",
+    "profile": "allocating the KV cache",
+    "kv_cache": "capturing graphs",
+    "graphs": "warming up",
+}
+
+
+def loading_phase(done: Sequence[StartPhase]) -> str:
+    return _NEXT_PHASE.get(done[-1].name, "starting its API server") if done else "starting its processes"
+
+
+def phases_done(records: Iterable[RankRecord]) -> tuple[StartPhase, ...]:
+    """Those that the slowest worker has done."""
+    starts = [record.table.start for record in records if record.table is not None]
+    return min(starts, key=len, default=())
 
 
 def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from highwater.host.past import Outlook
 from highwater.host.reading import ContainerMemory, HostReading, PressureStall, ProcessMemory, Role, ShmMemory, ShmOwner
+from highwater.host.report import Outlook, report_of
 from highwater.host.watch import HostNow
 from highwater.model.components import COMPONENTS
 from highwater.model.growth import GrowthKind, GrowthRate, SeriesGrowth
@@ -71,7 +71,7 @@ def host_now(ranks: int, *, leaked: int = 0, seconds_to_limit: float = 5400.0, w
         promised_bytes=64 * MIB,
     )
     reading = HostReading(taken_at=0.0, processes=processes, container=container, shm=shm)
-    return HostNow(reading, Outlook(seconds_to_limit=seconds_to_limit))
+    return HostNow(report_of(reading, outlook=Outlook(seconds_to_limit=seconds_to_limit)))
 
 
 def verdicts(ranks: int, *, exhausted_at: float) -> tuple[SeriesGrowth, ...]:

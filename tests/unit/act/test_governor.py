@@ -411,7 +411,7 @@ async def test_an_engine_that_is_gone_before_a_remedy_is_a_failed_one(monkeypatc
 async def test_a_cancelled_reset_does_not_leave_the_rule_acting():
     core = await grown()
     await core.poller.poll()
-    core.engine._rpc_deadline = 60.0
+    core.engine.rpc_deadline_seconds = 60.0
     core.fake.hang = asyncio.Event()
     task = asyncio.create_task(core.governor.consider())
     for _ in range(100):
@@ -486,7 +486,7 @@ async def test_an_engine_that_is_gone_is_not_called_calm():
 async def test_a_rule_that_was_replaced_meanwhile_is_not_judged():
     core = await grown()
     await core.poller.poll()
-    core.engine._rpc_deadline = 60.0
+    core.engine.rpc_deadline_seconds = 60.0
     core.fake.hang = asyncio.Event()
     task = asyncio.create_task(core.governor.consider())
     for _ in range(100):

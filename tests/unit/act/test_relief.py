@@ -154,7 +154,7 @@ async def test_an_engine_that_goes_in_the_middle_leaves_no_numbers():
 async def test_operator_and_policy_never_act_at_once():
     core = await grown()
     await core.poller.poll()
-    core.engine._rpc_deadline = 60.0
+    core.engine.rpc_deadline_seconds = 60.0
     core.fake.hang = asyncio.Event()
     operator = asyncio.create_task(core.relief.reclaim(requests("release"), mode="safe", dry_run=False))
     for _ in range(100):

@@ -10,9 +10,8 @@ import pytest
 
 from highwater.diagnose.case import Case
 from highwater.diagnose.rules.book import RULES, host_findings, judged
-from highwater.host.past import GrownPart, Outlook
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, PressureStall, ShmMemory, ShmOwner
-from highwater.host.report import report_of, summary_of
+from highwater.host.report import GrownPart, Outlook, report_of
 from highwater.http.text.host import host_text
 from highwater.model.units import MIB
 from tests.unit.host.recorded import reading
@@ -126,8 +125,8 @@ def test_the_report_has_them_in_its_own_form():
     (found,) = report_of(gone, judge=host_findings).findings
     assert (found.name, found.level) == ("container_oom_kills", "warning")
     assert found.advice.startswith("resources.limits.memory: Raise the container's memory limit")
-    assert summary_of(gone, Outlook(), judge=host_findings).warnings == (found.text,)
-    assert summary_of(reading(processes=()), Outlook(), judge=host_findings) is None
+    assert report_of(gone, judge=host_findings).summary.warnings == (found.text,)
+    assert report_of(reading(processes=()), judge=host_findings).summary is None
     (left,) = report_of(reading(shm=shm_of_a_killed_engine(600 * MIB)), judge=host_findings).findings
     assert left.level == "note"
 

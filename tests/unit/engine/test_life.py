@@ -124,6 +124,13 @@ def watched(*lives: ProcessLife) -> StartAttempts:
     return attempts
 
 
+def begun() -> StartAttempts:
+    """The same, and have seen the first start begin at 5."""
+    attempts = watched()
+    look(attempts, 5.0, life(1, 5.0))
+    return attempts
+
+
 def hows(ended: Iterable[EndedStart]) -> list[str]:
     return [one.end.how for one in ended]
 
@@ -169,8 +176,7 @@ def test_a_loop_of_three_is_three():
 
 
 def test_a_new_life_that_runs_before_the_old_one_is_known_to_be_dead_does_not_hide_it():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
+    attempts = begun()
     assert look(attempts, 15.0, life(1, 6.0, serves=False), life(2, 15.0)) == ()
     assert len(look(attempts, 22.0, life(1, 6.0, runs=False), life(2, 22.0))) == 1
     assert attempts.is_under_way
@@ -191,8 +197,7 @@ def test_a_start_that_takes_twenty_minutes_has_not_ended():
 
 
 def test_a_life_that_the_engine_responded_in_is_no_start_that_failed():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
+    attempts = begun()
     attempts.responded([life(1, 10.0)])
     attempts.ended_after(12.0)
     assert look(attempts, 30.0, life(1, 12.0, runs=False)) == ()
@@ -224,8 +229,7 @@ def test_several_engines_that_share_the_folder_count_for_none():
 
 
 def test_files_that_are_removed_may_be_a_planned_stop():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
+    attempts = begun()
     assert look(attempts, 10.0) == ()
     look(attempts, 15.0, life(1, 15.0))
     assert look(attempts, 20.0) == ()
@@ -235,8 +239,7 @@ def test_files_that_are_removed_may_be_a_planned_stop():
 
 @pytest.mark.parametrize(("pause", "is_planned"), [(30.0, False), (500.0, False), (700.0, True)])
 def test_a_start_that_ends_by_itself_soon_after_another_is_no_planned_stop(pause, is_planned):
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
+    attempts = begun()
     look(attempts, 10.0)
     (first,) = look(attempts, 15.0)
     for at in (pause, pause + 900.0):
@@ -246,32 +249,24 @@ def test_a_start_that_ends_by_itself_soon_after_another_is_no_planned_stop(pause
     assert (first.may_be_planned, again.may_be_planned) == (True, is_planned)
 
 
-def test_an_api_server_that_removed_its_file_beside_one_that_did_not_was_not_planned_to_stop():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
-    left = EndedLife(how=WORD.how, processes="EngineCore")
+FULL = EndedLife(how="ended without a word, probably killed by the kernel for memory,")
+
+
+@pytest.mark.parametrize(
+    ("left", "is_by_itself"),
+    [(EndedLife(how=WORD.how, processes="EngineCore"), True), (FULL, False), (KILLED, False)],
+    ids=["beside one that did not", "its container nearly full", "after a kill by the kernel"],
+)
+def test_an_api_server_that_removed_its_file_was_not_planned_to_stop(left, is_by_itself):
+    attempts = begun()
     (ended,) = look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False, end=left))
-    assert (ended.is_by_itself, ended.may_be_planned) == (True, False)
-
-
-def test_a_container_that_was_nearly_full_is_named_though_its_api_server_ended_by_itself():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
-    full = EndedLife(how="ended without a word, probably killed by the kernel for memory,")
-    assert look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False, end=full))[0].end == full
-
-
-def test_an_api_server_that_outlived_a_kill_by_the_kernel_did_not_end_in_order():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
-    (ended,) = look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False, end=KILLED))
-    assert (ended.may_be_planned, ended.end) == (False, KILLED)
+    assert (ended.is_by_itself, ended.may_be_planned) == (is_by_itself, False)
+    assert is_by_itself or ended.end == left
 
 
 def test_the_log_and_the_files_tell_one_end_whoever_comes_first():
     for log_first in (True, False):
-        attempts = watched()
-        look(attempts, 5.0, life(1, 5.0))
+        attempts = begun()
         if log_first:
             assert attempts.log_told(frozenset(), 9.0)
         ended = look(attempts, 25.0, life(1, 8.0, runs=False))
@@ -293,8 +288,7 @@ def test_with_a_log_alone_each_start_that_it_names_counts():
 
 
 def test_a_log_that_begins_again_tells_of_an_end_that_the_files_have_shown_minutes_before():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
+    attempts = begun()
     assert len(look(attempts, 25.0, life(1, 8.0, runs=False))) == 1
     look(attempts, 300.0, life(2, 300.0))
     assert not attempts.log_told(frozenset(), 301.0, is_silent=True)
@@ -304,8 +298,7 @@ def test_a_log_that_begins_again_tells_of_an_end_that_the_files_have_shown_minut
 
 def test_of_a_life_whose_files_fall_silent_the_files_decide():
     """A pod's first restart: the log begins again before the old files are old enough."""
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
+    attempts = begun()
     look(attempts, 15.0, life(1, 6.0, serves=False))
     assert not attempts.log_told(frozenset(), 16.0, is_silent=True)
     look(attempts, 20.0, life(1, 6.0, serves=False), life(2, 20.0))
@@ -317,8 +310,7 @@ def test_of_a_life_whose_files_fall_silent_the_files_decide():
 def test_recorders_and_files_of_the_same_workers_are_one_end():
     workers = frozenset({Process("pod-a", 90, 1090)})
     for files_first in (True, False):
-        attempts = watched()
-        look(attempts, 5.0, life(1, 5.0))
+        attempts = begun()
         if files_first:
             look(attempts, 25.0, life(1, 8.0, runs=False))
         assert attempts.recorders_told(workers, 26.0) is not files_first
@@ -334,8 +326,7 @@ def test_an_engine_that_responds_ends_the_series():
 
 
 def test_one_look_is_taken_once():
-    attempts = watched()
-    look(attempts, 5.0, life(1, 5.0))
+    attempts = begun()
     for _ in range(9):
         assert look(attempts, 10.0) == ()
 

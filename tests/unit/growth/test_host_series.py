@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.growth.floors import Bound
-from highwater.growth.series import Measured, host_series
+from highwater.growth.series import Bound, Measured, host_series
 from highwater.host.reading import HostReading, MachineMemory
 from highwater.model.components import account
 from highwater.model.rank import Device, EncoderCache, RankReading, WorkerMemory

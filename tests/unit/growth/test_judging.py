@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.growth.floors import Bound, Floor, Happening
 from highwater.growth.judging import judge
+from highwater.growth.series import Bound, Floor, Happening
 from highwater.model.units import GIB, MIB
 from tests.unit.growth.traces import (
     Value,
@@ -86,7 +86,6 @@ def line(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", CLEAN)
 def test_a_clean_day_shows_no_leak_at_any_moment(kind: str, seed: int) -> None:
-    """Bursts, a daily rhythm, warm-ups and image mixes over 24 hours, judged at every floor."""
     pattern, value, bounds = CLEAN[kind]
     kinds = [one.kind for _, one in verdicts((f for _, f in floors_of(pattern, value, seed, hours=24)), bounds=bounds)]
     assert len(kinds) > 300
@@ -96,7 +95,6 @@ def test_a_clean_day_shows_no_leak_at_any_moment(kind: str, seed: int) -> None:
 @pytest.mark.slow("days of a simulated engine")
 @pytest.mark.parametrize("seed", range(3))
 def test_restarts_show_no_leak(seed: int) -> None:
-    """A warm-up begins again with each of twelve lives: none of them is taken for a leak."""
     source = seeded(seed)
     for life in range(12):
         floors = (f for _, f in floors_of(even, warming(400 * MIB, source.uniform(20, 200)), life, hours=2))
@@ -119,7 +117,6 @@ LEAKS = {
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow("hours of a simulated engine"))])
 @pytest.mark.parametrize("driver", LEAKS)
 def test_a_leak_under_noise_is_found_with_its_rate_and_driver(driver: str, seed: int) -> None:
-    """Within 20 %, the truth inside the interval or close to it, and once found it stays found."""
     rate, read = LEAKS[driver]
     floors = [f for _, f in floors_of(bursts, leaking(still(GIB, MIB), rate, read), seed, hours=5)]
     judged = [one for _, one in verdicts(iter(floors))]
@@ -207,7 +204,6 @@ def test_a_short_time_is_no_evidence() -> None:
 
 
 def test_growth_under_a_mebibyte_is_none() -> None:
-    """A rise of 0.9 MiB in all is flat, of 1.4 MiB a leak."""
     total = line(40, 1.0)[-1].requests - line(40, 1.0)[3].requests
     assert judge(line(40, 0.9 * MIB / total)).kind == "flat"
     assert judge(line(40, 1.4 * MIB / total)).kind == "leak"
@@ -219,7 +215,6 @@ def test_the_first_floors_do_not_count() -> None:
 
 
 def test_a_step_is_named_with_its_event() -> None:
-    """256 MiB at once, between two floors, just after a LoRA adapter was loaded."""
     floors = steady([GIB] * 12 + [GIB + 256 * MIB] * 12)
     events = [Happening(100.0, "something earlier"), Happening(floors[11].at + 10, "the engine woke up")]
     found = judge(floors, happenings=events)
@@ -229,7 +224,6 @@ def test_a_step_is_named_with_its_event() -> None:
 
 
 def test_a_step_by_the_largest_requests_says_so() -> None:
-    """Requests of 4,300 tokens, where there had been 2,000 at most, are the cause that is known."""
     floors = steady([GIB] * 12 + [GIB + 256 * MIB] * 12)
     more = 4000 * (floors[12].requests - floors[11].requests)
     floors = [f if n < 12 else f._replace(tokens=f.tokens + more) for n, f in enumerate(floors)]
@@ -262,7 +256,6 @@ def test_growth_by_another_driver_is_not_the_bounds() -> None:
 
 
 def test_what_levels_off_is_a_plateau() -> None:
-    """It grew by 500 MiB and stands for the last third of its floors."""
     values = [GIB + 500 * MIB * min(n / 30, 1.0) for n in range(80)]
     assert judge(steady(values)).kind == "plateau"
 
@@ -276,7 +269,6 @@ def test_a_leak_that_breaks_off_keeps_its_verdict() -> None:
 
 
 def test_a_leak_that_bends_loses_its_verdict_once() -> None:
-    """Requests go on and it stands: six floors later it is no leak, and it does not become one again."""
     floors, before, kinds = line(100, 4.0 * MIB), None, []
     floors = [f._replace(value=min(f.value, floors[50].value)) for f in floors]
     for count in range(20, 100):
@@ -343,27 +335,19 @@ def test_a_driver_is_named_by_a_clear_margin_only() -> None:
     assert (alike.driver, alike.also) == ("hour", ("request",))
 
 
-def test_steps_in_a_row_are_no_line() -> None:
-    values = [GIB + 100 * MIB * (number // 10) for number in range(50)]
-    assert judge(steady(values, requests=(5,))).kind != "leak"
+SHAPES = {
+    "steps in a row": ([GIB + 100 * MIB * (number // 10) for number in range(50)], False),
+    "what slows down": ([GIB + 10 * MIB * min(number, 15 + number / 2) for number in range(60)], False),
+    "what slows down by a seventh": ([GIB + 10 * MIB * min(n, 30 + 0.86 * (n - 30)) for n in range(60)], False),
+    # Half of what is missing comes with every 40 floors; its last quarter alone would be straight.
+    "the tail of a curve": ([GIB + 4096 * MIB * (1 - 0.5 ** (number / 40)) for number in range(200)], False),
+    "a leak after a short warm-up": ([GIB + MIB * min(8 * number, 60 + 2 * number) for number in range(60)], True),
+}
 
 
-def test_what_slows_down_is_no_leak() -> None:
-    values = [GIB + 10 * MIB * (number if number < 30 else 30 + (number - 30) / 2) for number in range(60)]
-    assert judge(steady(values, requests=(5,))).kind != "leak"
-
-
-def test_the_tail_of_a_curve_is_no_leak() -> None:
-    """Half of what is missing comes with every 40 floors; its last quarter alone would be straight."""
-    values = [GIB + 4096 * MIB * (1 - 0.5 ** (number / 40)) for number in range(200)]
-    assert judge(steady(values, requests=(5,))).kind != "leak"
-
-
-def test_a_leak_after_a_short_warm_up_is_found() -> None:
-    values = [
-        GIB + 8 * MIB * number if number < 10 else GIB + 80 * MIB + 2 * MIB * (number - 10) for number in range(60)
-    ]
-    assert judge(steady(values, requests=(5,))).kind == "leak"
+@pytest.mark.parametrize(("values", "is_leak"), SHAPES.values(), ids=SHAPES)
+def test_only_what_goes_on_straight_is_a_leak(values: list[float], is_leak: bool) -> None:
+    assert (judge(steady(values, requests=(5,))).kind == "leak") is is_leak
 
 
 def test_a_step_holds_nearly_all_growth() -> None:
@@ -425,7 +409,6 @@ def test_a_step_takes_five_floors_on_each_side() -> None:
 
 
 def test_six_floors_make_a_verdict() -> None:
-    """After the three of the warm-up: five are too few, even for a series that stands."""
     early = judge(steady([GIB] * 8))
     assert (early.kind, early.why) == (
         "not_known",

@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 
 from highwater.growth.book import MAX_FILE_BYTES, FloorBook, FloorFile
-from highwater.growth.floors import MAX_FLOORS, Bound, IdlePeriod, follow, is_due, superfluous
-from highwater.growth.series import Measured, SeriesKey, device_series
-from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch
+from highwater.growth.series import (
+    MAX_FLOORS,
+    Bound,
+    Measured,
+    SeriesKey,
+    device_series,
+    superfluous,
+)
+from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch, IdlePeriod, follow, is_due
 from highwater.model.components import account
 from highwater.model.engine import EngineStatus, Progress, WorkCounts
 from highwater.model.rank import Components, Device, EncoderCache, Launch, RankReading, WorkerMemory
@@ -51,7 +57,6 @@ def report(*ranks: RankReading, requests: float = 0.0, running: int = 0, **chang
 
 
 async def no_series(_: float) -> list[Measured]:
-    """The host has no series here."""
     return []
 
 
@@ -154,7 +159,6 @@ async def test_of_an_engine_that_is_gone_no_further_floor_is_promised():
 
 
 async def test_another_process_begins_anew():
-    """The same rank with another pid, or with the same pid and another start, has no floors yet."""
     watched = Watched()
     await leaking(watched)
     await watched.burst(1, rank(tensors=0, pid_started=999))
@@ -163,7 +167,6 @@ async def test_another_process_begins_anew():
 
 
 async def test_a_restarted_sidecar_goes_on(tmp_path: Path):
-    """With the same floors; those of another boot, or of a moment that is yet to come, are not used."""
     path = tmp_path / "state.growth"
     before = Watched(path)
     await leaking(before)
@@ -195,7 +198,6 @@ async def test_a_folder_in_the_files_place_is_reported(tmp_path: Path):
 
 
 def test_releasable_bytes_are_no_growth():
-    """The allocator's reserve counts without what a release would give back."""
     (reserve,) = [one for one in device_series(rank()) if one.key.measure == "torch_cached_bytes"]
     assert reserve.value == 100 * MIB
     assert reserve.room == 4 * GIB + 500 * MIB
@@ -237,7 +239,6 @@ def test_a_floor_is_taken_once_a_rest_and_once_a_minute():
 
 
 def test_a_day_fits_and_the_newest_floors_stay():
-    """Thinned by age: the first ones and the newest are there, and no gap is larger than an hour."""
     times: list[float] = []
     for second in range(0, 86_400, 20):
         times.append(float(second))
@@ -438,7 +439,6 @@ async def test_what_a_vllm_does_not_count_is_no_measure_of_its_load():
 
 
 async def test_growth_under_load_that_a_warm_up_may_make_takes_an_hour():
-    """2 MiB a minute; until then it is not known, with what would settle it, and what stands still is flat."""
     watched = Watched()
     await under_load(watched, 30, 2)
     assert (watched.verdict(), watched.verdict("weights_bytes")) == ("not_known", "flat")
@@ -449,7 +449,6 @@ async def test_growth_under_load_that_a_warm_up_may_make_takes_an_hour():
 
 
 async def test_memory_that_rises_with_the_load_is_no_leak():
-    """Ten times as many requests within forty minutes, each of which holds 32 MiB."""
     watched = Watched()
     for second in range(2400):
         watched.clock.now += 1

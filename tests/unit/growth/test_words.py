@@ -20,7 +20,6 @@ ONE = SeriesGrowth(
 
 
 def test_a_sentence_that_many_series_share_is_shown_once():
-    """With their names where they are few, else with their number; the table has each one's verdict."""
     many = [replace(ONE, owner=f"worker {rank}") for rank in range(14)]
     shown = growth_table([*many, replace(ONE, verdict="step", text="it rose once")])
     assert shown.count(TOO_FEW) == 1

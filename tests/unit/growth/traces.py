@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from highwater.growth.floors import MAX_FLOORS, Bound, Floor, superfluous
 from highwater.growth.judging import Judgement, judge
+from highwater.growth.series import MAX_FLOORS, Bound, Floor, superfluous
 from highwater.model.units import GIB, MIB
 
 HOUR = 3600.0
@@ -52,7 +52,6 @@ class Work:
 
 
 def seeded(seed: int) -> random.Random:
-    """Return the same numbers for the same seed."""
     return random.Random(seed)  # noqa: S311 - a trace is no secret
 
 
@@ -154,14 +153,12 @@ def cache(limit: float, a_new_image: float) -> Value:
 
 
 def leaking(base: Value, rate: float, read: Callable[[Work], float]) -> Value:
-    """Any of these, and a leak."""
     return lambda work: base(work) + rate * read(work)
 
 
 def floors_of(
     pattern: Callable[[Work, float], Iterator[None]], value: Value, seed: int, *, hours: float
 ) -> Iterator[tuple[Work, Floor]]:
-    """Yield each floor as it is taken."""
     work = Work(seeded(seed))
     for _ in pattern(work, hours):
         yield work, work.floor(value(work))
@@ -183,5 +180,4 @@ def verdicts(
 
 
 def changes(kinds: list[str]) -> int:
-    """Return how often the verdict changed."""
     return sum(one != two for one, two in pairwise(kinds))

@@ -37,7 +37,6 @@ def version_1(root, limit=9223372036854771712):
 
 
 def test_version_2_by_kind(tmp_path):
-    """File pages without shared memory, the kernel's with socket buffers, and what cannot be dropped."""
     group(tmp_path, "pod", limit=str(6144 * MIB))
     root = machine(tmp_path, proc__self__cgroup="0::/pod\n")
     one = container_of(read_container(root))
@@ -57,6 +56,11 @@ def test_version_1_by_kind(tmp_path):
     assert (one.kernel_bytes, one.sock_bytes, one.swap_bytes) == (209_719_296, 4096, 4096)
     assert one.events == {"oom_kill": 2, "max": 7}
     assert one.kept_bytes == 5_108_666_368 - 1000 * MIB
+
+
+def test_what_a_worker_does_not_say_is_kept_is_what_the_kernel_cannot_drop():
+    raw = {"version": 2, "used": 1000, "stat": {"active_file": 100, "inactive_file": 200, "slab_reclaimable": 50}}
+    assert container_of(raw).kept_bytes == 650
 
 
 def test_a_limit_above_the_own_group_counts(tmp_path):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.host.parts import parts_of
 from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory, ShmMemory, ShmOwner
+from highwater.host.report import parts_of
 from highwater.model.units import MIB
 from tests.unit.host.recorded import reading
 

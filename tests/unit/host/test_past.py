@@ -10,10 +10,10 @@ import pytest
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.rules.book import host_findings
 from highwater.host.needs import CacheCounts
-from highwater.host.past import MAX_PARTS, GrownPart, HostPast
-from highwater.host.reader import HostReader
+from highwater.host.past import MAX_PARTS, HostPast
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
-from highwater.host.watch import HostWatch
+from highwater.host.report import GrownPart
+from highwater.host.watch import HostReader, HostWatch
 from highwater.http.text.host import host_text
 from highwater.model.units import MIB
 from highwater.process.clocks import Clocks
@@ -102,7 +102,6 @@ async def test_of_one_process_that_was_killed_the_survivor_has_the_counter(pod):
 
 
 async def test_a_whole_container_that_was_killed_has_left_its_last_look(pod):
-    """All fall silent at one moment, and no counter is left: that is not known, and how full it was is."""
     await leak(pod)
     pod.now += 8.0
     facts = await pod.watch.facts()
@@ -120,6 +119,13 @@ async def test_one_that_was_stopped_before_does_not_hide_that_all_others_ended_t
     pod.now += 4.0
     facts = await pod.watch.facts()
     assert (facts.ended_together, pod.kills.recent(facts.reading)) == (2, None)
+
+
+async def test_processes_that_fall_silent_seconds_apart_have_not_ended_together(pod):
+    for role in ("api_server", "worker"):
+        pod.write(role, 460, kept=1600)
+        pod.now += 4.0
+    assert (await pod.watch.facts()).ended_together == 0
 
 
 async def test_files_that_are_gone_with_their_volume_have_been_read(pod):
@@ -191,7 +197,7 @@ async def test_the_host_report_names_the_part_that_grows_and_its_pace(pod):
     assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 min, +480 MiB a minute. Its pid is 2." in found.text
     assert "memray attach PID" in found.advice
     assert "--mm-processor-cache-gb" not in found.advice
-    assert pod.watch.now.summary.warnings[0] == found.text
+    assert pod.watch.now.report.summary.warnings[0] == found.text
 
 
 def test_the_number_of_parts_is_bounded():
@@ -217,7 +223,6 @@ def test_without_a_limit_the_machine_is_what_fills():
 
 
 def test_a_part_that_moves_by_itself_has_not_grown():
-    """Less than 64 MiB, or than a tenth."""
     part = GrownPart(kind="process", name="w", bytes=2000 * MIB, at=1.0, grown_bytes=150 * MIB, seconds=9.0)
     assert (part.has_grown, replace(part, grown_bytes=300 * MIB).has_grown) == (False, True)
     assert part.text == "w held the most, 1.95 GiB"

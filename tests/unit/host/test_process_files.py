@@ -35,7 +35,7 @@ def test_a_process_that_writes_is_read(files):
     write(files.folder, record())
     (one,) = files.files.read()
     assert (one.role, one.anonymous_bytes, one.age_seconds) == ("api_server", 700 << 20, 1.0)
-    assert one.last_container().anonymous_bytes == 3_221_225_472
+    assert one.last_container.anonymous_bytes == 3_221_225_472
 
 
 def test_one_that_has_fallen_silent_is_not_shown_as_running(files):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.host.needs import CacheCounts, processor_caches, shm_needs
-from highwater.host.past import Outlook, OutlookWindow
+from highwater.host.past import OutlookWindow
 from highwater.host.reading import (
     EngineMemorySettings,
     MachineMemory,
@@ -15,7 +15,7 @@ from highwater.host.reading import (
     ShmMemory,
     ShmOwner,
 )
-from highwater.host.report import report_of, summary_of
+from highwater.host.report import Outlook, report_of
 from highwater.http.text.host import host_text
 from highwater.model.units import GIB, MIB
 from tests.unit.host.recorded import reading
@@ -56,7 +56,6 @@ def test_left_overs_take_room_from_what_the_command_line_needs():
 
 
 def test_what_the_command_line_needs_of_shm():
-    """Two ranks: 160 MiB to the workers, 2 x 240 MiB back, 24 MiB of their group; what is not known is named."""
     needs = shm_needs(reading(engine=SETTINGS))
     assert needs.known_bytes == (160 + 480 + 24) * MIB
     assert [row.name for row in needs.unknown] == ["collectives of the CPU backend"]
@@ -107,7 +106,6 @@ def test_unknown_settings_are_not_taken_for_none():
 
 
 def test_the_pace_of_the_last_minutes_says_when_it_is_full():
-    """10 MiB a second with 1,000 MiB of room, once a minute has been seen; another container starts anew."""
     window, base = OutlookWindow(), replace(reading().container, limit_bytes=10_000 * MIB)
     for second in range(0, 61, 5):
         outlook = window.add(float(second), replace(base, kept_bytes=(8_400 + 10 * second) * MIB))
@@ -169,4 +167,4 @@ def test_what_else_runs_in_the_container_is_not_of_the_engine():
     counted = f"{len(given.processes) + 2} processes of the container, {ours} of the engine"
     assert counted in host_text(report)
     assert counted in host_text(replace(report, reading=replace(report.reading, container=None)))
-    assert summary_of(report.reading, Outlook()).processes == ours
+    assert report.summary.processes == ours

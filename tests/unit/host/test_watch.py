@@ -34,8 +34,8 @@ async def test_requests_within_a_second_share_a_reading():
     assert reader.reads == 1
     now[0] += 1.5
     report = await watch.report()
-    assert (reader.reads, report.age_seconds, watch.now.summary.processes) == (2, 0.0, 3)
-    assert watch.now.summary.largest == "worker rank 0"
+    assert (reader.reads, report.age_seconds, watch.now.report.summary.processes) == (2, 0.0, 3)
+    assert watch.now.report.summary.largest == "worker rank 0"
 
 
 async def test_the_pace_is_that_since_the_engine_was_ready():
@@ -44,7 +44,7 @@ async def test_the_pace_is_that_since_the_engine_was_ready():
     windows = []
     for life[0] in (None, None, "a", "a"):
         now[0] += 70.0
-        windows.append((await watch.read()).outlook.window_seconds)
+        windows.append((await watch.read()).report.outlook.window_seconds)
     assert windows == [0.0, 70.0, 0.0, 70.0]
 
 

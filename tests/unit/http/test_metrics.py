@@ -20,8 +20,8 @@ from gated_proxy.door import Door
 from gated_proxy.door_items import Cost, DoorLimits
 from gated_proxy.traffic import Connections
 from highwater import __version__
-from highwater.host.past import Outlook
 from highwater.host.reading import PressureStall
+from highwater.host.report import Outlook, report_of
 from highwater.host.watch import HostNow
 from highwater.http import metrics
 from highwater.http.families import HELP, MAX_SHOWN
@@ -153,16 +153,18 @@ CONNECTIONS = Connections(
 )
 _READING = reading()
 HOST = HostNow(
-    replace(
-        _READING,
-        processes=tuple(replace(one, peak_bytes=2**32, threads=60, descriptors=48) for one in _READING.processes),
-        container=replace(
-            _READING.container,
-            events={"max": 3, "oom_kill": 1},
-            pressure=PressureStall(some_seconds=2.5, full_seconds=1.5),
+    report_of(
+        replace(
+            _READING,
+            processes=tuple(replace(one, peak_bytes=2**32, threads=60, descriptors=48) for one in _READING.processes),
+            container=replace(
+                _READING.container,
+                events={"max": 3, "oom_kill": 1},
+                pressure=PressureStall(some_seconds=2.5, full_seconds=1.5),
+            ),
         ),
-    ),
-    Outlook(seconds_to_limit=5400.0),
+        outlook=Outlook(seconds_to_limit=5400.0),
+    )
 )
 DOOR = Door(mode="on", limits=DoorLimits(decoded_bytes=2**30, encoder_tokens=32_768, items=1024))
 DOOR.inside = Cost(decoded_bytes=268_435_456, encoder_tokens=4096, items=4)

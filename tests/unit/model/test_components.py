@@ -68,7 +68,7 @@ def test_one_more_component_touches_five_files_at_most():
     )
     own = {
         "worker_ext/highwater_worker/memory/storages.py",
-        "app/highwater/engine/hints.py",  # a phase of the start
+        "app/highwater/watch/starts.py",  # a phase of the start
         "worker_ext/highwater_worker/state.py",  # vLLM's name for a pool that sleeps
     }
     assert {name for name in naming - WRITTEN - own if of_the_start.match(name) is None} == {

@@ -215,11 +215,6 @@ def test_the_pace_of_all_is_unknown_where_that_of_one_is():
     assert growth_since_ready((), ranks, {rank.key: still for rank in ranks}).bytes_per_second == 0.0
 
 
-def test_the_baseline_is_as_old_as_its_first_reading():
-    baseline = [replace(rank, taken_at=at) for rank, at in zip(story(), (20.0, 10.0), strict=True)]
-    assert growth_since_ready(baseline, story()).baseline_taken_at == 10.0
-
-
 # --- what has grown most lately ---
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from highwater.engine.client import Engine
-from tests.fakes.engine import FakeClock, FakeEngine
+from tests.fakes.engine import Core, FakeClock, FakeEngine
 
 
 @pytest.fixture
@@ -22,3 +22,14 @@ async def engine(fake: FakeEngine) -> AsyncIterator[Engine]:
     async with Engine("http://engine", transport=fake.transport()) as client:
         client.allow_rpc()
         yield client
+
+
+@pytest.fixture
+def cores() -> Iterator[list[Core]]:
+    """Those that a test makes; the recorders and files that they hold open are closed in the end."""
+    made: list[Core] = []
+    yield made
+    for core in made:
+        core.recorders.close()
+        for worker in core.fake.workers:
+            worker.recorder.close()

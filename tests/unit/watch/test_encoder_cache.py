@@ -9,7 +9,7 @@ import pytest
 
 from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineError, EngineGarbled
-from highwater.watch.encoder_cache import KEPT_SECONDS, EncoderCacheEntries, RankEntries
+from highwater.watch.sources import KEPT_SECONDS, EncoderCacheEntries, RankEntries
 from tests.fakes.engine import IMAGES, FakeClock, changed
 
 

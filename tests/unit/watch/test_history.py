@@ -134,7 +134,6 @@ def test_a_track_is_of_each_rank_up_to_its_reading_here(history, fake, clock):
 
 
 def test_a_track_begins_with_the_process(history, fake, clock):
-    """Another process at the same address: its growth is its own."""
     add(history, fake, clock, 2)
     fake.start_again()
     add(history, fake, clock, 2)

@@ -32,7 +32,6 @@ async def working(core: Core, tmp_path) -> Report:
 
 
 async def test_ranks_of_other_nodes_answer_the_call(core, tmp_path):
-    """Nobody is missing, and every rank's memory is known; the hint says whose files are not there."""
     for _ in range(3):
         report = await working(core, tmp_path)
     assert [(rank.rank, rank.used_bytes) for rank in report.ranks] == [(0, USED_READY), (1, USED_READY)]

@@ -51,7 +51,6 @@ async def test_without_recorders_only_the_workers_own_answers_count(core):
 
 
 async def test_growth_is_told_from_the_baseline_on(core):
-    """The story: 3,782 MiB on each rank."""
     await core.tick()
     core.fake.serve_images()
     report = await core.tick()
@@ -149,7 +148,6 @@ async def test_an_engine_that_goes_is_gone_and_asked_anew_when_it_is_back(core, 
 
 
 async def test_one_broken_connection_is_not_an_end(core):
-    """The question is repeated: nobody notices, and growth is told from where it began."""
     await core.tick()
     core.fake.serve_images()
     core.fake.broken = [True]
@@ -159,7 +157,6 @@ async def test_one_broken_connection_is_not_an_end(core):
 
 
 async def test_connections_that_break_again_and_again_are_not_an_end_either(core):
-    """Somebody listens: it is slow, and answers nobody after the longest step; then it is the same engine again."""
     await core.tick()
     life = core.poller.life
     core.fake.serve_images()
@@ -195,7 +192,6 @@ async def test_the_same_processes_are_the_same_life_whatever_was_refused(core):
 
 
 async def test_an_engine_that_nobody_restarts_stays_gone(core):
-    """With for how long; the next one is another life."""
     await core.tick()
     core.fake.down = True
     states = [(await core.tick(20.0)).engine.state for _ in range(60)]
@@ -222,7 +218,6 @@ async def test_another_process_with_the_same_number_is_another_life(core):
 
 
 async def test_a_sidecar_that_starts_late_does_not_take_the_growth_for_the_baseline():
-    """Nobody saw the engine before it worked: growth is not known, and the report says why."""
     core = core_on()
     core.fake.serve_images()
     report = await core.tick()
@@ -232,13 +227,15 @@ async def test_a_sidecar_that_starts_late_does_not_take_the_growth_for_the_basel
 
 async def test_a_sidecar_that_starts_late_knows_what_the_state_file_holds(tmp_path):
     first = core_on(state_file=tmp_path / "state.json")
-    await first.tick()
-    for pid_started, grown in ((123456, GROWN), (654321, None)):
+    began_at = (await first.tick()).growth.baseline_taken_at
+    for pid_started, grown, since in ((123456, GROWN, began_at), (654321, None, None)):
         second = core_on(state_file=tmp_path / "state.json")
+        second.clock.advance(60.0)
         second.fake.serve_images()
         for worker in second.fake.workers:
             worker.pid_started = pid_started
-        assert (await second.tick()).growth.since_ready_bytes == grown
+        growth = (await second.tick()).growth
+        assert (growth.since_ready_bytes, growth.baseline_taken_at) == (grown, since)
 
 
 async def test_a_sidecar_that_sees_the_engine_come_up_knows_its_baseline(core):
@@ -373,6 +370,7 @@ async def test_a_node_whose_clock_is_wrong_is_as_fresh_as_the_others(core, skew)
     core.fake.workers[1].skew = skew
     report = await core.tick()
     assert (report.age_seconds, report.stale, report.taken_at) == (0.0, False, core.clock.now)
+    assert report.growth.baseline_taken_at == core.clock.now
     core.clock.advance(11.1)
     assert (core.poller.current().age_seconds, core.poller.current().stale) == (pytest.approx(11.1), True)
 

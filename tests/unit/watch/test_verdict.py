@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from highwater.model.engine import STATES, EngineLoad, EngineState, EngineStatus, Progress
 from highwater.model.report import Report
 from highwater.process.errors import EngineError
-from highwater.watch.round import Contact, KnownBefore, ProcessSigns, Round
-from highwater.watch.verdict import SILENT_SECONDS, EngineVerdict, decide
+from highwater.watch.round import SILENT_SECONDS, Contact, EngineVerdict, KnownBefore, ProcessSigns, Round, decide
 
 ROOT = Path(__file__).parents[3]
 LOST = {name for name, traits in STATES.items() if traits.is_lost}
@@ -53,7 +52,6 @@ def moves(verdict: str, seconds: float | None = None) -> Progress:
 
 
 def after(*rounds: Seen, before: EngineVerdict = UP, every: float = 1.0) -> EngineVerdict:
-    """The verdict after these rounds."""
     for number, (signs, seen) in enumerate(rounds):
         before = decide(before, seen, signs, 100.0 + number * every, max_step_seconds=120.0)
     return before
@@ -85,11 +83,7 @@ ROWS = [
         [saw(contact="worker_call_late", progress=moves("progressing"))],
         "ready",
     ),
-    (
-        "a worker call that is late, nobody in a step",
-        [saw(contact="worker_call_late", progress=moves("idle"))],
-        "slow",
-    ),
+    ("a worker call that is late, nobody in a step", [saw(contact="worker_call_late", progress=moves("idle"))], "slow"),
     ("a step of nine seconds", [saw(contact="answered", progress=moves("busy", 9.0))], "ready"),
     ("a step of ten seconds", [saw(contact="answered", progress=moves("busy", 10.0))], "busy"),
     ("recorders that say stuck", [saw(contact="answered", progress=moves("stuck", 130.0))], "stuck"),
@@ -127,7 +121,6 @@ def test_what_never_answered_is_starting_however_long_it_does_not():
 
 @pytest.mark.parametrize("seen", [LATE, CALL_LATE, BROKEN], ids=["late", "call", "broken"])
 def test_no_answer_for_longer_than_any_step_is_no_hang(seen):
-    """Not ready, and not restarted: nobody tells what it does."""
     verdict = after(*[seen] * 3, every=60.0)
     assert (verdict.state, verdict.since) == ("not_answering", 220.0)
     assert after(seen, seen, ANSWERED, seen, every=60.0).state != "not_answering", "an answer begins it anew"

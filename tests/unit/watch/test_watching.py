@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,18 +11,16 @@ from highwater.http.text.report import report_text
 from highwater.model.engine import EndedLife, ProcessLife
 from highwater.model.rank import Process
 from highwater.model.report import Report
-from highwater.process.errors import EngineRefused
 from highwater.watch.round import IDLE_SECONDS, SETTLE_SECONDS
-from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
+from tests.fakes.engine import KV_POOL, WEIGHTS, Core, core_on
 from tests.fakes.recorders import phase
 
 HOUR = 3600
 
 
 @pytest.fixture
-def watch(tmp_path, monkeypatch) -> Iterator[object]:
-    """A maker of cores whose workers start their recorders by themselves; what they hold open is closed."""
-    cores: list[Core] = []
+def watch(tmp_path, monkeypatch, cores):
+    """A maker of cores whose workers start their recorders by themselves."""
     monkeypatch.setattr("socket.gethostname", lambda: "node-a")  # as in a pod
 
     def make(*, is_up: bool = True, **knobs) -> Core:
@@ -33,11 +30,7 @@ def watch(tmp_path, monkeypatch) -> Iterator[object]:
         cores.append(core)
         return core
 
-    yield make
-    for core in cores:
-        core.recorders.close()
-        for worker in core.fake.workers:
-            worker.recorder.close()
+    return make
 
 
 async def rounds(core: Core, count: int, *, every: float = 1.0) -> list[Report]:
@@ -106,14 +99,6 @@ async def test_a_request_at_the_gate_has_the_counts_read_each_second(watch):
     assert asked(core)["/metrics"] == 3
 
 
-async def test_who_asks_for_a_reading_has_the_workers_called(watch):
-    core = watch()
-    await rounds(core, 2)
-    report = await core.tick()
-    assert core.fake.polled() == ["memory"]
-    assert [rank.used_bytes for rank in report.ranks] == [USED_READY] * 2
-
-
 async def test_a_rank_that_falls_silent_has_the_workers_called(watch):
     core = watch()
     await rounds(core, 2)
@@ -131,7 +116,6 @@ async def test_the_end_of_an_idle_engine_is_seen_at_once(watch):
 
 
 async def test_an_api_server_whose_engine_is_dead_says_so_while_nothing_moves(watch):
-    """And stays dead, whatever else its API server responds."""
     core = watch()
     await rounds(core, 30)
     core.fake.failing["/health"] = 503
@@ -152,7 +136,6 @@ async def starving(core: Core, seconds: int) -> list[Report]:
 
 
 async def test_steps_without_tokens_are_no_progress(watch):
-    """The engine is stuck after ten seconds, with vLLM's reason and the connector; and is not once one is scheduled."""
     core = watch()
     core.fake.kv_connector = "NixlConnector"
     await at_work(core, 2)
@@ -337,18 +320,6 @@ async def test_a_word_is_good_for_as_long_as_its_worker_lives(watch):
     assert (core.engine.rpc_allowed, core.fake.ops()) == (False, calls)
 
 
-async def test_a_call_that_fails_ends_what_files_allow(watch):
-    """They were of another engine, or lie: a missing method puts the engine's queues out of step with every call."""
-    core = watch(extension=None)
-    await rounds(core, 2)
-    core.fake.failing["/collective_rpc"] = 500
-    with pytest.raises(EngineRefused):
-        await core.engine.rpc("memory")
-    core.fake.failing.clear()
-    await rounds(core, 2)
-    assert not core.engine.rpc_allowed
-
-
 async def test_another_engine_is_not_called_on_the_former_ones_word(watch, tmp_path):
     core = watch(extension=None)
     await rounds(core, 2)
@@ -470,19 +441,6 @@ async def test_where_recorders_were_read_nobody_is_told_to_install_them(watch, k
     assert "start vLLM" in ((await rounds(core, 3))[-1].engine.hint or "")
 
 
-async def test_several_engines_are_named_only_as_long_as_they_write(watch, tmp_path):
-    core = watch(is_up=False, dev_mode=False)
-    for worker, instance in zip(core.fake.workers, ("a" * 16, "b" * 16), strict=True):
-        payload = {"directory": str(tmp_path / "recorder"), "instance": instance}
-        identity = core.fake._identity(worker) | {"self_started": True}
-        worker.recorder.start(identity, payload, worker.device(), core.clock.now)
-    await rounds(core, 1)
-    assert "has the recorders of 2 engines" in (core.recorders.problem or "")
-    core.fake.workers[1].recorder.stop(core.clock.now)
-    await rounds(core, 2)
-    assert (core.recorders.problem, core.recorders.files.instance) == (None, "a" * 16)
-
-
 async def test_a_writer_that_is_only_silent_has_not_given_its_place_away(watch, tmp_path):
     """Its process is there: the engine hangs, and another one's files in the folder are not its next life."""
     core = watch(is_up=False, dev_mode=False)
@@ -498,19 +456,15 @@ async def test_a_writer_that_is_only_silent_has_not_given_its_place_away(watch, 
     assert core.recorders.files.instance == "a" * 16
 
 
-async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that_loads(watch, tmp_path):
+async def test_recorders_that_a_sidecar_started_are_not_taken_for_an_engine_that_loads(watch, cores, tmp_path):
     """They may be another engine's: nobody answers who could say whose they are."""
-    core = core_on(recorder_dir=tmp_path / "own")
-    other = core_on(recorder_dir=tmp_path / "other")
+    core, other = (core_on(recorder_dir=tmp_path / name) for name in ("own", "other"))
+    cores += [core, other]
     core.recorders.files.folder = tmp_path / "other" / "recorder"
     await rounds(other, 2)
     core.fake.down = True
     report = (await rounds(core, 3))[-1]
     assert (report.engine.state, report.ranks) == ("starting", ())
-    for each in (core, other):
-        each.recorders.close()
-    for worker in other.fake.workers:
-        worker.recorder.close()
 
 
 async def test_a_start_that_failed_stays_visible_until_the_engine_is_up(watch, tmp_path):

@@ -9,9 +9,9 @@ from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixe
 from highwater.act.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities
 from highwater.engine.client import Engine
-from highwater.engine.hints import kv_blocks_held
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.remedies import TRAITS, Mode
+from highwater.watch.recorder.progress import kv_blocks_held
 from highwater.watch.sources import read_load
 
 RETRY_SECONDS = 0.25

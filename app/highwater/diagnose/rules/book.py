@@ -20,8 +20,7 @@ from highwater.diagnose.finding import (
 )
 from highwater.diagnose.rules import device, growth, host, life, load, setup
 from highwater.explain.explanation import Explanation
-from highwater.host.past import GrownPart
-from highwater.host.report import HostFinding, HostReport
+from highwater.host.report import GrownPart, HostFinding, HostReport
 from highwater.model.report import Report
 from highwater.model.schema import SCHEMA
 

@@ -8,9 +8,9 @@ from typing import Final
 from highwater.diagnose.case import NOTABLE_BYTES, OLD_SECONDS, Case, given
 from highwater.diagnose.finding import Finding, finding
 from highwater.host.needs import ProcessorCaches
-from highwater.host.past import Fill, GrownPart, containers_of_engine
+from highwater.host.past import Fill, containers_of_engine
 from highwater.host.reading import ShmMemory
-from highwater.host.report import UNKNOWN_CONTAINER
+from highwater.host.report import UNKNOWN_CONTAINER, GrownPart
 from highwater.model.rank import device_traits
 from highwater.model.units import size_text, span_text
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Final
 
-from highwater.host.parts import SHM, shm_title
-from highwater.host.reading import EndedProcess, bare_name, of_engine
-from highwater.host.report import UNKNOWN_CONTAINER, HostReport
+from highwater.host.reading import SHM, EndedProcess, bare_name, of_engine
+from highwater.host.report import UNKNOWN_CONTAINER, HostReport, shm_title
 from highwater.model.titles import table
 from highwater.model.units import UNKNOWN, share_text, size_text, span_text
 

@@ -158,28 +158,13 @@ def largest_first(row: EntryRow) -> tuple[int, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TableHead:
-    mono: Seconds
-    total: Count
-    budget: Budget = field(default_factory=Budget)
-    start: Annotated[tuple[StartPhase, ...], Field(max_length=MAX_PHASES)] = ()
-    # Validated by itself: one invalid figure in it must not cost the entries.
-    engine_budget: dict[str, Any] | None = None
-    notes: Annotated[tuple[Note, ...], Field(max_length=MAX_NOTES)] = ()
-
-
-_HEAD = TypeAdapter(_TableHead)
-_ENGINE_BUDGET = TypeAdapter(EngineBudget)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EntryTable:
-    mono: float  # when entries came or went last, on the writer's monotonic clock
-    total: int  # how many entries there are; the table may have fewer
-    budget: Budget
-    start: tuple[StartPhase, ...]  # the phases of the worker's start
-    notes: tuple[Note, ...]
-    rows: bytes  # the entries as they stand in the file
+    mono: Seconds  # when entries came or went last, on the writer's monotonic clock
+    total: Count  # how many entries there are; the table may have fewer
+    budget: Budget = field(default_factory=Budget)
+    start: Annotated[tuple[StartPhase, ...], Field(max_length=MAX_PHASES)] = ()  # the phases of the worker's start
+    notes: Annotated[tuple[Note, ...], Field(max_length=MAX_NOTES)] = ()
+    rows: bytes = b""  # the entries as they stand in the file
     engine_budget: EngineBudget | None = None  # `None` where the file has none, or an invalid one
 
     def entries(self, mono: float) -> Iterator[EntryRow]:
@@ -194,24 +179,28 @@ class EntryTable:
                 )
 
 
+_TABLE = TypeAdapter(EntryTable)
+_ENGINE_BUDGET = TypeAdapter(EngineBudget)
+
+
 def parse_table(body: bytes) -> EntryTable | None:
     if len(body) < HEAD_LENGTH.size:
         return None
     rows_at = HEAD_LENGTH.size + HEAD_LENGTH.unpack_from(body)[0]
     if rows_at > len(body) or (len(body) - rows_at) % ROW.size:
         return None
-    given = json_object(body[HEAD_LENGTH.size : rows_at])
+    given = json_object(body[HEAD_LENGTH.size : rows_at]) or {}
+    # Validated by itself: one invalid figure in it must not cost the entries.
+    engine_budget, problem = _engine_budget(given.pop("engine_budget", None))
     try:
-        head = _HEAD.validate_python(given)
+        head = _TABLE.validate_python({**given, "rows": body[rows_at:]})
     except ValidationError:
         return None
     notes = [Note(name=_short(note.name), reason=_short(note.reason)) for note in head.notes]
-    engine_budget, problem = _engine_budget(head.engine_budget)
     if problem is not None:
         notes.append(Note(name="engine_budget", reason=f"the file has none that can be read: {problem}"))
-    return EntryTable(
-        mono=head.mono,
-        total=head.total,
+    return replace(
+        head,
         budget=head.budget if is_within_bounds(head.budget) else Budget(),
         start=tuple(
             replace(phase, name=_short(phase.name), error=None if phase.error is None else _short(phase.error))
@@ -219,12 +208,11 @@ def parse_table(body: bytes) -> EntryTable | None:
             if is_within_bounds(phase)
         ),
         notes=tuple(notes),
-        rows=body[rows_at:],
         engine_budget=engine_budget,
     )
 
 
-def _engine_budget(given: dict[str, Any] | None) -> tuple[EngineBudget | None, str | None]:
+def _engine_budget(given: object) -> tuple[EngineBudget | None, str | None]:
     if given is None:
         return None, None
     try:

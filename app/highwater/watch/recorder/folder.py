@@ -149,20 +149,16 @@ class RecorderFolder:
         own = [name for name, instance in self._names() if instance == self._instance]
         self._unusable = {name: problem for name, problem in self._unusable.items() if name in own}
         for name in own:
-            if name not in self._files:
-                self._open(name)
-
-    def _open(self, name: str) -> None:
-        path = self.folder / name
-        stamp = _stamp(path)
-        if stamp is None or self._unusable.get(name, (None, ""))[0] == stamp:
-            return
-        try:
-            self._files[name] = RankFile(Ring(path), self._machine)
-        except RingUnusable as exc:
-            self._unusable[name] = (stamp, exc.reason)
-        else:
-            self._unusable.pop(name, None)
+            path = self.folder / name
+            stamp = None if name in self._files else _stamp(path)
+            if stamp is None or self._unusable.get(name, (None, ""))[0] == stamp:
+                continue
+            try:
+                self._files[name] = RankFile(Ring(path), self._machine)
+            except RingUnusable as exc:
+                self._unusable[name] = (stamp, exc.reason)
+            else:
+                self._unusable.pop(name, None)
 
     def _drop(self, name: str) -> None:
         self._files.pop(name).ring.close()

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from highwater.engine.hints import kv_blocks_held
 from highwater.model.engine import Progress, ProgressVerdict
+from highwater.model.units import counted
 from highwater.watch.recorder.contents import RankProgress, RankStatus
 from highwater.watch.recorder.rank import RankRecord
 
@@ -115,7 +115,7 @@ def beside_silent(
     ranks: Sequence[RankRecord],
     *,
     requested_seconds: float,
-    max_step_seconds: float = MAX_STEP_SECONDS,
+    max_step_seconds: float,
 ) -> Progress | None:
     """Return the verdict where an EngineCore is silent, of an engine that is not held; ``progress`` is the ranks'.
 
@@ -148,7 +148,7 @@ def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     # Where no rank writes, the engine has ended, or its files have moved: the polls show which. A process that is held
     # is a fact by itself.
     if lost and (alive or any(rank.status == "stopped" for rank in lost)):
-        beside = f"; {_count(len(alive), 'other rank')} alive" if alive else ""
+        beside = f"; {counted(len(alive), 'other rank')} alive" if alive else ""
         named = "; ".join(f"{rank.title} {_doing(rank)}" for rank in lost)
         stopped = [rank.pid for rank in lost if rank.status == "stopped"]
         to_do = f"; {how_to_continue(stopped)}" if stopped else ""
@@ -265,15 +265,24 @@ def _no_work(seconds: float, asked: str, last: str) -> _Finding:
 # --- facts about records and demand ---
 
 
+def kv_blocks_held(connector: str | None, usage: float | None) -> str:
+    """Return who may hold KV blocks while no request runs; ``connector``: as ``Capabilities``."""
+    who = "whether a KV connector holds them is not known (in development mode GET /server_info names it)"
+    if connector is not None:
+        ended = f"the KV connector {connector} may hold those of requests that have ended, or that it loads"
+        who = ended if connector else "no KV connector is configured, and what holds them is not known"
+    return f"KV blocks are in use{f' ({usage:.1%})' if usage else ''} though no request runs: {who}"
+
+
 def _requests(demand: Demand) -> str | None:
     """Return the requests of the engine's loop in words; ``None`` where it has none, or may let them wait."""
     if demand.is_held:
         return None
     running, waiting = demand.requests_running, demand.requests_waiting
     if running or waiting:
-        return f"{running or 0} running and {_count(waiting or 0, 'waiting request')}"
+        return f"{running or 0} running and {counted(waiting or 0, 'waiting request')}"
     if (running is None or waiting is None) and demand.proxied_requests:
-        return f"{_count(demand.proxied_requests, 'request')} under way through the sidecar"
+        return f"{counted(demand.proxied_requests, 'request')} under way through the sidecar"
     return None
 
 
@@ -329,7 +338,3 @@ def _place(progress: RankProgress | None) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= NO_STEP_SECONDS else f"{seconds:.1f} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

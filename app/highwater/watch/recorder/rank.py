@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.model.components import account
 from highwater.model.engine import StartedRank
 from highwater.model.points import MemoryPoint
-from highwater.model.rank import Device, EncoderCache, HostMemory, Note, Process, StartPhase, TorchMemory, WorkerMemory
+from highwater.model.rank import Device, EncoderCache, HostMemory, Note, Process, TorchMemory, WorkerMemory
 from highwater.process.flaws import flaw
 from highwater.process.resources import STOPPED_STATES, Machine
 from highwater.process.untrusted import part
@@ -27,7 +27,7 @@ from highwater.watch.recorder.contents import (
     parse_progress,
     parse_stack,
 )
-from highwater.watch.recorder.ring import Ring, WatchdogDump
+from highwater.watch.recorder.ring import Ring
 
 # Three heartbeats of an idle worker.
 _SILENT_SECONDS = 3.0
@@ -100,6 +100,13 @@ class _Record(NamedTuple):
         at, mono = (None, None) if body is None else (number(body.get("at")), number(body.get("mono")))
         return None if body is None or at is None or mono is None else cls(at, mono, body)
 
+    def shows_nothing_done_since(self, sample: _Record) -> bool:
+        calls, moving = count(self.body.get("calls")), part(self.body, "moving")
+        sees_steps = count(moving.get("steps_begun")) is not None  # else it may be in one
+        has_begun = calls is None or calls != count(sample.body.get("calls"))
+        under_way = (moving.get(name) for name in ("step_seconds", "output_seconds", "rpc", "call"))
+        return sees_steps and not has_begun and all(value is None for value in under_way)
+
 
 class RankFile:
     def __init__(self, ring: Ring, machine: Machine) -> None:
@@ -148,14 +155,26 @@ class RankFile:
         if has_news:
             self._news_at, self._read_before = now, self._read_at
         self._read_at = now
+        progress, dump = None, self.ring.dump()
+        if (told := _later(self._sample, self._heartbeat)) is not None:
+            progress = parse_progress(told.mono, told.body)
+        if dump is not None and (told is None or told.mono < dump.armed_mono + dump.seconds):
+            stack = parse_stack(dump.text, self.ring.identity.main_thread)
+            progress = replace(progress or RankProgress(), stack=stack)
         last = _later(self._written, self._heartbeat)
-        age = self._age_seconds(last, now, wall)
+        if last is None:
+            age = wall - self.ring.identity.started_at
+        else:
+            age = now - last.mono if self._shares_clock else wall - last.at
+        if self._read_before is not None:
+            age = min(age, now - self._read_before)
+        age = max(age, now - self._news_at, 0.0)
         newest, newest_mono = self._newest()
         mono = 0.0 if last is None else last.mono
         return RankRecord(
             identity=self.ring.identity,
             newest=newest,
-            progress=self._progress(self.ring.dump()),
+            progress=progress,
             table=self._table,
             mono=mono,
             age_seconds=age,
@@ -166,27 +185,23 @@ class RankFile:
     def _take(self, newest_first: Iterable[Mapping[str, Any]]) -> bool:
         """Take the newest sample, and return whether anything at all is new. Those before it are not decoded."""
         has_news = False
-        for record in map(_Record.of, newest_first):
-            if record is None:
-                continue
+        for record in filter(None, map(_Record.of, newest_first)):
             if not has_news:
                 has_news, self._written = True, record
             if record.body.get("kind") == "sample":
-                self._take_sample(record)
                 break
-        return has_news
-
-    def _take_sample(self, sample: _Record) -> None:
-        self._sample = sample
+        else:
+            return has_news
+        self._sample = record
         try:
-            reading = _WORKER.validate_python({**part(sample.body, "memory"), **self._fixed, "taken_at": sample.at})
+            reading = _WORKER.validate_python({**part(record.body, "memory"), **self._fixed, "taken_at": record.at})
         except ValidationError as exc:
             self._sample_problem = f"corrupt sample: {flaw(exc.errors())}"
-            return
-        if not is_within_bounds(reading):
-            self._sample_problem = "corrupt sample: a number that nothing has"
-            return
-        self._reading, self._reading_mono, self._sample_problem = reading, sample.mono, None
+            return has_news
+        self._sample_problem = None if is_within_bounds(reading) else "corrupt sample: a number that nothing has"
+        if self._sample_problem is None:
+            self._reading, self._reading_mono = reading, record.mono
+        return has_news
 
     def _newest(self) -> tuple[WorkerMemory | None, float]:
         """Return the last valid sample, as of now where nothing can have changed since; and its monotonic time."""
@@ -195,7 +210,11 @@ class RankFile:
             return None, 0.0
         table = self._table
         if table is not None:
-            notes = _of_start((*newest.notes, *table.notes), table.start)
+            notes = (*newest.notes, *table.notes)
+            if table.start and not any(phase.name in {"weights", "warm_up"} for phase in table.start):
+                # While a worker loads, its runner has no model yet, and that is why its weights are unknown.
+                loading = Note(name="weights_bytes", reason="the model is not loaded yet")
+                notes = tuple(dict.fromkeys(loading if note.name == loading.name else note for note in notes))
             newest = replace(newest, budget=table.budget, start=table.start, notes=notes)
         # An invalid sample is a call that left no reading: the valid one before it is as old as it is.
         if heartbeat is None or heartbeat.mono < sample.mono or newest.taken_at != sample.at:
@@ -203,26 +222,10 @@ class RankFile:
         figures = {name: count(heartbeat.body.get(name)) for name in ("rss_bytes", "cgroup_oom_kills")}
         known = {name: size for name, size in figures.items() if size is not None}
         newest = replace(newest, host_memory=replace(newest.host_memory, **known))
-        if not _has_done_nothing(heartbeat, since=sample):
+        if not heartbeat.shows_nothing_done_since(sample):
             return newest, self._reading_mono
         newest = _as_of_heartbeat(newest, sample, heartbeat, figures["rss_bytes"])
         return newest, heartbeat.mono if newest.taken_at != sample.at else self._reading_mono
-
-    def _progress(self, dump: WatchdogDump | None) -> RankProgress | None:
-        last = _later(self._sample, self._heartbeat)
-        progress = None if last is None else parse_progress(last.mono, last.body)
-        if dump is None or (last is not None and last.mono >= dump.armed_mono + dump.seconds):
-            return progress
-        return replace(progress or RankProgress(), stack=parse_stack(dump.text, self.ring.identity.main_thread))
-
-    def _age_seconds(self, last: _Record | None, now: float, wall: float) -> float:
-        if last is None:
-            age = wall - self.ring.identity.started_at
-        else:
-            age = now - last.mono if self._shares_clock else wall - last.at
-        if self._read_before is not None:
-            age = min(age, now - self._read_before)
-        return max(age, now - self._news_at, 0.0)
 
     def _status(self, age_seconds: float, *, has_news: bool) -> RankStatus:
         if self._is_ended:
@@ -273,26 +276,10 @@ def _point(at: float, memory: Mapping[str, Any]) -> MemoryPoint:
     return MemoryPoint.of(account(worker, "recorder"))
 
 
-def _of_start(notes: tuple[Note, ...], start: tuple[StartPhase, ...]) -> tuple[Note, ...]:
-    """Return the notes; while a worker loads, its runner has no model yet, and that is why its weights are unknown."""
-    if not start or any(phase.name in {"weights", "warm_up"} for phase in start):
-        return notes
-    loading = Note(name="weights_bytes", reason="the model is not loaded yet")
-    return tuple(dict.fromkeys(loading if note.name == loading.name else note for note in notes))
-
-
 def _later(*records: _Record | None) -> _Record | None:
     """Return the latest record: samples and heartbeats are not read in the order in which they were written."""
     known = [record for record in records if record is not None]
     return max(known, key=lambda record: record.mono, default=None)
-
-
-def _has_done_nothing(heartbeat: _Record, *, since: _Record) -> bool:
-    calls, moving = count(heartbeat.body.get("calls")), part(heartbeat.body, "moving")
-    sees_steps = count(moving.get("steps_begun")) is not None  # else it may be in one
-    has_begun = calls is None or calls != count(since.body.get("calls"))
-    under_way = (moving.get(name) for name in ("step_seconds", "output_seconds", "rpc", "call"))
-    return sees_steps and not has_begun and all(value is None for value in under_way)
 
 
 def _as_of_heartbeat(reading: WorkerMemory, sample: _Record, heartbeat: _Record, rss_bytes: int | None) -> WorkerMemory:

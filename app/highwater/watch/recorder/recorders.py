@@ -126,9 +126,6 @@ class Recorders:
         """The worker package's versions: one, unless something is wrong."""
         return tuple(sorted({record.identity.extension for record in self.records if record.identity.extension}))
 
-    def coverage(self, expected: int | None) -> Coverage:
-        return coverage(self.records, expected) if self.are_followed else Coverage()
-
     def are_here(self, records: Iterable[RankRecord]) -> bool:
         return any(record.identity.host == self.host for record in records)
 
@@ -212,23 +209,20 @@ class Recorders:
         self._started = len(answers) - len(refused)
         if refused:
             self._refusal = f"{refused[0].rank_name} did not start its recorder: {refused[0].message}"
-        else:
-            self._refusal = self._elsewhere(answers)
+            return
+        named = (answer.get("path") for answer in answers)
+        paths = (Path(path) for path in named if isinstance(path, str) and path.isprintable())
+        folder = next((path.parent for path in paths if path.parent != self._folder), None)
+        self._refusal = None
+        if folder is not None:
+            self._refusal = (
+                f"recorder_dir: the workers' recorders, which another sidecar started, write to {folder}, "
+                f"not {self._folder}"
+            )
 
     async def _start(self, instance: str) -> Sequence[WorkerAnswer]:
         payload = {"directory": str(self._folder), "instance": instance, "rate": self._rate, "seconds": self._seconds}
         return await self._engine.rpc("recorder_start", payload)
-
-    def _elsewhere(self, answers: Sequence[WorkerAnswer]) -> str | None:
-        named = (answer.get("path") for answer in answers)
-        paths = (Path(path) for path in named if isinstance(path, str) and path.isprintable())
-        folder = next((path.parent for path in paths if path.parent != self._folder), None)
-        if folder is None:
-            return None
-        return (
-            f"recorder_dir: the workers' recorders, which another sidecar started, write to {folder}, "
-            f"not {self._folder}"
-        )
 
     def forget(self) -> None:
         self.files.follow(None)

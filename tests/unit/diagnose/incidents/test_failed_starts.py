@@ -13,7 +13,7 @@ from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart
 from highwater.host.process_lives import ProcessLives
-from highwater.host.reader import HostReader
+from highwater.host.watch import HostReader
 from highwater.model.policy import PolicyStatus
 from highwater.model.report import Report
 from highwater.model.units import MIB

@@ -20,7 +20,7 @@ from highwater.model.points import MemoryPoint
 from highwater.model.rank import Note
 from highwater.model.report import Report
 from highwater.process.clocks import Clocks
-from highwater.watch.history import _pack
+from highwater.watch.history import _Sample
 from highwater.watch.recorder import folder as module
 from highwater.watch.recorder.contents import RingUnusable, largest_first
 from highwater.watch.recorder.folder import MAX_FILES, RecorderFolder
@@ -153,7 +153,6 @@ def test_a_sample_that_is_newer_than_the_heartbeat_tells(recorder, writers):
 
 
 def test_the_phases_of_a_workers_start_come_with_its_reading(recorder, writers):
-    """A failed one with its error; what no worker would write is left out, and what no terminal should see."""
     writer = writers()
     phase = {"name": "init", "at": 5.0, "seconds": 1.5, "used_bytes": 7, "free_bytes": None, "error": None}
     writer.sample()
@@ -347,7 +346,6 @@ def test_a_sample_that_no_worker_would_answer_leaves_the_last_good_one(recorder,
 
 
 def test_infinite_numbers_are_none(recorder, writers):
-    """JSON can write them: 1e999."""
     writer = writers()
     text = '{"kind": "sample", "at": 1.0, "mono": 1.0, "memory": {"encoder_cache": {"entries": 1, "device_bytes": 1, '
     writer.append((text + '"oldest_age_seconds": 1e999}}, "moving": {"step_seconds": 1e999}}').encode())
@@ -729,7 +727,6 @@ def test_a_ring_that_was_written_lately_by_any_clock_stays(recorder, writers, ma
 
 
 def test_what_was_never_finished_is_removed(recorder, machine, folder):
-    """Once nobody can be at it any more; and never what only looks like it."""
     old, new, kept = (folder / f".highwater-{i}-{pid}.ring.tmp" for i, pid in ((OTHER, 1), (OTHER, 2), (INSTANCE, 3)))
     for path, second in ((old, -100), (new, 0), (kept, -100)):
         path.touch()
@@ -861,7 +858,7 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     record = only(recorder)
     if record.newest is not None:
         reading = account(record.newest)
-        _pack(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)), 1.0, None, None)
+        _Sample.of(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)), 1.0, None, None)
     recorder.last_samples(writer.path)
     json.dumps(record.progress and record.progress.stack, allow_nan=False)
     recorder.close()

@@ -37,19 +37,14 @@ from tests.patience import patiently
 
 
 @pytest.fixture
-def fly(tmp_path):
-    """A maker of cores with recorders; what they hold open is closed in the end."""
-    cores: list[Core] = []
+def fly(tmp_path, cores):
+    """A maker of cores with recorders."""
 
     def make(version: str = "0.32.0", **knobs) -> Core:
         cores.append(core_on(version, recorder_dir=tmp_path, **knobs))
         return cores[-1]
 
-    yield make
-    for core in cores:
-        core.recorders.close()
-        for worker in core.fake.workers:
-            worker.recorder.close()
+    return make
 
 
 @pytest.fixture
@@ -106,11 +101,27 @@ def fall_silent(core: Core, worker: FakeWorker, how: str) -> None:
         worker.recorder.stop(core.clock.now)
 
 
+async def restarted(core: Core) -> None:
+    """The engine goes, which takes two polls to see, and comes back as other processes."""
+    core.fake.down = True
+    await spared(core, 0.0)
+    await spared(core)
+    core.fake.down = False
+    core.fake.start_again()
+
+
+def beside(core: Core, folder: Path) -> Recorders:
+    """Those of another sidecar of the same engine."""
+    return Recorders(
+        core.engine, folder, rate=5.0, seconds=60.0, proc=core.fake.proc.path,
+        clocks=Clocks(core.recorders._monotonic, core.clock), sleep=core.recorders._sleep,
+    )  # fmt: skip
+
+
 # --- starting ---
 
 
 async def test_recorders_are_started_once(core, tmp_path):
-    """With a name for this life of the engine, in the folder that was named, before the first reading."""
     for _ in range(4):
         await core.tick()
     assert core.fake.polled()[:3] == ["recorder_start", "memory", "memory"]
@@ -127,11 +138,7 @@ async def test_recorders_are_started_once(core, tmp_path):
 
 async def test_recorders_are_started_again_when_the_engine_is_back(core, tmp_path):
     await aloft(core)
-    core.fake.down = True
-    await spared(core, 0.0)
-    await spared(core)
-    core.fake.down = False
-    core.fake.start_again()
+    await restarted(core)
     await spared(core)
     assert heard(await spared(core)) == [(0, 0, "recorder"), (0, 1, "recorder")]
     assert len(starts(core)) == 1
@@ -164,10 +171,7 @@ async def test_a_restart_is_seen_through_files_too(core):
 
 async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
     await aloft(core)
-    second = Recorders(
-        core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, proc=core.fake.proc.path,
-        clocks=Clocks(core.recorders._monotonic, core.clock), sleep=core.recorders._sleep,
-    )  # fmt: skip
+    second = beside(core, tmp_path / "recorder")
     await second.begin()
     assert second.files.instance == core.recorders.files.instance
     assert len(await second.read()) == 2
@@ -182,19 +186,15 @@ async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(c
     core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
     await aloft(core)
     core.fake.workers[1].recorder.refuses = None
-    second = Recorders(
-        core.engine, tmp_path / "recorder", rate=10.0, seconds=60.0, proc=core.fake.proc.path,
-        clocks=Clocks(core.recorders._monotonic, core.clock), sleep=core.recorders._sleep,
-    )  # fmt: skip
+    second = beside(core, tmp_path / "recorder")
     await second.begin()
     assert {worker.recorder.options["instance"] for worker in core.fake.workers} == {core.recorders.files.instance}
     second.close()
 
 
 async def test_recorders_that_write_elsewhere_are_told(core, tmp_path):
-    """Another sidecar's folder is not ours to choose: where it is is said."""
     await aloft(core)
-    second = Recorders(core.engine, tmp_path / "elsewhere", rate=10.0, seconds=60.0)
+    second = beside(core, tmp_path / "elsewhere")
     await second.begin()
     assert second.problem is not None
     assert f"write to {tmp_path / 'recorder'}, not {tmp_path / 'elsewhere'}" in second.problem
@@ -283,7 +283,6 @@ async def test_files_that_are_elsewhere_are_told(core, tmp_path):
 
 
 async def test_a_file_that_was_taken_away_comes_back(core, tmp_path):
-    """Somebody removed the folder's files: the worker is told again, the other one goes on."""
     await aloft(core)
     before = rings(tmp_path)
     (tmp_path / "recorder" / before[1]).unlink()
@@ -308,11 +307,7 @@ async def test_a_file_that_is_no_good_is_told(core, tmp_path):
 async def test_files_of_former_lives_go_after_a_while(core, tmp_path):
     await aloft(core)
     first = set(rings(tmp_path))
-    core.fake.down = True
-    await spared(core, 0.0)
-    await spared(core)
-    core.fake.down = False
-    core.fake.start_again()
+    await restarted(core)
     for name in first:
         os.utime(tmp_path / "recorder" / name, (core.clock.now, core.clock.now))
     await spared(core)
@@ -347,7 +342,6 @@ async def test_every_rank_is_heard_of_once(fly, layout):
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "dp" in name])
 async def test_without_recorders_the_other_engines_ranks_are_missing(layout):
-    """Named by where they would be; the hint says what would help."""
     core = core_on(**LAYOUTS[layout])
     report = await core.tick()
     expected = len(core.fake.workers)
@@ -411,7 +405,6 @@ async def test_workers_that_do_not_tell_their_place_are_counted(fly):
 
 
 async def test_workers_without_a_number_are_counted_too():
-    """There are as many as there should be: nobody is missing, and nobody lost."""
     core = core_on()
     untold = {"rank": None, "tp_rank": None, "pp_rank": None}
     core.fake.garble = lambda answers: {"results": [json.dumps(answer | untold) for answer in answers]}
@@ -441,7 +434,6 @@ async def test_the_baseline_grows_by_ranks_that_are_heard_of_later(fly):
 
 
 async def test_recorded_workers_are_not_called_while_they_work(core):
-    """Nor is it asked whether the engine is paused: steps follow one another. Its counts are read each time."""
     await aloft(core)
     reports = await at_work(core, 10)
     assert [call.path for call in core.fake.calls] == ["/metrics"] * 10
@@ -459,7 +451,6 @@ async def test_recorded_workers_of_an_idle_engine_are_read_all_the_same(core):
 
 
 async def test_a_rank_without_a_recorder_is_asked_each_time(core):
-    """While the engine works; nothing else would tell of it."""
     core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
     await aloft(core)
     reports = await at_work(core, 4)
@@ -899,14 +890,15 @@ async def test_recorders_that_run_already_are_followed_without_a_call(alone):
     assert (recorders.ranks_expected, recorders.problem) == (2, None)
 
 
-async def test_a_folder_of_two_engines_is_named_until_one_is_left(alone):
+@pytest.mark.parametrize("is_removed", [True, False], ids=["removed", "ended"])
+async def test_several_engines_are_named_only_as_long_as_they_write(alone, is_removed):
     recorders, run = alone
     run("a" * 16, 51)
     other = run("b" * 16, 52)
     await recorders.adopt()
     assert await recorders.read() == ()
     assert "the recorders of 2 engines" in (recorders.problem or "")
-    other.path.unlink()
+    other.path.unlink() if is_removed else other.stopped()
     await recorders.adopt()
     assert [record.identity.pid for record in await recorders.read()] == [51]
     assert recorders.problem is None
@@ -928,28 +920,35 @@ async def test_after_the_engines_end_the_next_ones_recorders_are_followed(alone)
 
 
 def record(
-    *, status: str = "alive", device: str = "cuda", allocated: int | None = 1, read: bool = True, **said: Any
+    *,
+    status: str = "alive",
+    device: str = "cuda",
+    allocated: int | None = 1,
+    read: bool = True,
+    table: object = object(),
+    **said: Any,
 ) -> Any:
     """What is needed of a record; by default one rank of two, with its entries and our operations."""
     newest = SimpleNamespace(device=Device(type=device), torch=TorchMemory(allocated_bytes=allocated))
     identity = SimpleNamespace(**{"rpc": True, "ranks_expected": 2} | said)
-    return SimpleNamespace(status=status, newest=newest if read else None, identity=identity, table=object())
+    return SimpleNamespace(status=status, newest=newest if read else None, identity=identity, table=table)
 
 
 FULL = record()
 ROWS = {
-    "both": ([FULL, FULL], 2, (2, True, True)),
-    "one of two": ([FULL], 2, (1, False, False)),
-    "how many there should be is not known": ([FULL, FULL], None, (2, False, True)),
-    "by their own word there is one more": ([FULL, record(ranks_expected=3)], 2, (2, True, False)),
-    "nobody says how many": ([record(ranks_expected=None)], None, (1, False, False)),
-    "one is silent": ([FULL, record(status="silent")], 2, (1, False, False)),
-    "one has no reading yet": ([FULL, record(read=False)], 2, (1, False, True)),
-    "one shows less than its worker would": ([FULL, record(allocated=None)], 2, (2, False, True)),
-    "a CPU has no more to show": ([FULL, record(device="cpu", allocated=None)], 2, (2, True, True)),
-    "one has none of our operations": ([FULL, record(rpc=False)], 2, (2, True, False)),
-    "one does not say which it has": ([FULL, record(rpc=None)], 2, (2, True, False)),
-    "nobody": ([], 0, (0, True, False)),
+    "both": ([FULL, FULL], 2, (2, True, True, True)),
+    "one of two": ([FULL], 2, (1, False, False, False)),
+    "how many there should be is not known": ([FULL, FULL], None, (2, False, False, True)),
+    "by their own word there is one more": ([FULL, record(ranks_expected=3)], 2, (2, True, True, False)),
+    "nobody says how many": ([record(ranks_expected=None)], None, (1, False, False, False)),
+    "one is silent": ([FULL, record(status="silent")], 2, (1, False, False, False)),
+    "one has no reading yet": ([FULL, record(read=False)], 2, (1, False, False, True)),
+    "one shows less than its worker would": ([FULL, record(allocated=None)], 2, (2, False, False, True)),
+    "a CPU has no more to show": ([FULL, record(device="cpu", allocated=None)], 2, (2, True, True, True)),
+    "one has none of our operations": ([FULL, record(rpc=False)], 2, (2, True, True, False)),
+    "one does not say which it has": ([FULL, record(rpc=None)], 2, (2, True, True, False)),
+    "one has no table of its entries": ([FULL, record(table=None)], 2, (2, True, False, True)),
+    "nobody": ([], 0, (0, True, True, False)),
 }
 
 
@@ -957,15 +956,7 @@ ROWS = {
 def test_what_the_recorders_cover(row):
     records, expected, told = row
     found = coverage(records, expected)
-    assert (len(found.writing), found.is_complete, found.offers_calls) == told
-
-
-def test_entries_are_all_there_only_with_every_table():
-    bare = record()
-    bare.table = None
-    assert coverage([FULL, FULL], 2).has_entries
-    assert not coverage([FULL, bare], 2).has_entries
-    assert not coverage([FULL], 2).has_entries
+    assert (len(found.writing), found.is_complete, found.has_entries, found.offers_calls) == told
 
 
 def test_the_greatest_word_counts():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.host.parts import SHM_TITLES
+from highwater.host.report import SHM_TITLES
 from highwater_worker.kernel import shm
 from highwater_worker.kernel.shm import OWNERS, owner_of, read_shm
 
