@@ -41,9 +41,8 @@ from highwater.engine.capabilities import no_extension
 from highwater.engine.client import Engine, EngineResponse
 from highwater.model.engine import EngineStatus
 from highwater.model.rank import RankReading
-from highwater.model.remedies import UNNEEDED, Mode, Outcome, RemedyResult, Target, credit, possible_bytes
+from highwater.model.remedies import UNNEEDED, Mode, Outcome, RemedyResult, Target, credit, freed, possible_bytes, total
 from highwater.model.report import Caller, ReliefNow, Report, Trigger
-from highwater.model.totals import freed, total
 from highwater.model.units import MIB, counted, gib_text, whole_span_text
 from highwater.process.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
 from highwater.watch.history import History

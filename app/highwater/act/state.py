@@ -11,9 +11,8 @@ from highwater.act.pressure import Facts, Pressure, is_relieved, possible_gain, 
 from highwater.act.rules import Rule
 from highwater.model.policy import ActionOutcome, PolicyLevel, RankFreed, RulePhase
 from highwater.model.rank import RankKey, RankReading
-from highwater.model.remedies import UNNEEDED, Outcome, RemedyResult, Target, credit
+from highwater.model.remedies import UNNEEDED, Outcome, RemedyResult, Target, credit, host_used
 from highwater.model.report import Report
-from highwater.model.totals import host_used
 
 # After this many relapses running, a release waits for the cooldown unless memory is urgently short.
 MAX_RELAPSES: Final = 3

@@ -40,8 +40,8 @@ from highwater.diagnose.judgement import (
 )
 from highwater.diagnose.shortage import fine, grew, kept_up, next_text, reclaim, short, very_short
 from highwater.engine.hints import SEEMS_LOADING, STARTS_ENDED, stopped_text
+from highwater.model.engine import missing_text
 from highwater.model.report import Report
-from highwater.model.titles import missing_text
 from highwater.model.units import counted, span_text, whole_span_text
 from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
 

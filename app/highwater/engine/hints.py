@@ -8,9 +8,8 @@ from typing import Final
 
 from highwater.engine.capabilities import EXTENSION, Capabilities
 from highwater.engine.life import EndedStart
-from highwater.model.engine import MissingRank
+from highwater.model.engine import MissingRank, missing_text
 from highwater.model.rank import StartPhase
-from highwater.model.titles import missing_text
 from highwater.model.units import span_text
 from highwater.process.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 

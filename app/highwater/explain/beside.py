@@ -13,8 +13,7 @@ from typing import Any, Final, TypeAlias
 from highwater.explain.budget import RankBudget
 from highwater.explain.explanation import Explanation, tightest
 from highwater.model.rank import Device
-from highwater.model.titles import table
-from highwater.model.units import UNKNOWN, gib_text, size_text
+from highwater.model.units import UNKNOWN, gib_text, size_text, table
 from highwater_worker.plan.cards import CARDS
 
 Answer: TypeAlias = Mapping[str, Any]

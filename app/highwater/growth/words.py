@@ -10,9 +10,9 @@ from typing import Final
 from highwater.growth.floors import WINDOW_SECONDS
 from highwater.growth.judging import Judgement
 from highwater.growth.series import Measured, SeriesKey
+from highwater.model.components import component_title
 from highwater.model.growth import GrowthDriver, GrowthKind, GrowthRate, GrowthUnit, SeriesGrowth, seconds_until
-from highwater.model.titles import component_title, table
-from highwater.model.units import HOUR_SECONDS, MIB, UNKNOWN, size_text, span_text
+from highwater.model.units import HOUR_SECONDS, MIB, UNKNOWN, size_text, span_text, table
 
 DRIVER_TITLES: Final[Mapping[GrowthDriver, str]] = {
     "request": "request",

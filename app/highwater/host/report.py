@@ -13,8 +13,8 @@ from highwater.host.needs import NOT_COUNTED, CacheCounts, ProcessorCaches, ShmN
 from highwater.host.parts import Parts, parts_of
 from highwater.host.past import NO_OUTLOOK, GrownPart, Outlook
 from highwater.host.reading import ContainerMemory, HostReading, ShmMemory, of_engine
+from highwater.model.rank import RESPONSE_SCHEMA
 from highwater.model.report import HostSummary
-from highwater.model.schema import RESPONSE_SCHEMA
 
 UNKNOWN_CONTAINER: Final = ContainerMemory(key="")
 

@@ -30,10 +30,9 @@ from highwater.model.components import COMPONENTS
 from highwater.model.engine import EngineState
 from highwater.model.growth import GrowthKind, SeriesGrowth
 from highwater.model.policy import PolicyLevel, PolicyMode, PolicyStatus, RulePhase
-from highwater.model.rank import RankReading, rank_title
+from highwater.model.rank import RankReading, device_title, rank_title
+from highwater.model.remedies import device_total, used_total
 from highwater.model.report import Report
-from highwater.model.titles import device_title
-from highwater.model.totals import device_total, used_total
 from highwater.model.units import sum_known
 from highwater_worker.kernel.cgroup import EVENTS
 

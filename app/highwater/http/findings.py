@@ -18,8 +18,7 @@ from highwater.diagnose.rules.setup import SetupCheck, checked
 from highwater.host.past import GrownPart
 from highwater.host.report import HostReport
 from highwater.http.services import NO_STORE, Parts, Services
-from highwater.model.report import Report
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA, Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from highwater.http.problems import ProblemAnswer
 from highwater.http.services import Admin, Parts, Services, ending, wants_text
 from highwater.http.text.control import policy_text
 from highwater.model.policy import PolicyStatus
-from highwater.model.report import Event
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA, Event
 from highwater.process.exit_codes import OK
 
 DECISIONS_SHOWN: Final = 20

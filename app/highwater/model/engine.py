@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
@@ -97,6 +97,11 @@ class MissingRank(Ranked):
     status: str
     last_seen_at: float | None = None  # the time of its last reading; `used_bytes`: its device memory then
     used_bytes: int | None = None
+
+
+def missing_text(ranks: Iterable[MissingRank]) -> str:
+    """Missing ranks by their place, which is known of those too that never reported: ``dp 1 pp 0 tp 0 (dead)``."""
+    return ", ".join(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} ({rank.status})" for rank in ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

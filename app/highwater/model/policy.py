@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from highwater.model.rank import Ranked
+from highwater.model.units import gib_text, share_text
 
 # The worst state of the policy's rules; `unknown`: no fresh reading, so nothing is done.
 PolicyLevel: TypeAlias = Literal["calm", "short", "urgent", "held", "unknown"]
@@ -117,3 +118,41 @@ class PolicyStatus:
     rules: tuple[RuleStatus, ...] = ()
     actions_last_hour: int = 0  # remedies that it started within the last hour, over all engine lives
     acts: tuple[PolicyAct, ...] = ()  # those of the last five minutes, newest first; without any the last one
+
+
+# --- signals and waters in words ---
+
+_SIGNALS = {
+    "device_free_bytes": "free",
+    "device_used_ratio": "used",
+    "device_growth_bytes": "grown since ready",
+    "encoder_cache_bytes": "encoder cache",
+    "host_used_ratio": "host memory used",
+    "host_growth_bytes": "host memory grown",
+}
+
+
+def signal_title(signal: str) -> str:
+    return _SIGNALS.get(signal, signal)
+
+
+def signal_text(signal: str, value: float | None) -> str:
+    return share_text(value) if signal.endswith("_ratio") else gib_text(value)
+
+
+class _HasWaters(Protocol):
+    @property
+    def signal(self) -> str: ...
+    @property
+    def high_water(self) -> float | None: ...
+    @property
+    def low_water(self) -> float | None: ...
+
+
+def waters_text(rule: _HasWaters) -> str:
+    if rule.high_water is None or rule.low_water is None:
+        return ""
+    # Of what is free, a rule acts on less, and stops at more.
+    acts = "acts below" if rule.high_water < rule.low_water else "acts at"
+    high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
+    return f"{acts} {high}, stops at {low}"

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
-from highwater.model.schema import RESPONSE_SCHEMA
-
 # A rank's reading comes from its response to our call, or from its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 EncoderUnprofiledBy: TypeAlias = Literal["skip_mm_profiling", "vllm_ascend", "runner_v2"]
 RankKey: TypeAlias = tuple[int, int]
+
+MAX_NUMBER: Final = 2**63 - 1
+"""The largest number that is taken from another process: beyond it, sums in floats and in C would go wrong."""
+RESPONSE_SCHEMA: Final = {"json_schema_serialization_defaults_required": True}
+"""For pydantic: a response has every field, and its schema says so, also of fields that a default fills in."""
 
 
 def key_of(dp_rank: int | None, rank: int | None) -> RankKey:
@@ -37,6 +40,16 @@ class Process(NamedTuple):
         if (self.host, self.pid) != (other.host, other.pid):
             return False
         return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)
+
+
+def names_text(labels: Sequence[str]) -> str:
+    """Return the names of equal ranks: ``3``, ``0-3 6 (x5)``."""
+    runs: list[list[str]] = []
+    for label in labels:
+        follows = bool(runs) and label.isdecimal() and runs[-1][-1].isdecimal() and int(label) == int(runs[-1][-1]) + 1
+        runs[-1:] = [[*runs[-1], label]] if follows else [*runs[-1:], [label]]
+    few = " ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:3])
+    return f"{few}{' ..' if len(runs) > 3 else ''}{f' x{len(labels)}' if len(labels) > 1 else ''}"  # noqa: PLR2004
 
 
 class _HasRank(Protocol):
@@ -110,6 +123,11 @@ class Device:
     @property
     def traits(self) -> DeviceTraits:
         return device_traits(self.type)
+
+
+def device_title(device: Device) -> str:
+    kind = device.type or "unknown"
+    return kind if device.index is None else f"{kind}:{device.index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

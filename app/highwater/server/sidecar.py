@@ -16,8 +16,8 @@ from gated_proxy.logs import AccessLog
 from highwater import __version__
 from highwater.act.rules import Rule
 from highwater.http.services import Services
+from highwater.model.policy import waters_text
 from highwater.model.report import Report
-from highwater.model.titles import waters_text
 from highwater.process.clocks import Clocks
 from highwater.process.untrusted import plain
 from highwater.server.settings.settings import Settings

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from highwater.diagnose.rules.caller import Caller, ControlAccess, caller_checks, exit_code, without_sidecar
 from highwater.diagnose.rules.setup import NotKnown, SetupCheck, shown
 from highwater.http.text.status import headline, wrapped
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA
 from highwater.process.admin_token import find_token
 from highwater.process.errors import SidecarRefused
 from highwater.process.untrusted import cleaned

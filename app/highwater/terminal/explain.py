@@ -15,7 +15,7 @@ from highwater.explain.beside import ask_beside, beside, beside_text, card_name,
 from highwater.explain.command_line import read_line
 from highwater.explain.roads import VllmRoad, engine_here, read_object
 from highwater.http.text.budget import comparison, comparison_text
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA
 from highwater.process.exit_codes import FAILED
 from highwater.process.flaws import flaw
 from highwater.process.untrusted import cleaned

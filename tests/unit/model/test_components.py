@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.model import components
-from highwater.model.components import BY_NAME, COMPONENT_NAMES, STACKED, account
-from highwater.model.points import ROW
+from highwater.model.components import BY_NAME, COMPONENT_NAMES, ROW, STACKED, account
 from highwater.model.rank import Components, EncoderCache, Note, RankReading, TorchMemory
 from tests.fakes.engine import CACHED, KV_POOL, NON_TORCH, OTHER_TENSORS, USED_READY, WEIGHTS
 from tests.unit.model.story import cpu, story, worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.model.points import MemoryPoint, thin
+from highwater.model.components import MemoryPoint, thin
 
 
 def points(*used: int | None) -> tuple[MemoryPoint, ...]:

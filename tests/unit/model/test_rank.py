@@ -8,7 +8,7 @@ import pytest
 
 from highwater.model.components import account
 from highwater.model.rank import EncoderCache, EncoderCacheTotals, HostMemory
-from highwater.model.totals import host_used
+from highwater.model.remedies import host_used
 from tests.fakes.engine import IMAGE_BYTES, IMAGES
 from tests.fakes.ranks import reading
 from tests.unit.model.story import story, worker

@@ -9,7 +9,7 @@ import pytest
 from highwater.model.components import COMPONENT_NAMES, account
 from highwater.model.growth import growth_since_ready
 from highwater.model.rank import Components, Device
-from highwater.model.totals import compare, device_total, freed, total, used_total
+from highwater.model.remedies import compare, device_total, freed, total, used_total
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY
 from tests.unit.model.story import cpu, story, worker
 

@@ -23,8 +23,7 @@ from highwater.diagnose.rules import device, ending, growth, host, load, setup, 
 from highwater.explain.explanation import Explanation
 from highwater.host.past import GrownPart
 from highwater.host.report import HostFinding, HostReport
-from highwater.model.report import Report
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA, Report
 
 Failed: TypeAlias = Callable[[Exception], None]
 

@@ -8,9 +8,8 @@ from highwater.diagnose.experiment import highest, part_of, risen
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, against_fragmentation, finding, times
 from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.words import is_silent, names_memory
-from highwater.model.components import COMPONENT_NAMES
+from highwater.model.components import COMPONENT_NAMES, component_title
 from highwater.model.remedies import reserve_bytes
-from highwater.model.titles import component_title
 from highwater.model.units import MIB, span_text
 
 # Below a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.

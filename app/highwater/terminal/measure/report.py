@@ -16,11 +16,10 @@ from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, Momen
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, all_advice
 from highwater.diagnose.markdown import block, chart, code, moment, section, table, text
 from highwater.diagnose.rules.book import judged
-from highwater.model.components import COMPONENT_NAMES
+from highwater.model.components import COMPONENT_NAMES, component_title
 from highwater.model.policy import RuleStatus
-from highwater.model.rank import RankKey, RankReading
+from highwater.model.rank import RankKey, RankReading, device_title
 from highwater.model.remedies import RemedyResult
-from highwater.model.titles import component_title, device_title
 from highwater.model.units import MIB, UNKNOWN, mib, span_text
 from highwater.process.errors import HighwaterError
 from highwater.terminal.measure.load import shown_command

@@ -33,7 +33,7 @@ from highwater.explain.roads import (
 )
 from highwater.explain.ways_out import Asking, grant_asked, image_tokens, is_tight, table, ways_out
 from highwater.explain.wish import parse_wish, wish_json
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA
 from highwater.model.units import MIB
 from highwater.process.errors import SidecarRefused
 from highwater.process.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK

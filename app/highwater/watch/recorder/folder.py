@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from highwater.model.points import MemoryPoint
+from highwater.model.components import MemoryPoint
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import os_reason
 from highwater.process.regular import first_names, stamp_of, status_of

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.model.components import account
+from highwater.model.components import MemoryPoint, account
 from highwater.model.engine import StartedRank
-from highwater.model.points import MemoryPoint
 from highwater.model.rank import Device, EncoderCache, HostMemory, Note, Process, StartPhase, TorchMemory, WorkerMemory
 from highwater.process.flaws import flaw
 from highwater.process.resources import STOPPED_STATES, Machine

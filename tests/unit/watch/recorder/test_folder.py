@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.model.components import account
+from highwater.model.components import MemoryPoint, account
 from highwater.model.engine import EngineStatus
-from highwater.model.points import MemoryPoint
 from highwater.model.rank import Note
 from highwater.model.report import Report
 from highwater.process.clocks import Clocks
