@@ -28,7 +28,7 @@ from highwater.model.policy import WORDS
 from highwater.model.rank import Budget, Device, WorkerMemory
 from highwater.model.remedies import GAIN_FIELDS, TRAITS
 from highwater.model.units import GIB
-from highwater.process.exit_codes import MEANINGS
+from highwater.process.errors import MEANINGS
 from highwater.server.settings.settings import keys
 from kvplan.generations import Span
 

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from highwater.process.flaws import masked, sentences
+from highwater.process.untrusted import masked, sentences
 
 MIB = 1024 * 1024
 

@@ -16,7 +16,7 @@ from highwater.model.policy import PolicyMode
 from highwater.model.rank import RankReading
 from highwater.model.remedies import TRAITS
 from highwater.model.units import MIB
-from highwater.process.flaws import masked
+from highwater.process.untrusted import masked
 
 MIN_GAIN_BYTES = 256 * MIB
 

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from highwater.act.rules import PolicyChange, PolicySettings
 from highwater.process.errors import NotKept
-from highwater.process.flaws import sentences
 from highwater.process.state_file import StateFile
+from highwater.process.untrusted import sentences
 
 
 class _Section(BaseModel):

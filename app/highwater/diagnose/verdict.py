@@ -43,7 +43,7 @@ from highwater.engine.hints import SEEMS_LOADING, STARTS_ENDED, stopped_text
 from highwater.model.engine import missing_text
 from highwater.model.report import Report
 from highwater.model.units import counted, span_text, whole_span_text
-from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
+from highwater.process.errors import ATTENTION, CRITICAL, OK
 
 __all__ = ["Deed", "JudgedReport", "Reason", "Verdict", "VerdictState", "verdict"]
 

@@ -31,8 +31,7 @@ from highwater.host.reading import (
     named_apart,
 )
 from highwater.model.rank import RankReading
-from highwater.process.clocks import SYSTEM, Clocks
-from highwater.process.resources import STOPPED_STATES, Machine
+from highwater.process.clocks import STOPPED_STATES, SYSTEM, Clocks, Machine
 from highwater_worker.kernel.cgroup import read_container
 from highwater_worker.kernel.proc import read_machine
 from highwater_worker.kernel.shm import SPARED
@@ -70,7 +69,7 @@ class HostReader:
         root: Path = Path("/"),
         shm: Path = Path(SHM),
     ) -> None:
-        self._machine = Machine(clocks.wall, clocks.monotonic, root)
+        self._machine = Machine(clocks, root)
         self._has_folder = folder is not None
         self._files = ProcessFiles(folder, self._machine)
         self._workers = workers

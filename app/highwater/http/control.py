@@ -19,8 +19,7 @@ from highwater.http.text.control import reclaim_text, restored_text
 from highwater.model.rank import RankReading
 from highwater.model.remedies import Mode, RemedyResult, Target
 from highwater.model.report import SCHEMA
-from highwater.process.errors import EngineError, NotAvailable, Refused
-from highwater.process.exit_codes import FAILED, OK
+from highwater.process.errors import FAILED, OK, EngineError, NotAvailable, Refused
 
 _RANKS: Final = TypeAdapter(tuple[RankReading, ...])
 _RESULT: Final = TypeAdapter(RemedyResult)

@@ -35,8 +35,7 @@ from highwater.model.engine import missing_text
 from highwater.model.growth import SeriesGrowth
 from highwater.model.remedies import RankDelta, compare
 from highwater.model.report import SCHEMA, Report
-from highwater.process.errors import EngineError, NotAvailable, UnknownName
-from highwater.process.exit_codes import ATTENTION, OK
+from highwater.process.errors import ATTENTION, OK, EngineError, NotAvailable, UnknownName
 from highwater.watch.encoder_cache import EntriesReading, RankEntries
 from highwater.watch.history import MARKS_KEPT
 

@@ -25,7 +25,7 @@ from highwater.http.engine_page import EnginePage
 from highwater.http.metrics import Exporter
 from highwater.http.starts import Fresh, StartReports, Turns
 from highwater.model.report import Caller, Report
-from highwater.process.exit_codes import EXIT_STATUS_HEADER
+from highwater.process.errors import EXIT_STATUS_HEADER
 from highwater.watch.encoder_cache import EncoderCacheEntries
 from highwater.watch.history import History
 from highwater.watch.poller import Poller

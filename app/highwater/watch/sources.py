@@ -19,8 +19,7 @@ from highwater.model.engine_budget import EngineBudget
 from highwater.model.rank import Process, RankReading, StartPhase, WorkerMemory
 from highwater.model.report import SCHEMA
 from highwater.process.errors import EngineError, EngineGarbled
-from highwater.process.flaws import flaw
-from highwater.process.untrusted import cleaned, plain
+from highwater.process.untrusted import cleaned, flaw, plain
 from highwater.watch.recorder.recorders import Recorders
 from highwater.watch.round import Observation, Reach
 

@@ -11,7 +11,7 @@ from highwater import __version__
 from highwater.diagnose.finding import finding
 from highwater.diagnose.rules.setup import Answer, NotKnown, SetupCheck, shown
 from highwater.process.admin_token import is_loopback
-from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
+from highwater.process.errors import ATTENTION, CRITICAL, OK
 
 # What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
 ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token", "closed", "unknown"]

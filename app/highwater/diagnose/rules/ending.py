@@ -13,7 +13,7 @@ from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.host import against_full_host, fill_text, fullest, looks_text
 from highwater.host.past import OWN_END_SECONDS
 from highwater.model.remedies import gains
-from highwater.process.exit_codes import by_signal
+from highwater.process.errors import by_signal
 from highwater.watch.recorder.progress import LOST
 
 LONG_STEP_SECONDS = 10.0

@@ -17,7 +17,7 @@ from highwater.model.components import COMPONENT_NAMES, COMPONENTS
 from highwater.model.rank import RankReading, names_text, rank_title
 from highwater.model.report import Event, Report
 from highwater.model.units import GIB, UNKNOWN, gib, gib_text, narrow_table, span_text
-from highwater.process.exit_codes import OK
+from highwater.process.errors import OK
 
 _MOST_FINDINGS: Final = 6
 

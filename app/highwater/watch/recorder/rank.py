@@ -11,9 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.model.components import MemoryPoint, account
 from highwater.model.engine import StartedRank
 from highwater.model.rank import Device, EncoderCache, HostMemory, Note, Process, StartPhase, TorchMemory, WorkerMemory
-from highwater.process.flaws import flaw
-from highwater.process.resources import STOPPED_STATES, Machine
-from highwater.process.untrusted import part
+from highwater.process.clocks import STOPPED_STATES, Machine
+from highwater.process.untrusted import flaw, part
 from highwater.watch.recorder.contents import (
     EntryRow,
     EntryTable,
