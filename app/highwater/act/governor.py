@@ -6,6 +6,7 @@ It holds the rules in force and the memory of the engine's life, and reports on 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import time
@@ -13,12 +14,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Literal, Protocol
+
+from pydantic import BaseModel, ValidationError
 
 from highwater.act.decision import Decision, decide
 from highwater.act.pressure import Facts, unreachable
 from highwater.act.relief import Relief, RemedyOutcome
-from highwater.act.rules import Rule
+from highwater.act.rules import PolicyChange, PolicySettings, Rule
 from highwater.act.state import Action, LifeMemory, begin, learn
 from highwater.act.views import rule_status, summary
 from highwater.model.pace import HASTY, pace_of
@@ -26,7 +29,9 @@ from highwater.model.policy import WORDS, PolicyAct, PolicyLevel, PolicyMode, Po
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Caller, Report
 from highwater.model.units import HOUR_SECONDS
-from highwater.process.errors import NotAvailable, UnreachableWater
+from highwater.process.errors import NotAvailable, NotKept, UnreachableWater
+from highwater.process.state_file import StateFile
+from highwater.process.untrusted import sentences
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 
@@ -292,3 +297,74 @@ class Governor:
         self._reported.clear()
         self._history.record("policy", what, caller=caller)
         self._report_ready.set()
+
+
+# --- the policy in force ---
+
+
+class _Section(BaseModel):
+    configured: str
+    policy: PolicySettings
+
+
+class PolicyStore:
+    """The policy in force: the configured one, or the one that ``PUT /policy`` put in its place.
+
+    A change is kept in the state file, where one is configured, before it is in force; what cannot be kept is refused.
+    At the next start it wins over the configuration, unless that has itself been changed since. Putting the configured
+    policy back ends the change: there is nothing to keep then.
+
+    Attributes:
+        source: ``settings``, or ``put`` while it is changed.
+        startup_notice: What was done with an earlier change at the start; ``None`` without one.
+    """
+
+    def __init__(self, file: StateFile, configured: PolicySettings) -> None:
+        self.in_force = configured
+        self.source: Literal["settings", "put"] = "settings"
+        self.startup_notice: str | None = None
+        self._file = file
+        # What the operator configured, without defaults: a release that changes those is no other configuration.
+        self._configured = hashlib.sha256(configured.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+        self._meant = _meaning(configured)
+        self._turn = asyncio.Lock()
+        section = file.read("policy")
+        if section is not None:
+            self.startup_notice = self._take_up(section)
+
+    @property
+    def kept_in(self) -> str | None:
+        return str(self._file.path) if self.source == "put" and self._file.configured else None
+
+    async def change(self, change: PolicyChange) -> PolicySettings:
+        """Keep the change, then put it in force; a thread waits for the disk. Raises NotKept; nothing has changed."""
+        async with self._turn:
+            policy = self.in_force.changed(change)
+            is_changed = _meaning(policy) != self._meant
+            section = _Section(configured=self._configured, policy=policy).model_dump(mode="json")
+            await asyncio.to_thread(self._file.write, "policy", section if is_changed else None)
+            self.in_force, self.source = policy, "put" if is_changed else "settings"
+            return policy
+
+    def _take_up(self, section: dict[str, Any]) -> str:
+        try:
+            saved = _Section.model_validate(section)
+        except ValidationError as exc:
+            problems = "; ".join(sentences(exc.errors(include_url=False)))
+            return f"the policy kept in {self._file.path} cannot be used, the configured one is in force: {problems}"
+        if saved.configured == self._configured:
+            self.in_force, self.source = saved.policy, "put"
+            return f"the policy of the last PUT /policy is in force, kept in {self._file.path}"
+        notice = (
+            "the configured policy was changed after the last PUT /policy: it is in force, and that change was dropped"
+        )
+        try:
+            self._file.write("policy", None)  # or it would return with an earlier configuration
+        except NotKept as exc:
+            return f"{notice}, but is still in the file: {exc}"
+        return notice
+
+
+def _meaning(policy: PolicySettings) -> PolicySettings:
+    named = [rule.model_copy(update={"remedies": rule.ordered_remedies}) for rule in policy.rules]
+    return policy.model_copy(update={"rules": tuple(named)})

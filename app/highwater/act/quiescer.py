@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
 
 from gated_proxy.gate import Gate
+from highwater.act.relief_states import States
 from highwater.engine.client import Engine
 from highwater.model.engine import EngineLoad
 from highwater.model.remedies import QuiescedBy
 from highwater.model.report import Report
 from highwater.watch.sources import read_load
-
-Enter: TypeAlias = Callable[[Literal["closing", "drained"], float], AbstractAsyncContextManager[None]]
 
 # The engine's counts lag behind its responses by a step; requests that others sent stay longer.
 SETTLE_SECONDS = 2.0
@@ -106,11 +104,11 @@ class Quiescer:
         return f"would hold new requests for at most {self._drain_seconds:g} s until running requests are done"
 
     @asynccontextmanager
-    async def quiet(self, enter: Enter, *, then_pace: bool) -> AsyncIterator[Quiesced]:
+    async def quiet(self, states: States, *, then_pace: bool) -> AsyncIterator[Quiesced]:
         """Hold new requests, with none running, for as long as the block lasts.
 
         Args:
-            enter: Enters a state of the relief that needs it, with a deadline in seconds.
+            states: Those of the relief that needs it.
             then_pace: Let requests through one by one for a while afterwards: those that come together would overtake
                 each other in vLLM, and it fails a request that overtakes another with the same new image.
 
@@ -128,7 +126,7 @@ class Quiescer:
         at_most = self._drain_seconds + DRAINED_SECONDS + CALL_SECONDS + GATE_MARGIN_SECONDS
         with self._gate.closed(at_most, then_pace=then_pace):
             try:
-                async with enter("closing", self._drain_seconds):
+                async with states.enter("closing", self._drain_seconds):
                     await self._gate.drained()
             except TimeoutError as exc:
                 raise self._in_vain(
@@ -137,7 +135,7 @@ class Quiescer:
                     began,
                 ) from exc
             try:
-                async with enter("drained", DRAINED_SECONDS):
+                async with states.enter("drained", DRAINED_SECONDS):
                     await self._engine_is_idle(began)
             except TimeoutError as exc:
                 late = f"the engine did not report within {DRAINED_SECONDS:g} s whether requests run"
@@ -166,22 +164,22 @@ class Quiescer:
         return refusal
 
     async def _engine_is_idle(self, began: float) -> None:
+        async def look() -> EngineLoad:
+            load = await read_load(self._engine)
+            if load.requests_running is None or load.requests_waiting is None:
+                unknown = "the engine does not report its request counts (was it started with --disable-log-stats?)"
+                raise self._in_vain(unknown, began)
+            return load
+
         looks = AsyncRetrying(
             retry=retry_if_result(lambda load: not load.is_idle),
             stop=stop_after_delay(SETTLE_SECONDS),
             wait=wait_fixed(LOOK_SECONDS),
         )
         try:
-            await looks(self._read_load, began)
+            await looks(look)
         except RetryError as exc:
             load: EngineLoad = exc.last_attempt.result()
             self._bypassed_at = self._clock()
             counts = f"{load.requests_running} requests running and {load.requests_waiting} waiting"
             raise self._in_vain(f"the engine has {counts} {_BYPASSED.format(have='have')}", began) from exc
-
-    async def _read_load(self, began: float) -> EngineLoad:
-        load = await read_load(self._engine)
-        if load.requests_running is None or load.requests_waiting is None:
-            unknown = "the engine does not report its request counts (was it started with --disable-log-stats?)"
-            raise self._in_vain(unknown, began)
-        return load

@@ -13,9 +13,8 @@ from fastapi.security.base import SecurityBase
 from pydantic import BaseModel, ConfigDict
 
 from gated_proxy.door_items import RequestItems
-from highwater.act.governor import Governor
+from highwater.act.governor import Governor, PolicyStore
 from highwater.act.relief import Relief
-from highwater.act.store import PolicyStore
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.engine.client import EngineResponse
 from highwater.growth.watch import GrowthWatch

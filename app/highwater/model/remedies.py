@@ -1,6 +1,6 @@
 """The remedies, a row each: what one frees, how much it can give, and what it is credited with.
 
-A new remedy is a row here and its class in ``act/remedies/``, which says how it is run. The policy asks these rows.
+A new remedy is a row here and its class in ``act/remedies.py``, which says how it is run. The policy asks these rows.
 By name its decisions know ``release`` alone, which they also choose for an engine that is idle.
 
 The difference between two readings is traffic's as much as the remedy's. So a remedy is credited with its own
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.policy import RankFreed, RankPressure
 from highwater.model.rank import DEVICES, Components, Ranked, RankReading, key_of
-from highwater.model.units import difference, sum_known
+from highwater.model.units import MIB, difference, gib_text, sum_known
 
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
 Mode: TypeAlias = Literal["safe", "now"]
@@ -73,6 +73,17 @@ class RemedyResult:
     quiesced_by: QuiescedBy | None = None  # what kept requests away from it; `None` where it did not come to that
     held_seconds: float | None = None  # how long new requests waited for it at the gate
     detail: tuple[Mapping[str, Any], ...] = ()  # the workers' responses, rank by rank
+
+    @property
+    def summary(self) -> str:
+        text = f"{self.remedy} {self.outcome}"
+        if self.outcome == "done" and self.credited_bytes is not None:
+            together = f", {len(self.ranks)} ranks together," if len(self.ranks) > 1 else ""
+            text += f", gave back {gib_text(self.credited_bytes)}{together} in {self.seconds:.2f} s"
+            less = self.freed_bytes
+            if less is not None and abs(less - self.credited_bytes) >= MIB:
+                text += f"; {gib_text(abs(less))} {'less' if less >= 0 else 'more'} in use now"
+        return f"{text}: {self.reason}" if self.reason else text
 
 
 # When a rule with derived waters uses a remedy: whenever it can give enough; not while vLLM would only want these bytes

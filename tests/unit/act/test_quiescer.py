@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from highwater.act.relief_states import States
 
 from highwater.act.quiescer import (
     BYPASS_SECONDS,
@@ -14,7 +15,6 @@ from highwater.act.quiescer import (
     SETTLE_SECONDS,
     CannotQuiesce,
 )
-from highwater.act.relief import States
 from highwater.process.errors import EngineUnreachable
 from highwater.watch.sources import read_load
 from tests.fakes.engine import Core, core_on
@@ -28,7 +28,7 @@ async def core() -> Core:
 
 
 def quiet(core: Core, states: States | None = None, *, then_pace: bool = False):
-    return core.quiescer.quiet((states or States()).enter, then_pace=then_pace)
+    return core.quiescer.quiet(states or States(), then_pace=then_pace)
 
 
 async def refused(core: Core) -> CannotQuiesce:

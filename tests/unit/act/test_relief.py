@@ -7,11 +7,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from highwater.act.relief_states import States
 
-from highwater.act.relief import RemedyRequest, States, summary_of
-from highwater.act.remedies import REMEDIES
-from highwater.act.remedies.remedy import RunResult
-from highwater.act.remedies.workers import Release
+from highwater.act.relief import RemedyRequest
+from highwater.act.remedies import REMEDIES, Release, RunResult
 from highwater.act.rules import SIGNAL_REMEDIES
 from highwater.model.remedies import TRAITS, RemedyResult, Target
 from highwater.model.units import MIB
@@ -554,4 +553,4 @@ def test_what_traffic_changed_is_said_from_one_mebibyte_on(beside, words):
     result = RemedyResult(
         remedy="release", outcome="done", seconds=0.5, credited_bytes=8 * MIB, freed_bytes=8 * MIB + beside
     )
-    assert summary_of(result) == f"release done, gave back 0.008 GiB in 0.50 s{words}"
+    assert result.summary == f"release done, gave back 0.008 GiB in 0.50 s{words}"

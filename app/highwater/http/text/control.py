@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from highwater.act.governor import PolicyStore
 from highwater.act.relief import RemedyOutcome
 from highwater.act.rules import Rule
-from highwater.act.store import PolicyStore
 from highwater.model.components import COMPONENT_NAMES, component_title
 from highwater.model.policy import WORDS, PolicyStatus, RuleStatus, signal_text, waters_text
 from highwater.model.rank import RankReading, rank_title

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from highwater.act.remedies.remedy import NO_OPTIONS, RunOptions
-from highwater.act.remedies.workers import TrimEncoderCache, call_workers_in_rounds
+from highwater.act.remedies import NO_OPTIONS, RunOptions, TrimEncoderCache, call_workers_in_rounds
 from highwater.model.remedies import Target
 from highwater.model.units import MIB
 from highwater.process.errors import EngineError
