@@ -95,20 +95,15 @@ def decide(
 
 @dataclass(slots=True)
 class _Turn:
-    """One rule at one report: its memory as it becomes, and the remedy that is to run.
-
-    Attributes:
-        counted: The ranks that are fresh, and not left out by a note.
-        is_helpless: True if memory is short with nothing to give back.
-    """
+    """One rule at one report: its memory as it becomes, and the remedy that is to run."""
 
     rule: Rule
     facts: Facts
     now: float
     memory: RuleMemory
-    counted: Sequence[Pressure] = ()
+    counted: Sequence[Pressure] = ()  # the ranks that are fresh, and not left out by a note
     action: Action | None = None
-    is_helpless: bool = False
+    is_helpless: bool = False  # memory is short with nothing to give back
 
     def judge(self, report: Report) -> RuleView:
         rule, ranks = self.rule, tuple(pressures(self.rule, report, self.facts))
@@ -158,16 +153,14 @@ class _Turn:
         )
 
     def _held(self, report: Report, ranks: tuple[Pressure, ...]) -> RuleView | None:
+        view = RuleView(rule=self.rule, level="held", phase="held", pressures=ranks)
         if report.engine.traits.lacks_weights:
-            text = f"the engine is {report.engine.state}"
-            return RuleView(rule=self.rule, level="held", phase="held", reason=text, pressures=ranks)
+            return replace(view, reason=f"the engine is {report.engine.state}")
         if report.stale:
             text = f"no fresh reading of the workers (the engine is {report.engine.state_text})"
-            return RuleView(rule=self.rule, level="unknown", phase="held", reason=text)
+            return replace(view, level="unknown", reason=text, pressures=())
         problem = unreachable(self.rule, self.facts.baseline, report.ranks)
-        if problem is None:
-            return None
-        return RuleView(rule=self.rule, level="held", phase="held", reason=problem, pressures=ranks, finding=problem)
+        return None if problem is None else replace(view, reason=problem, finding=problem)
 
     def _halt(self) -> None:
         self.memory = replace(self.memory, reached_since=None, relief=None)

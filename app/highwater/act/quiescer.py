@@ -42,26 +42,17 @@ _BYPASSED = (
 
 
 class CannotQuiesce(Exception):
-    """Requests cannot be held, or did not finish in time; nothing was done. The message says why, and what would help.
+    """Requests cannot be held, or did not finish in time; nothing was done. The message says what would help."""
 
-    Attributes:
-        held_seconds: How long new requests waited for nothing; ``None`` where none had to.
-    """
-
-    held_seconds: float | None = None
+    held_seconds: float | None = None  # how long new requests waited for nothing; None where none had to
 
 
 @dataclass(slots=True)
 class Quiesced:
-    """An engine without requests.
+    """An engine without requests."""
 
-    Attributes:
-        by: What kept requests away.
-        held_seconds: How long new requests waited, known when it is over; ``None`` where none had to.
-    """
-
-    by: QuiescedBy
-    held_seconds: float | None = None
+    by: QuiescedBy  # what kept them away
+    held_seconds: float | None = None  # how long new ones waited, known when it is over; None where none had to
 
 
 class Quiescer:

@@ -27,11 +27,11 @@ class Component:
     meaning: str  # in a few words
     explained: str  # what its growth means, in sentences
     letter: str  # draws it in a terminal without colour, and in legends
-    terminal: str  # its colour in a terminal, likewise `grafana`
+    terminal: str  # its colour in a terminal
     # On the dashboard's light ground: Okabe and Ito's hues, of different lightness too; `dark`: on its dark one.
     light: str
     dark: str
-    grafana: str
+    grafana: str  # its colour there
     layer: int  # its place in a stacked chart, from the bottom: stable parts first
 
     @property

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 # A rank's reading comes from its response to our call, or from its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
@@ -151,28 +151,23 @@ class EncoderCacheTotals:
     host_bytes: int = 0
     capacity_embeds: int | None = None  # the scheduler's budget, in embeddings; vLLM evicts lazily and stays near it
     oldest_age_seconds: float | None = None  # since the oldest entry of any rank was first seen by us: a lower bound
-    # Entries moved to host memory so far, of the rank with the most, one that moved twice counted twice; likewise
-    # `restores` and the time that they took.
+    # Of the rank with the most: entries moved to host memory so far, each as often as it moved, and moved back.
     spills: int = 0
     restores: int = 0
-    restore_seconds: float = 0.0
+    restore_seconds: float = 0.0  # the time that the latter took
 
     @classmethod
     def of(cls, ranks: Sequence[RankMemory]) -> Self | None:
         caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
         if not caches:
             return None
+
+        def most(name: str) -> Any:  # noqa: ANN401 - a field's value
+            return max((value for cache in caches if (value := getattr(cache, name)) is not None), default=None)
+
+        sums = {name: sum(getattr(cache, name) for cache in caches) for name in ("device_bytes", "host_bytes")}
         return cls(
-            entries=max(cache.entries for cache in caches),
-            device_bytes=sum(cache.device_bytes for cache in caches),
-            host_bytes=sum(cache.host_bytes for cache in caches),
-            capacity_embeds=max((c.capacity_embeds for c in caches if c.capacity_embeds is not None), default=None),
-            oldest_age_seconds=max(
-                (c.oldest_age_seconds for c in caches if c.oldest_age_seconds is not None), default=None
-            ),
-            spills=max(cache.spills for cache in caches),
-            restores=max(cache.restores for cache in caches),
-            restore_seconds=max(cache.restore_seconds for cache in caches),
+            **{field.name: sums[field.name] if field.name in sums else most(field.name) for field in fields(cls)}
         )
 
 
@@ -278,7 +273,7 @@ class RankMemory(Ranked):
     used_bytes: int | None = None
     torch: TorchMemory = TorchMemory()
     releasable_bytes: int | None = None  # the device would gain so much by a `release` now
-    # Likewise by a trim without a target; `None` also where the worker would refuse to trim.
+    # And so much by a trim without a target; `None` also where the worker would refuse to trim.
     trimmable_bytes: int | None = None
     asleep_tags: tuple[str, ...] | None = None  # the parts of the engine that are asleep (`weights`, `kv_cache`)
     encoder_cache: EncoderCache | None = None

@@ -128,39 +128,26 @@ def _cached(reading: RankReading) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyTraits:
-    """One remedy, as it is known before it is run.
-
-    Attributes:
-        lowers: The signals that it lowers, so that a rule on one of them uses it if it names no remedies.
-        can_give: Returns what it can give on a rank, by the workers' figures.
-        components: The components that it is credited with; ``components_on`` has those of devices where they differ.
-        has_own_figure: True if the workers measure in the call what it freed: that counts then.
-        needs_release: True if the device sees the bytes only after the allocator's cached blocks were released. Such a
-            remedy has one component.
-        takes_target: True if it can stop before all is freed (``Target``).
-        moves_to_host: True if the bytes go to host memory, so that a device which shares that gains nothing.
-        default_use: When a rule with derived waters uses it.
-        gain_field: The field of a rank's pressure (``policy.RankPressure``) that shows what it could give, as
-            the workers report it; ``None``: none does.
-    """
+    """One remedy, as it is known before it is run."""
 
     name: str
     frees: str
     does_not_free: str
-    lowers: tuple[str, ...] = ()
+    lowers: tuple[str, ...] = ()  # the signals that it lowers: a rule on one of them uses it if it names no remedies
+    # What it can give on a rank, by the workers' figures.
     can_give: Callable[[RankReading], PossibleGain] = lambda _: PossibleGain(None)
+    # The components that it is credited with, the last with what no other accounts for; `components_on`: on devices of
+    # which they differ.
     components: tuple[str, ...] = ()
     components_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    has_own_figure: bool = False
+    has_own_figure: bool = False  # the workers measure in the call what it freed: that counts then
+    # The device sees the bytes only after the allocator's cached blocks were released. Such a remedy has one component.
     needs_release: bool = False
-    takes_target: bool = False
-    moves_to_host: bool = False
-    default_use: DefaultUse = "always"
+    takes_target: bool = False  # it can stop before all is freed (`Target`)
+    moves_to_host: bool = False  # the bytes go to host memory, so that a device which shares that gains nothing
+    default_use: DefaultUse = "always"  # when a rule with derived waters uses it
+    # The field of a rank's pressure (`policy.RankPressure`) that shows what it could give, as the workers report it.
     gain_field: str | None = None
-
-    def credited_components(self, device_type: str | None) -> tuple[str, ...]:
-        """Return the components that it is credited with on such a device; the last gets what no other accounts for."""
-        return self.components_on.get(device_type or "", self.components)
 
 
 _ROWS: Final = (
@@ -219,7 +206,6 @@ TRAITS: Final[Mapping[str, RemedyTraits]] = MappingProxyType({row.name: row for 
 GAIN_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {row.name: row.gain_field for row in _ROWS if row.gain_field is not None}
 )
-"""The field of a rank's pressure that shows what a remedy could give, for the remedies that have one."""
 
 
 def possible_bytes(remedy: str, ranks: Iterable[RankReading], target: Target = UNNEEDED) -> int | None:
@@ -297,16 +283,13 @@ def _parts(
     def left(component: str) -> int | None:
         return difference(getattr(was.components, component), getattr(now.components, component))
 
-    sizes = {component: left(component) for component in remedy.credited_components(was.device.type)}
+    components = remedy.components_on.get(was.device.type or "", remedy.components)
+    sizes = {component: left(component) for component in components}
     if remedy.needs_release and not is_released:
         kept = max(-(left("torch_cached_bytes") or 0), 0)
         sizes = {component: difference(size, kept) for component, size in sizes.items()}
-    gains = {component: None if size is None else max(size, 0) for component, size in sizes.items()}
-    return _as_reported(gains, reported) if remedy.has_own_figure else gains
-
-
-def _as_reported(sizes: dict[str, int | None], reported: int | None) -> dict[str, int | None]:
-    if reported is None:
+    sizes = {component: None if size is None else max(size, 0) for component, size in sizes.items()}
+    if not remedy.has_own_figure or reported is None:
         return sizes
     *names, last = sizes
     credited: dict[str, int | None] = {}
