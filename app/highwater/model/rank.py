@@ -162,13 +162,11 @@ class EncoderCacheTotals:
         if not caches:
             return None
 
-        def most(name: str) -> Any:  # noqa: ANN401 - a field's value
-            return max((value for cache in caches if (value := getattr(cache, name)) is not None), default=None)
+        def over_all(name: str) -> Any:  # noqa: ANN401 - a field's value
+            values = [value for cache in caches if (value := getattr(cache, name)) is not None]
+            return sum(values) if name in {"device_bytes", "host_bytes"} else max(values, default=None)
 
-        sums = {name: sum(getattr(cache, name) for cache in caches) for name in ("device_bytes", "host_bytes")}
-        return cls(
-            **{field.name: sums[field.name] if field.name in sums else most(field.name) for field in fields(cls)}
-        )
+        return cls(**{field.name: over_all(field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
