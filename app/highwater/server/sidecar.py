@@ -89,18 +89,17 @@ def start_line(settings: Settings, *, is_compiled: bool = False) -> str:
     data_plane = f"data plane: {'compiled' if is_compiled else 'pure Python'}"
     if not settings.has_data_plane:
         data_plane = f"no requests are passed on to the engine: {why_no_data_plane(settings)}"
-    token = " (highwater token prints it)"
+    file = settings.admin_token_file
+    needed = " (highwater token prints it)" if file is None else f" in {file}"
     if settings.trust_loopback:
-        token = ", but from this machine (trust_loopback)"
+        needed = ", but from this machine (trust_loopback)"
     elif settings.admin_token is not None:
-        token = " (admin_token)"
-    elif settings.admin_token_file is not None:
-        token = f" in {settings.admin_token_file}"
+        needed = " (admin_token)"
     parts = [
         f"engine {settings.engine_url}",
         data_plane,
         f"policy {settings.policy.mode}: {'; '.join(rules) or 'no rules'}",
-        f"control calls need the admin token{token}",
+        f"control calls need the admin token{needed}",
         f"recorders {f'in {settings.recorder_dir}' if settings.recorder_dir else 'disabled (recorder_dir)'}",
         f"incidents {f'in {settings.incidents.folder}' if settings.incidents.folder else 'in memory only'}",
     ]
