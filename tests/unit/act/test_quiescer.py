@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from highwater.act.relief_states import States
 
 from highwater.act.quiescer import (
     BYPASS_SECONDS,
@@ -15,6 +14,7 @@ from highwater.act.quiescer import (
     SETTLE_SECONDS,
     CannotQuiesce,
 )
+from highwater.act.relief_states import States
 from highwater.process.errors import EngineUnreachable
 from highwater.watch.sources import read_load
 from tests.fakes.engine import Core, core_on

@@ -7,9 +7,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from highwater.act.relief_states import States
 
 from highwater.act.relief import RemedyRequest
+from highwater.act.relief_states import States
 from highwater.act.remedies import REMEDIES, Release, RunResult
 from highwater.act.rules import SIGNAL_REMEDIES
 from highwater.model.remedies import TRAITS, RemedyResult, Target
