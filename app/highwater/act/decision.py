@@ -118,12 +118,14 @@ class _Turn:
         self.counted = [pressure for pressure in fresh if pressure.note is None]
         keys = {*silent, *(pressure.key for pressure in self.counted)}
         level: PolicyLevel = max((self.memory.ranks[key].level for key in keys), key=LEVELS.index, default="calm")
+        # By what each is beyond its own high water: below it where less is worse.
+        known, sign = [one for one in self.counted if one.value is not None], 1 if rule.traits.falls else -1
         view = RuleView(
             rule=rule,
             level=level,
             phase="calm",
             pressures=ranks,
-            worst=_worst(rule, self.counted),
+            worst=min(known, key=lambda one: sign * ((one.value or 0) - (one.high or 0)), default=None),
             finding=next((pressure.note for pressure in ranks if pressure.is_finding), None),
         )
         if not report.engine.traits.takes_remedies:
@@ -327,11 +329,3 @@ class _Turn:
         where = f" on rank {rank_title(*fullest)}" if len(ranks) > 1 else ""
         why = f"no request for {IDLE_SECONDS:.0f} s and {gib_text(able[fullest][0])} unused{where}"
         return Action(rule=rule, remedy="release", why=why, ranks=able, is_tidying=True)
-
-
-def _worst(rule: Rule, counted: Sequence[Pressure]) -> Pressure | None:
-    known = [pressure for pressure in counted if pressure.value is not None]
-    if rule.is_derived:
-        return min(known, key=lambda pressure: (pressure.value or 0) - (pressure.high or 0), default=None)
-    pick = min if rule.traits.falls else max
-    return pick(known, key=lambda pressure: pressure.value or 0, default=None)
