@@ -15,10 +15,9 @@ from typing import Any, TypeAlias
 from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixed
 
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities, no_extension
-from highwater.engine.client import Engine, EngineResponse
+from highwater.engine.client import Engine, EngineResponse, WorkerAnswer
 from highwater.engine.hints import kv_blocks_held
 from highwater.model.engine import EngineLoad, EngineStatus
-from highwater.model.rank import rank_title
 from highwater.model.remedies import TRAITS, UNNEEDED, Mode, RemedyTraits, Target
 from highwater.model.units import mib
 from highwater.process.errors import EngineError, EngineGarbled
@@ -33,7 +32,7 @@ RETRY_SECONDS = 0.25
 _IN_USE = "not done by the engine: KV blocks are in use"
 _ASLEEP = "the engine is asleep: its pools are unmapped"
 
-Answers: TypeAlias = Sequence[Mapping[str, Any]]
+Answers: TypeAlias = Sequence[WorkerAnswer]
 
 _ADDED_UP = (
     *("spilled_entries", "spilled_bytes", "host_bytes_added", "restored_entries", "restored_bytes"),
@@ -63,7 +62,7 @@ class RunResult:
     reason: str | None = None  # what went wrong, or what the engine did not report
     refused: bool = False  # nothing was done, on purpose
     answer: EngineResponse | None = None  # the engine's own, for the drop-in paths
-    detail: tuple[Mapping[str, Any], ...] = ()  # each worker's answer, in rank order
+    detail: tuple[WorkerAnswer, ...] = ()  # each worker's answer, in rank order
 
 
 class Remedy:
@@ -181,8 +180,7 @@ def _fell_short(answers: Answers) -> str | None:
     if not why and _number(part(worst, "encoder_cache"), "device_bytes") == 0:
         why = [f"its device holds no {'more ' if moved else ''}encoder outputs"]
     because = f": {', '.join(why)}" if why else ""
-    name = rank_title(worst.get("dp_rank"), worst.get("rank"))
-    return f"rank {name} could move {f'only {mib(moved)} MiB' if moved else 'nothing'}{wanted}{because}"
+    return f"{worst.rank_name} could move {f'only {mib(moved)} MiB' if moved else 'nothing'}{wanted}{because}"
 
 
 def _for_the_rest(payload: Mapping[str, Any], answers: Answers) -> Mapping[str, Any]:
@@ -212,15 +210,14 @@ def _number(answer: Mapping[str, Any], name: str) -> int | None:
 async def call_workers(engine: Engine, op: str, payload: Mapping[str, Any] | None = None) -> RunResult:
     """Run one operation on every worker. Raises EngineError where the engine gave no usable response."""
     answers = await engine.rpc(op, payload)
-    failed = [answer for answer in answers if not answer.get("ok")]
+    failed = [answer for answer in answers if not answer.is_ok]
     if not failed:
         return RunResult(ok=True, detail=tuple(answers))
-    errors = [error if isinstance(error := answer.get("error"), dict) else {} for answer in failed]
     return RunResult(
         ok=False,
-        reason=f"{len(failed)} of {len(answers)} ranks: {errors[0].get('message', 'no reason given')}",
+        reason=f"{len(failed)} of {len(answers)} ranks: {failed[0].message}",
         # With one rank that did it, something was done.
-        refused=len(failed) == len(answers) and all(error.get("code") == "refused" for error in errors),
+        refused=len(failed) == len(answers) and all(answer.code == "refused" for answer in failed),
         detail=tuple(answers),
     )
 
@@ -266,12 +263,13 @@ def _added_up(before: Answers, last: Answers) -> Answers:
     if len(before) != len(last):  # a worker that came or went in between
         return last
     # The requested bytes are the first call's; everything else that is no sum is the last one's.
+    kept = ("asked_bytes",)
     return [
-        {
-            **new,
-            **{key: old[key] + new[key] for key in _ADDED_UP if key in old and key in new},
-            **{key: old[key] for key in ("asked_bytes",) if key in old},
-        }
+        WorkerAnswer(
+            new
+            | {key: old[key] + new[key] for key in _ADDED_UP if key in old and key in new}
+            | {key: old[key] for key in kept if key in old}
+        )
         for old, new in zip(before, last, strict=True)
     ]
 
