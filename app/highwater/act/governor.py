@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from highwater.model.policy import WORDS, PolicyAct, PolicyLevel, PolicyMode, Po
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Caller, Report
 from highwater.model.units import HOUR_SECONDS
+from highwater.process.clocks import Clocks
 from highwater.process.errors import NotAvailable, NotKept, UnreachableWater
 from highwater.process.state_file import StateFile
 from highwater.process.untrusted import sentences
@@ -53,7 +53,7 @@ class ActionObserver(Protocol):
 
 
 class Governor:
-    """Watches the signals, and acts by the rules; the clock is in monotonic seconds.
+    """Watches the signals, and acts by the rules.
 
     ``shared_cards`` returns the devices that another engine is known to use as well.
     """
@@ -67,10 +67,9 @@ class Governor:
         rules: Sequence[Rule],
         mode: PolicyMode,
         observer: ActionObserver,
-        shared_cards: Callable[[], frozenset[str]] = frozenset,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        internal_error: Callable[[], None] = lambda: None,
+        shared_cards: Callable[[], frozenset[str]],
+        clocks: Clocks,
+        internal_error: Callable[[], None],
     ) -> None:
         self._internal_error = internal_error
         self.rules = tuple(rules)
@@ -80,8 +79,7 @@ class Governor:
         self._history = history
         self._shared_cards = shared_cards
         self._observer = observer
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._clock, self._wall_clock = clocks.monotonic, clocks.wall
         self._memory = LifeMemory()
         self._acting: Action | None = None
         self._acts: deque[tuple[float, PolicyAct]] = deque()

@@ -9,7 +9,6 @@ The engine itself is never paused: a pause would outlive this process, and the g
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -63,9 +62,9 @@ class Quiescer:
         engine: Engine,
         gate: Gate,
         *,
-        drain_seconds: float = 10.0,
-        impossible: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        drain_seconds: float,
+        impossible: str | None,
+        clock: Callable[[], float],
     ) -> None:
         self.impossible = impossible
         self._engine = engine

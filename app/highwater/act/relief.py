@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -86,7 +85,7 @@ class Relief:
         *,
         remedies: Sequence[Remedy],
         observer: RemedyObserver,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.remedies: Mapping[str, Remedy] = {remedy.name: remedy for remedy in remedies}
         self._engine = engine

@@ -302,8 +302,7 @@ class Parts:
             mode=self.policy.in_force.mode,
             shared_cards=lambda: self.shared.cards,
             observer=self.counters,
-            clock=self.clocks.monotonic,
-            wall_clock=self.clocks.wall,
+            clocks=self.clocks,
             internal_error=self.internal_errors.counter("policy"),
         )
 
