@@ -309,7 +309,7 @@ class _Turn:
         rule = self.rule
         if not rule.is_derived or "release" not in rule.ordered_remedies or "release" in self.facts.unavailable:
             return None
-        if life.is_tidied or life.idle_since is None or self.now - life.idle_since < IDLE_SECONDS or report.stale:
+        if life.is_tidied or life.idle_since is None or self.now - life.idle_since < IDLE_SECONDS:
             return None
         if not report.engine.traits.takes_remedies or any(reading.asleep_tags for reading in report.ranks):
             return None

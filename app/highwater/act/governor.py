@@ -30,6 +30,7 @@ from highwater.model.report import Caller, Report
 from highwater.model.units import HOUR_SECONDS
 from highwater.process.clocks import Clocks
 from highwater.process.errors import NotAvailable, NotKept, UnreachableWater
+from highwater.process.logs import contained
 from highwater.process.state_file import StateFile
 from highwater.process.untrusted import sentences
 from highwater.watch.history import History
@@ -120,12 +121,9 @@ class Governor:
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
-            try:
+            # One odd report must not end the watch.
+            with contained(self._internal_error, log, "the policy failed unexpectedly"):
                 await self.consider()
-            except Exception:
-                # One odd report must not end the watch; it is logged and counted.
-                self._internal_error()
-                log.exception("the policy failed unexpectedly")
 
     async def consider(self) -> None:
         """Decide on the current report, and run at most one remedy; its measuring poll brings the next report."""
