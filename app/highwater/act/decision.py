@@ -10,11 +10,11 @@ Pure: no I/O, no clock, no logging. For each rule::
               └── cooldown_seconds, 5 s while urgent ◄──────────────┘    remedies were run and low water not reached,
                                                                          or for moments only, three times running
 
-A remedy is run where the workers say that it can give ``min_gain_bytes`` or what is missing. One that gave less than
-that waits until its figure has grown by what it fell short of; where it has no figure, for an hour. One that was
-refused is repeated after a minute (``state.learn``). No list of given-up remedies is kept.
+A remedy is run if the workers say that it can give ``min_gain_bytes``, or all that is missing. If it gave less, it is
+run again once its figure has grown by what it fell short of, or after an hour if it has no figure. If it was refused,
+it is tried again after a minute (``state.learn``).
 
-Beside that, one release in each idle period, if it gives back much, such as what a benchmark left behind: tidying.
+Tidying is apart from that: one release in each idle period, if it gives back much, such as what a benchmark left behind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Feeds every report to the policy, and has ``relief`` run the remedy that it decides on.
-
-It holds the rules in force and the memory of the engine's life, and reports on both.
-"""
+"""Decides on every report, and has ``relief`` run the remedy that was chosen; keeps the policy in force."""
 
 from __future__ import annotations
 

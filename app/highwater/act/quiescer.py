@@ -1,8 +1,8 @@
 """Keeps the engine free of requests for as long as a remedy needs that.
 
-New requests wait at the gate, running ones finish, and the engine's own counts must agree. Where that takes too long
-it refuses: requests are not cut short, and the held ones go on. No request is held at all where a running one has
-already taken longer than requests are given to finish.
+New requests wait at the gate until the running ones have finished and the engine's own counts agree. If that takes too
+long the remedy is refused: no request is cut short, and those that waited go on. If a running request has already taken
+longer than requests are given to finish, none is held in the first place.
 
 The engine itself is never paused: a pause would outlive this process, and the gate cannot.
 """

@@ -1,11 +1,11 @@
-"""The remedies, a row each: what one frees, how much it can give, and what it is credited with.
+"""The remedies, one row each: what a remedy frees, how much it can give, and what it is credited with. Pure.
 
-A new remedy is a row here and its class in ``act/remedies.py``, which says how it is run. The policy asks these rows.
-By name its decisions know ``release`` alone, which they also choose for an engine that is idle.
+A new remedy is a row here and a class in ``act/remedies.py``, which says how it is run. The policy reads these rows and
+knows only ``release`` by name, which it also runs on an idle engine.
 
-The difference between two readings is traffic's as much as the remedy's. So a remedy is credited with its own
-components alone: a trim without a result gets no credit for the release after it. The event, ``/policy`` and the metric
-show this one figure, never negative.
+Traffic changes memory between two readings as much as a remedy does. So a remedy is credited with its own components
+only: a trim that moved nothing gets no credit for the release after it. The event, ``/policy`` and the metric show the
+same figure, and it is never negative.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class RemedyResult:
         return f"{text}: {self.reason}" if self.reason else text
 
 
-# When a rule with derived waters uses a remedy: whenever it can give enough; not while vLLM would only want these bytes
-# back, unless memory is urgently short; or only where that is so at high water.
+# When a rule with derived waters runs a remedy: whenever it can give enough; if vLLM counts on the bytes and would take
+# them back, only when memory is urgently short; or only when it is urgently short and high water is reached.
 DefaultUse: TypeAlias = Literal["always", "unless_wanted_back", "last_resort"]
 
 _DEVICE_SIGNALS: Final = ("device_free_bytes", "device_used_ratio", "device_growth_bytes")
