@@ -14,7 +14,7 @@ A remedy is run if the workers say that it can give ``min_gain_bytes``, or all t
 run again once its figure has grown by what it fell short of, or after an hour if it has no figure. If it was refused,
 it is tried again after a minute (``state.learn``).
 
-Tidying is apart from that: one release in each idle period, if it gives back much, such as what a benchmark left behind.
+Tidying is something else: one release in each idle period, if it gives back much, such as what a benchmark left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The remedies, one row each: what a remedy frees, how much it can give, and what it is credited with. Pure.
+"""The remedies, one row each: what a remedy frees, how much it can give, and what it is credited with.
 
 A new remedy is a row here and a class in ``act/remedies.py``, which says how it is run. The policy reads these rows and
 knows only ``release`` by name, which it also runs on an idle engine.
