@@ -1,1 +1,1 @@
-"""The sidecar put together: its settings, the parts that they ask for, and the application that ``main`` makes of them."""
+"""The sidecar put together: its settings, the parts that they ask for, and what ``main`` makes of them."""
