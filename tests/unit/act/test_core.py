@@ -200,6 +200,15 @@ def test_what_gave_less_than_it_had_to_waits_until_it_can_give_more():
     assert watch.look(full(0.3, cached=2.0)) is not None
 
 
+def test_what_gave_what_it_said_is_believed_again_at_any_size():
+    watch = Watch()
+    assert watch.act(full(0.3, cached=1.0), full(0.3, cached=1.0)) == "release"
+    assert watch.look(full(0.3, cached=1.0)) is None
+    watch.now += 60.0
+    assert watch.act(full(0.3, cached=2.0), full(2.3)) == "release"
+    assert watch.remedy(full(0.3, cached=1.0), after=60.0) == "release"
+
+
 def test_the_workers_own_word_counts_for_a_release():
     watch = Watch()
     before = full(0.3, cached=1.0)
