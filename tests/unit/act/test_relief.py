@@ -218,6 +218,16 @@ async def test_a_reset_that_nobody_could_measure_says_so():
     assert "not measured" in measured.result.reason
 
 
+async def test_an_engine_that_was_late_once_is_not_measured_by_the_readings_from_before(monkeypatch):
+    core = await grown()
+    await core.poller.poll()
+    same = core.poller.current()
+    monkeypatch.setattr(core.poller, "poll", lambda: asyncio.sleep(0, replace(same, stale=False)))
+    (measured,) = await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
+    assert (measured.result.outcome, measured.result.freed_bytes, measured.after) == ("done", None, ())
+    assert "not measured, as no reading came after it" in measured.result.reason
+
+
 @pytest.mark.parametrize(("mode", "used"), [("now", USED_AFTER), ("safe", USED_READY)])
 async def test_now_means_from_now_on_where_else_the_last_reading_would_do(mode, used):
     core = core_on()
