@@ -80,8 +80,7 @@ class Governor:
         self._clock, self._wall_clock = clocks.monotonic, clocks.wall
         self._memory = LifeMemory()
         self._acting: Action | None = None
-        self._acts: deque[tuple[float, PolicyAct]] = deque()
-        self._last_act: PolicyAct | None = None
+        self._acts: deque[tuple[float, PolicyAct]] = deque()  # those of an hour before the last one, which stays
         self._reported: dict[tuple[str, str], float] = {}
         self._level: PolicyLevel = "calm"
         self._level_reported_at = -math.inf
@@ -195,7 +194,7 @@ class Governor:
         if ended.judged not in {"done", "ineffective", "failed"}:
             return
         has_reached = memory.relief is None and memory.cooldown_from is None and ended.judged == "done"
-        self._last_act = PolicyAct(
+        act = PolicyAct(
             at=self._wall_clock(),
             rule=rule.name,
             remedy=action.remedy,
@@ -204,7 +203,7 @@ class Governor:
             freed_bytes=ended.freed_bytes,
             reached=has_reached and not action.is_tidying,
         )
-        self._acts.append((now, self._last_act))
+        self._acts.append((now, act))
         while now - self._acts[0][0] >= HOUR_SECONDS:
             self._acts.popleft()
 
@@ -262,7 +261,7 @@ class Governor:
                 for view in views
             ),
             actions_last_hour=sum(now - at < HOUR_SECONDS for at, _ in self._acts),
-            acts=tuple(recent) or (() if self._last_act is None else (self._last_act,)),
+            acts=tuple(recent) or tuple(act for _, act in islice(reversed(self._acts), 1)),
         )
 
     # --- changing ---
