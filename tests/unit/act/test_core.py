@@ -648,6 +648,20 @@ def test_what_cannot_be_run_here_is_not_called_nothing_either():
     assert "and cannot: development mode is off" in (watch.view.reason or "")
 
 
+def test_a_last_resort_is_said_to_wait_until_memory_is_very_short():
+    watch = Watch(unavailable={"trim_encoder_cache": "refused"})
+    assert watch.look(full(0.9, encoder=2.0)) is None
+    assert "reset_encoder_cache could give back 2.00 GiB, once memory is very short" in (watch.view.reason or "")
+
+
+def test_a_phase_is_known_since_it_began():
+    watch, since = Watch(), []
+    for free in (2.5, 2.5, 0.9, 0.9, 2.5):
+        watch.look(full(free))
+        since.append(watch.memory.rules["device"].since)
+    assert since == [1001.0, 1001.0, 1003.0, 1003.0, 1005.0]
+
+
 def test_too_little_is_said_with_its_size():
     watch = Watch()
     assert watch.look(full(0.9, cached=0.1)) is None
