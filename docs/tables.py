@@ -20,15 +20,15 @@ from tabulate import tabulate
 from highwater.act.decision import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_COOLDOWN_SECONDS
 from highwater.act.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
 from highwater.act.pressure import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
-from highwater.act.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES, SIGNALS
+from highwater.act.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES
 from highwater.act.rules import Rule as PolicyRule
 from highwater.model.components import COMPONENTS, STACKED, account
 from highwater.model.engine import STATES
-from highwater.model.policy import WORDS
+from highwater.model.policy import SIGNALS, WORDS
 from highwater.model.rank import Budget, Device, WorkerMemory
 from highwater.model.remedies import GAIN_FIELDS, TRAITS
 from highwater.model.units import GIB
-from highwater.process.exit_codes import MEANINGS
+from highwater.process.errors import MEANINGS
 from highwater.server.settings.settings import keys
 from kvplan.generations import Span
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from highwater.act.rules import SIGNAL_REMEDIES, SIGNALS
+from highwater.act.rules import SIGNAL_REMEDIES
+from highwater.model.policy import SIGNALS
 from highwater.model.remedies import TRAITS
 from highwater.server.settings.settings import Settings
 

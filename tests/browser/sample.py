@@ -10,9 +10,8 @@ from dataclasses import replace
 from unittest import mock
 
 from highwater.model.engine import EngineStatus, WorkCounts
-from highwater.model.remedies import RemedyResult, credit
+from highwater.model.remedies import RemedyResult, credit, freed, total
 from highwater.model.report import Report
-from highwater.model.totals import freed, total
 from highwater.watch.history import History
 from tests.fakes.engine import CACHED, IMAGE_BYTES, MIB, FakeEngine
 

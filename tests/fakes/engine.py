@@ -30,12 +30,12 @@ from highwater.act.quiescer import Quiescer
 from highwater.act.relief import Relief
 from highwater.act.rules import Rule
 from highwater.engine.client import Engine
+from highwater.http.metrics import Counters
 from highwater.model.components import account
 from highwater.model.rank import RankReading, WorkerMemory
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Report, Trigger
 from highwater.process.clocks import Clocks
-from highwater.process.logs import InternalErrors
 from highwater.server.parts import Parts
 from highwater.server.settings.sections import GateSettings
 from highwater.server.settings.settings import Settings
@@ -722,26 +722,26 @@ class _Transport(httpx.AsyncBaseTransport):
 # --- the core, wired to it ---
 
 
-@dataclass
-class Counted:
+class Counted(Counters):
     """Counts polls and remedies, and remembers them."""
 
-    polls: int = 0
-    failures: list[tuple[str, str]] = field(default_factory=list)
-    remedies: list[tuple[str, Trigger, str]] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self.polls = 0
+        self.failures: list[tuple[str, str]] = []
+        self.remedies: list[tuple[str, Trigger, str]] = []
 
     def polled(self, seconds: float) -> None:
-        del seconds
+        super().polled(seconds)
         self.polls += 1
 
     def poll_failed(self, source: str, reason: str) -> None:
+        super().poll_failed(source, reason)
         self.failures.append((source, reason))
 
     def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        super().remedy_ended(result, trigger)
         self.remedies.append((result.remedy, trigger, result.outcome))
-
-    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
-        """What the governor did is in its events."""
 
 
 @dataclass
@@ -813,9 +813,8 @@ def core_on(
         state_file=state_file,
         gate=GateSettings(drain_seconds=0.05),
     )
-    parts = Parts(
-        settings, Clocks(clock, wall), Gate(clock=clock), counted, InternalErrors(), transport=fake.transport()
-    )
+    parts = Parts(settings, Clocks(clock, wall), transport=fake.transport())
+    parts.counters = counted
     parts.processes = processes = SeenProcesses()
     if recorder_dir is not None and proc is not None:
         parts.recorders = recorders_on(fake, parts.engine, clock, recorder_dir / "recorder", proc)
@@ -831,7 +830,7 @@ def core_on(
         poller=parts.poller,
         governor=parts.governor,
         relief=parts.relief,
-        gate=parts.gate,
+        gate=parts.data.gate,
         quiescer=parts.quiescer,
         counted=counted,
         wall=wall,

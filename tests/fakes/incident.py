@@ -11,8 +11,8 @@ from highwater.diagnose.finding import Finding
 from highwater.diagnose.incident import EncoderEntry, Evidence, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.log.story import NO_LOG, LogStory
+from highwater.model.components import MemoryPoint
 from highwater.model.engine import EngineLoad, EngineStatus
-from highwater.model.points import MemoryPoint
 from highwater.model.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
 from highwater.model.report import Event
 

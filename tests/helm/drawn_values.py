@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from highwater.act.rules import SIGNAL_REMEDIES, SIGNALS
+from highwater.act.rules import SIGNAL_REMEDIES
+from highwater.model.policy import SIGNALS
 from highwater.model.remedies import TRAITS
 
 Values = dict[str, Any]

@@ -20,8 +20,7 @@ from highwater.act.rules import PolicySettings
 from highwater.engine.client import Engine
 from highwater.http.services import MAX_WAITING
 from highwater.model.engine import Progress
-from highwater.server.control_plane import CONTROL_BODY_BYTES
-from highwater.server.main import create_app
+from highwater.server.main import CONTROL_BODY_BYTES, create_app
 from highwater.server.settings.settings import Settings
 from highwater.server.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine

@@ -17,7 +17,7 @@ from helm.source.__main__ import DASHBOARDS as FOLDER
 from helm.source.metrics import UnknownMetricError, names_in
 from helm.source.panels import Query, described
 from highwater.diagnose.verdict import _EXIT, VerdictState
-from highwater.process.exit_codes import ATTENTION
+from highwater.process.errors import ATTENTION
 from tests.observability.labels import unknown_labels
 
 DASHBOARDS = ("highwater-server", "highwater-fleet")

@@ -22,19 +22,13 @@ COLUMNS: Final = ("load that never ends", "verdicts", "right", "not known", "wro
 
 @dataclass
 class Load:
-    """Requests as they come and go: each second some arrive, and of those under way some end.
-
-    Attributes:
-        pace: The requests that arrive each second; ``None``: as many as end.
-        lasts: The seconds that a request takes.
-        images: The images of a request; ``tokens``: its tokens.
-    """
+    """Requests as they come and go: each second some arrive, and of those under way some end."""
 
     random: Random
-    pace: Callable[[float], float] | None = None
+    pace: Callable[[float], float] | None = None  # the requests that arrive each second; ``None``: as many as end
     under_way: int = 3
-    lasts: Callable[[float], float] = lambda _: 4.0
-    images: float = 0.0
+    lasts: Callable[[float], float] = lambda _: 4.0  # the seconds that a request takes
+    images: float = 0.0  # the images of a request; ``tokens``: its tokens
     tokens: Callable[[float], float] = lambda _: 300.0
     at: float = 0.0
     ended: int = 0

@@ -22,19 +22,13 @@ REFUSED, OK = 503, 200
 
 @dataclass
 class Clients:
-    """Those of one situation.
+    """Those of one situation."""
 
-    Attributes:
-        url: The sidecar's.
-        images: What each image's request got, by its side in pixels.
-        texts: What each text's got.
-        text_seconds: The longest that one took.
-    """
-
-    url: str
+    url: str  # the sidecar's
+    # What each image's request got, by its side in pixels.
     images: dict[int, Counter[int]] = field(default_factory=dict)
-    texts: Counter[int] = field(default_factory=Counter)
-    text_seconds: float = 0.0
+    texts: Counter[int] = field(default_factory=Counter)  # what each text's got
+    text_seconds: float = 0.0  # the longest that one took
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def send(self, sides: Sequence[int], *, clients: int, every: float) -> None:

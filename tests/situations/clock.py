@@ -29,15 +29,11 @@ class StuckError(RuntimeError):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A selector loop on virtual time.
-
-    Attributes:
-        wall_offset: What the machine's wall clock is set forward by, in seconds.
-    """
+    """A selector loop on virtual time."""
 
     def __init__(self) -> None:
         self._now = START
-        self.wall_offset = 0.0
+        self.wall_offset = 0.0  # what the machine's wall clock is set forward by, in seconds
         self._jobs = 0
         super().__init__(cast("selectors.BaseSelector", _Selector(self)))
 

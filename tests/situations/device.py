@@ -19,13 +19,7 @@ GIB = 1 << 30
 
 
 class DeviceFullError(RuntimeError):
-    """torch.OutOfMemoryError: the engine dies of it.
-
-    Args:
-        what: What was to be allocated.
-        nbytes: How much.
-        rank: On which rank.
-    """
+    """torch.OutOfMemoryError: the engine dies of it."""
 
     def __init__(self, what: str, nbytes: int, rank: Rank) -> None:
         free = rank.card.free
@@ -34,16 +28,11 @@ class DeviceFullError(RuntimeError):
 
 
 class Card:
-    """One device, or one slice of it.
-
-    Args:
-        total: Its bytes, as `mem_get_info` reports them.
-    """
+    """One device, or one slice of it, with so many bytes in all, as `mem_get_info` reports them."""
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.neighbours = 0
-        """Return what other processes hold."""
+        self.neighbours = 0  # what other processes hold
         self.ranks: list[Rank] = []
 
     @property
@@ -53,62 +42,35 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The memory that one rank of an engine takes.
+    """The memory that one rank of an engine takes."""
 
-    Attributes:
-        weights: Of the model.
-        kv_cache: The pool.
-        other: Further tensors that live as long as the engine.
-        context: Memory outside of the allocator once the engine is ready.
-        graphs_free: Free memory in the private pools of captured graphs, which nobody gives back.
-        workspace: What operators' workspaces grow to, outside of the allocator.
-        workspace_growth: By how much with each image.
-        outside: What each image needs of the driver for a moment, besides the allocator: a workspace, a library.
-        peak: What a step with an image takes for a moment.
-        text_peak: What a step without one takes.
-        token_peak: What encoding takes for a moment for each embedding of an image that came through the sidecar.
-        image: An encoder output.
-        image_embeds: Its embeddings.
-        encoder_budget_embeds: What the scheduler lets the encoder cache hold; 0: a text model.
-    """
-
-    weights: int
-    kv_cache: int
-    context: int
-    peak: int
-    text_peak: int
-    other: int = 64 * MIB
-    graphs_free: int = 0
-    workspace: int = 0
-    workspace_growth: int = 20 * MIB
+    weights: int  # of the model
+    kv_cache: int  # the pool
+    context: int  # memory outside of the allocator once the engine is ready
+    peak: int  # what a step with an image takes for a moment
+    text_peak: int  # what a step without one takes
+    other: int = 64 * MIB  # further tensors that live as long as the engine
+    graphs_free: int = 0  # free memory in the private pools of captured graphs, which nobody gives back
+    workspace: int = 0  # what operators' workspaces grow to, outside of the allocator
+    workspace_growth: int = 20 * MIB  # by how much with each image
+    # What each image needs of the driver for a moment, besides the allocator: a workspace, a library.
     outside: int = 64 * MIB
-    token_peak: int = 0
-    image: int = 0
-    image_embeds: int = 1024
-    encoder_budget_embeds: int = 0
+    token_peak: int = 0  # what encoding takes for a moment for each embedding of an image that came through the sidecar
+    image: int = 0  # an encoder output
+    image_embeds: int = 1024  # its embeddings
+    encoder_budget_embeds: int = 0  # what the scheduler lets the encoder cache hold; 0: a text model
 
 
 class Rank:
-    """One worker's memory on a card.
-
-    Args:
-        card: Where it is.
-        index: The worker's rank, and its device's number.
-        plan: What it takes.
-    """
+    """One worker's memory on a card."""
 
     def __init__(self, card: Card, index: int, plan: Plan) -> None:
         self.card, self.index, self.plan = card, index, plan
-        self.live = 0
-        """Encoder outputs and reserves: allocated, and given up again."""
-        self.leaked = 0
-        """Allocated for nothing, forever."""
-        self.reusable = 0
-        """Free segments that the next step takes again."""
-        self.stray = 0
-        """Free segments that no step fits into."""
-        self.split = 0
-        """Free pieces of segments of which something is in use."""
+        self.live = 0  # encoder outputs and reserves: allocated, and given up again
+        self.leaked = 0  # allocated for nothing, forever
+        self.reusable = 0  # free segments that the next step takes again
+        self.stray = 0  # free segments that no step fits into
+        self.split = 0  # free pieces of segments of which something is in use
         self.workspace = 0
         self.retries = 0
         self.peak = self.allocated
@@ -135,11 +97,7 @@ class Rank:
         return self.reusable + self.stray
 
     def take(self, nbytes: int, what: str) -> None:
-        """Allocate, as torch does: from what it keeps, else from the driver, else once more with empty hands.
-
-        Raises:
-            DeviceFullError: Nothing helped.
-        """
+        """Allocate, as torch does: from what it keeps, else from the driver, else once more with empty hands."""
         kept = min(nbytes, self.reusable)
         if nbytes - kept > self.card.free and self.releasable:
             self.retries += 1
@@ -156,20 +114,12 @@ class Rank:
         self.reusable += nbytes
 
     def take_for_a_moment(self, nbytes: int, what: str) -> None:
-        """A step's activations.
-
-        Raises:
-            DeviceFullError: Nothing helped.
-        """
+        """A step's activations."""
         self.take(nbytes, what)
         self.give_up(nbytes)
 
     def take_outside(self, nbytes: int, what: str) -> None:
-        """Check that the driver has it: what allocates past torch's allocator cannot make that give anything back.
-
-        Raises:
-            DeviceFullError: It has not.
-        """
+        """Check that the driver has it: what allocates past torch's allocator cannot make that give anything back."""
         if nbytes > self.card.free:
             raise DeviceFullError(what, nbytes, self)
 
@@ -187,19 +137,13 @@ class EncoderStorage(FakeStorage):
 
 
 class ModelDeviceModule(FakeDeviceModule):
-    """`torch.npu` or `torch.cuda`, telling of modelled ranks.
-
-    Attributes:
-        ranks: By device number.
-        current: Whose worker runs now: `empty_cache` takes no device.
-        lies: Whether `empty_cache` does nothing.
-    """
+    """`torch.npu` or `torch.cuda`, telling of modelled ranks."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
-        self.ranks: dict[int, Rank] = {}
-        self.current = 0
-        self.lies = False
+        self.ranks: dict[int, Rank] = {}  # by device number
+        self.current = 0  # whose worker runs now: `empty_cache` takes no device
+        self.lies = False  # `empty_cache` does nothing
 
     def _called(self, name: str, index: object) -> None:
         """Nobody looks at the calls, and a day has many."""
@@ -253,11 +197,7 @@ class ModelDeviceModule(FakeDeviceModule):
 
 
 class ModelTorch(FakeTorch):
-    """The `torch` of modelled ranks.
-
-    Args:
-        kind: `npu` or `cuda`.
-    """
+    """The `torch` of modelled ranks."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
@@ -16,6 +16,9 @@ from tests.situations.clients import TEXT_SECONDS
 from tests.situations.device import Card, DeviceFullError, ModelTorch, Plan
 from tests.situations.wire import Answer, Asked, Face, json_answer
 from tests.situations.worker import EngineOptions, ModelWorker
+
+if TYPE_CHECKING:
+    from tests.situations.judge import Judge
 
 EXTENSION = "highwater_worker.MemoryExtension"
 TICK_SECONDS = 0.25
@@ -26,81 +29,38 @@ SIDE_PIXELS = 28
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The load of the clients.
+    """The load of the clients."""
 
-    Attributes:
-        images: New images a second.
-        texts: Whether requests without images run as well.
-        stray: Bytes that each image leaves in free segments that no step fits into.
-        split: Bytes that each image leaves in segments of which something is in use.
-        leak: Bytes that each image leaves allocated for nothing.
-        ranks: Which ranks are left with that; None: all.
-    """
-
-    images: float = 0.0
-    texts: bool = True
-    stray: int = 0
-    split: int = 0
-    leak: int = 0
-    ranks: tuple[int, ...] | None = None
-
-
-class Watcher(Protocol):
-    """Receives the engine's truth."""
-
-    def looked(self, seconds: float) -> None:
-        """So much time passed in the state that the engine is in now."""
-
-    def remedy(self, kind: str, began_at: float, gave: tuple[int, ...]) -> None:
-        """One operation that gives memory back ended; so many bytes of its own component on each rank."""
-
-    def died(self, error: DeviceFullError) -> None:
-        """An allocation failed for good."""
-
-    def began(self) -> None:
-        """A life began."""
+    images: float = 0.0  # new images a second
+    texts: bool = True  # whether requests without images run as well
+    stray: int = 0  # bytes that each image leaves in free segments that no step fits into
+    split: int = 0  # bytes that each image leaves in segments of which something is in use
+    leak: int = 0  # bytes that each image leaves allocated for nothing
+    ranks: tuple[int, ...] | None = None  # which ranks are left with that; None: all
 
 
 @dataclass
 class Quirks:
-    """Oddities of the engine; a situation turns them on and off.
+    """Oddities of the engine; a situation turns them on and off."""
 
-    Attributes:
-        tamper: Changes an operation's answers on their way.
-        release_seconds: How long `release` holds the workers.
-        mute: `--disable-log-stats`.
-    """
-
-    tamper: Callable[[str, dict[str, Any]], None] | None = None
-    release_seconds: float = 0.4
-    mute: bool = False
+    tamper: Callable[[str, dict[str, Any]], None] | None = None  # changes an operation's answers on their way
+    release_seconds: float = 0.4  # how long `release` holds the workers
+    mute: bool = False  # `--disable-log-stats`
 
 
 @dataclass
 class EngineModel:
-    """The engine.
+    """The engine."""
 
-    Attributes:
-        plan: What each rank takes.
-        cards: Where the ranks are.
-        options: What it is started with.
-        version: vLLM's.
-        clock: Seconds that only grow.
-        load_seconds: From the start of the process until it answers.
-        restarts: Whether somebody starts it again after it died.
-        tick_seconds: Between two steps.
-        port: Where it is served; None: only in this process.
-    """
-
-    plan: Plan
-    cards: tuple[Card, ...]
-    options: EngineOptions
-    version: str
-    clock: Callable[[], float]
-    load_seconds: float = 20.0
-    restarts: bool = True
-    tick_seconds: float = TICK_SECONDS
-    port: int | None = None
+    plan: Plan  # what each rank takes
+    cards: tuple[Card, ...]  # where the ranks are
+    options: EngineOptions  # what it is started with
+    version: str  # vLLM's
+    clock: Callable[[], float]  # seconds that only grow
+    load_seconds: float = 20.0  # from the start of the process until it answers
+    restarts: bool = True  # whether somebody starts it again after it died
+    tick_seconds: float = TICK_SECONDS  # between two steps
+    port: int | None = None  # where it is served; None: only in this process
     traffic: Traffic | None = None
     quirks: Quirks = field(default_factory=Quirks)
 
@@ -108,7 +68,7 @@ class EngineModel:
         self.torch = ModelTorch(self.options.kind)
         self.face = Face(self._handle, self.port)
         self.workers: list[ModelWorker] = []
-        self.watcher: Watcher | None = None
+        self.watcher: Judge | None = None  # hears the engine's truth
         self.is_ready = False
         self.ready_at = 0.0
         self.lives = 0

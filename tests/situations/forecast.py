@@ -43,20 +43,15 @@ ENGINE: Final = EngineStatus(url="http://engine", state="ready")
 
 @dataclass
 class Outcome:
-    """What was foretold of one shape.
-
-    Attributes:
-        worst: The largest error of a forecast, as a share of what came; less than a reading is no error.
-        wrong: Those beyond the bound, and those of what never came as memory went then.
-        undone: Right as memory went then, which changed before it was full.
-    """
+    """What was foretold of one shape."""
 
     shape: str
     readings: int = 0
     given: int = 0
-    worst: float = 0.0
+    worst: float = 0.0  # the largest error of a forecast, as a share of what came; less than a reading is no error
+    # Those beyond the bound, and those of what never came as memory went then.
     wrong: list[str] = field(default_factory=list)
-    undone: int = 0
+    undone: int = 0  # right as memory went then, which changed before it was full
 
     def judge(
         self, said: float | None, due: float, *, step: float, turned_ago: float, where: str, turns_in: float = math.inf

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tests.situations.device import GIB, MIB, DeviceFullError
 from tests.situations.engine import EngineModel
 from tests.situations.worker import ModelWorker
+
+if TYPE_CHECKING:
+    from tests.situations.situation import Situation
 
 MIN_GAIN = 256 * MIB
 """A remedy that gave its own component less was in vain; on a small device, less than the way from high to low."""
@@ -35,10 +38,8 @@ class Marks:
 def marks(total: int, requested: int | None, rest: int) -> Marks | None:
     """The contract's marks; None where the plan leaves too little to speak of pressure.
 
-    Args:
-        total: The card's bytes.
-        requested: What the engine was configured to take; None where that did not size anything.
-        rest: What is used at rest, by everybody, without encoder outputs, releasable reserve and other tensors.
+    ``requested`` is what the engine was configured to take, ``None`` where that did not size anything; ``rest`` is used
+    at rest, by everybody, without encoder outputs, releasable reserve and other tensors.
     """
     slack = total - max(requested or 0, rest)
     if slack < MIN_SLACK:
@@ -103,33 +104,11 @@ class Outcome:
         return max((sum(at <= time < at + _HOUR for time in times) for at in times), default=0)
 
 
-class Due(Protocol):
-    """The goals of a situation."""
-
-    @property
-    def fits(self) -> bool:
-        """Return whether its traffic is steady and fits: no remedy is due while it runs."""
-
-    @property
-    def may_die(self) -> bool:
-        """Return whether the engine may die where nothing could be given back."""
-
-    @property
-    def most_remedies(self) -> int | None:
-        """Return how many remedies are due at most; None: any number."""
-
-    @property
-    def needs(self) -> int:
-        """Return how many are due at least."""
-
-
 class Judge:
-    """Watches an engine.
+    """Watches an engine, which reports everything to it.
 
-    Args:
-        engine: Reports everything to it.
-        cache_counts: Whether encoder outputs that nobody needs count among what could be given back: where they are
-            what filled the device. Elsewhere the next images would want those bytes back.
+    With ``cache_counts`` encoder outputs that nobody needs count among what could be given back: where they are what
+    filled the device. Elsewhere the next images would want those bytes back.
     """
 
     def __init__(self, engine: EngineModel, *, cache_counts: bool = False) -> None:
@@ -165,11 +144,15 @@ class Judge:
             return
         if any(self._is_short(worker) for worker in engine.workers):
             self.outcome.seconds_short += seconds
-        self._look_at_idleness(now)
+        is_idle = not engine.is_working and not engine.is_asleep
+        if is_idle and not self._was_idle:
+            self._idle_releases = 0
+        self._was_idle = is_idle
         for worker in engine.workers:
             self._look_at_pressure(worker, now)
 
     def remedy(self, kind: str, began_at: float, gave: tuple[int, ...]) -> None:
+        """One operation that gives memory back ended: so many bytes of its own component on each rank."""
         outcome, now = self.outcome, self._engine.clock()
         if kind == "release":
             outcome.given_back += sum(gave)
@@ -256,17 +239,8 @@ class Judge:
                 self.outcome.first_delays.append(max(0.0, began_at - episode.since))
             episode.answered, episode.is_reported = True, False
 
-    # --- idleness ---
 
-    def _look_at_idleness(self, now: float) -> None:
-        del now
-        is_idle = not self._engine.is_working and not self._engine.is_asleep
-        if is_idle and not self._was_idle:
-            self._idle_releases = 0
-        self._was_idle = is_idle
-
-
-def missed_goals(outcome: Outcome, due: Due) -> Sequence[str]:
+def missed_goals(outcome: Outcome, due: Situation) -> Sequence[str]:
     missed = []
     if outcome.covered_deaths:
         missed.append(f"died {_times(outcome.covered_deaths)} though it was covered: {outcome.covered_deaths[0]}")

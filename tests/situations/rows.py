@@ -72,13 +72,7 @@ STORY_8B = Plan(
 def _sized(total: int, utilization: float, *, weights: int, peak: int, over: int, images: bool) -> Plan:
     """An engine that profiled its peak, so that weights, pool and peak make up what was requested.
 
-    Args:
-        total: The card's bytes.
-        utilization: `--gpu-memory-utilization`.
-        weights: Of the model.
-        peak: Of a step.
-        over: What comes on top after the profile: graphs, libraries.
-        images: Whether it takes images.
+    ``over`` is what comes on top after the profile: graphs, libraries.
     """
     context = min(_gib(0.5), total // 32)
     pool = int(total * utilization) - weights - peak - context - 64 * MIB

@@ -17,29 +17,20 @@ SLOWEST, FASTEST = 1 * MIB, 4 * GIB
 
 @dataclass
 class Course:
-    """What one rank's device does.
+    """What one rank's device does."""
 
-    Attributes:
-        total: The device's bytes.
-        seconds: How long it is watched.
-        used: Returns its used bytes at a second.
-        full_at: Returns when it is full, as it goes at a second; infinite where it does not fill.
-        grower: The component that grows.
-        budget: The bytes that the encoder cache may hold, of what is used beyond a quarter of the device.
-        cuts: When a remedy of the policy gave memory back (``relief``), or another process began (``restart``).
-        turns: When what it does changes: readings show that a moment later.
-        judged_from: Before this second it cannot be told from a ramp.
-    """
-
-    total: float
-    seconds: float
-    used: Callable[[float], float]
+    total: float  # the device's bytes
+    seconds: float  # how long it is watched
+    used: Callable[[float], float]  # returns its used bytes at a second
+    # Returns when it is full, as it goes at a second; infinite where it does not fill.
     full_at: Callable[[float], float]
-    grower: str = "other_tensors_bytes"
+    grower: str = "other_tensors_bytes"  # the component that grows
+    # The bytes that the encoder cache may hold, of what is used beyond a quarter of the device.
     budget: float | None = None
+    # When a remedy of the policy gave memory back (``relief``), or another process began (``restart``).
     cuts: Sequence[tuple[float, str]] = ()
-    turns: Sequence[float] = ()
-    judged_from: float = 0.0
+    turns: Sequence[float] = ()  # when what it does changes: readings show that a moment later
+    judged_from: float = 0.0  # before this second it cannot be told from a ramp
 
 
 def never(_: float) -> float:

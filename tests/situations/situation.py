@@ -33,46 +33,25 @@ Script: TypeAlias = tuple[tuple[float, Event], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """One row.
+    """One row."""
 
-    Attributes:
-        name: As on the command line.
-        title: In a line, for the page.
-        cards: Each rank's card, in bytes.
-        plan: What each rank takes.
-        options: What the engine is started with.
-        version: vLLM's.
-        script: What happens, by seconds from the start of the situation; the engine is ready at 20 s.
-        seconds: How long it lasts.
-        settings: The sidecar's, beside the defaults.
-        tick_seconds: Between two looks at the engine.
-        load_seconds: How long the engine loads its model.
-        restarts: Whether somebody starts the engine again after it died.
-        fits: Whether its traffic is steady and fits.
-        may_die: Whether it may die where nothing could be given back.
-        most_remedies: How many remedies are due at most.
-        needs: At least so many remedies are due.
-        cache_counts: Whether encoder outputs are what fills the device.
-        served: Through the sidecar clients send images of these sides in pixels, of each of which some must be served.
-        refused: Images of these sides the device has no memory for: none may reach the engine.
-    """
-
-    name: str
-    title: str
-    cards: tuple[int, ...]
-    plan: Plan
-    options: EngineOptions
-    version: str
-    script: Script
-    seconds: float
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    tick_seconds: float = 0.25
-    load_seconds: float = 20.0
-    restarts: bool = True
-    fits: bool = False
-    may_die: bool = False
-    most_remedies: int | None = None
-    needs: int = 0
-    cache_counts: bool = False
+    name: str  # as on the command line
+    title: str  # in a line, for the page
+    cards: tuple[int, ...]  # each rank's card, in bytes
+    plan: Plan  # what each rank takes
+    options: EngineOptions  # what the engine is started with
+    version: str  # vLLM's
+    script: Script  # what happens, by seconds from the start of the situation; the engine is ready at 20 s
+    seconds: float  # how long it lasts
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the sidecar's, beside the defaults
+    tick_seconds: float = 0.25  # between two looks at the engine
+    load_seconds: float = 20.0  # how long the engine loads its model
+    restarts: bool = True  # whether somebody starts the engine again after it died
+    fits: bool = False  # whether its traffic is steady and fits
+    may_die: bool = False  # whether it may die where nothing could be given back
+    most_remedies: int | None = None  # how many remedies are due at most
+    needs: int = 0  # at least so many remedies are due
+    cache_counts: bool = False  # whether encoder outputs are what fills the device
+    # Through the sidecar clients send images of these sides in pixels, of each of which some must be served.
     served: tuple[int, ...] = ()
-    refused: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()  # images of these sides the device has no memory for: none may reach the engine

@@ -38,15 +38,10 @@ Handler: TypeAlias = Callable[[Asked], "Answer | Awaitable[Answer]"]
 
 
 class Face:
-    """The server of the engine while its process runs.
-
-    Args:
-        handler: Answers one request, at once or later.
-        port: Where to be served; None: only in this process.
-    """
+    """The server of the engine while its process runs."""
 
     def __init__(self, handler: Handler, port: int | None = None) -> None:
-        self.port = port
+        self.port = port  # None: only in this process
         self._handler = handler
         self._is_there = False
         self._under_way: set[asyncio.Future[Answer]] = set()
@@ -72,12 +67,7 @@ class Face:
             self._runner = None
 
     async def ask(self, asked: Asked) -> Answer:
-        """The answer to one request.
-
-        Raises:
-            ConnectionRefusedError: No process is there.
-            ConnectionResetError: It went while it was asked.
-        """
+        """The answer to one request."""
         if not self._is_there:
             raise ConnectionRefusedError("connection refused")
         answer = self._handler(asked)
@@ -100,21 +90,13 @@ class Face:
 
 
 class InProcess(httpx.AsyncBaseTransport):
-    """Stands in for the network where time is virtual; its failures are httpx's.
-
-    Args:
-        face: The engine's.
-    """
+    """Stands in for the network where time is virtual; its failures are httpx's."""
 
     def __init__(self, face: Face) -> None:
         self._face = face
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Ask, and return the answer, whole.
-
-        Raises:
-            httpx.TransportError: No connection, a broken one, or no answer in time.
-        """
+        """Ask, and return the answer, whole."""
         asked = Asked(request.method, request.url.path, await request.aread())
         try:
             seconds = request.extensions.get("timeout", {}).get("read")

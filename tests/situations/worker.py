@@ -30,25 +30,16 @@ HOST = HostMemory(
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of an engine at its start.
+    """Options of an engine at its start."""
 
-    Attributes:
-        kind: `npu` or `cuda`.
-        ranks: Workers.
-        utilization: `--gpu-memory-utilization`.
-        kv_cache_memory_bytes: `--kv-cache-memory-bytes`, where it was given.
-        tells_requested: Whether the workers know what the utilization asked for; old ones of vllm-ascend do not.
-        skip_mm_profiling: `--skip-mm-profiling`: the start sets no memory aside for the encoder.
-        ec_connector: Whether an encoder cache connector is configured: `trim` is refused then.
-    """
-
-    kind: str
-    ranks: int
-    utilization: float
-    kv_cache_memory_bytes: int | None = None
+    kind: str  # `npu` or `cuda`
+    ranks: int  # workers
+    utilization: float  # `--gpu-memory-utilization`
+    kv_cache_memory_bytes: int | None = None  # `--kv-cache-memory-bytes`, where it was given
+    # Whether the workers know what the utilization asked for; old ones of vllm-ascend do not.
     tells_requested: bool = True
-    ec_connector: bool = False
-    skip_mm_profiling: bool = False
+    ec_connector: bool = False  # whether an encoder cache connector is configured: `trim` is refused then
+    skip_mm_profiling: bool = False  # `--skip-mm-profiling`: the start sets no memory aside for the encoder
 
 
 class _WorkerBase:
@@ -68,15 +59,7 @@ class _WorkerBase:
 
 
 class ModelWorker:
-    """One worker process.
-
-    Args:
-        rank: Its number, and its device's.
-        pid: Its process.
-        card: Where it is.
-        plan: What it takes.
-        engine: What the engine was started with.
-    """
+    """One worker process."""
 
     def __init__(self, rank: int, pid: int, card: Card, plan: Plan, engine: EngineOptions) -> None:
         self.pid = pid
@@ -139,11 +122,7 @@ class ModelWorker:
         return cache
 
     def encode(self, name: str, torch: ModelTorch) -> None:
-        """One image: the step's peak, its output into the cache, older ones out of it, and what it leaves outside.
-
-        Raises:
-            DeviceFullError: There is no room.
-        """
+        """One image: the step's peak, its output into the cache, older ones out of it, and what it leaves outside."""
         plan, memory = self.memory.plan, self.memory
         torch.device_module.current = memory.index
         memory.take_outside(plan.outside, "memory outside of the allocator")
@@ -159,11 +138,7 @@ class ModelWorker:
         self.worker.model_runner.requests = {name: SimpleNamespace(mm_features=[feature], num_computed_tokens=0)}
 
     def encode_together(self, images: dict[str, int], torch: ModelTorch) -> None:
-        """Images of so many embeddings in one step: what they take together for a moment, then their outputs.
-
-        Raises:
-            DeviceFullError: There is no room.
-        """
+        """Images of so many embeddings in one step: what they take together for a moment, then their outputs."""
         plan, memory, cache = self.memory.plan, self.memory, self.encoder_cache
         torch.device_module.current = memory.index
         memory.take_for_a_moment(sum(images.values()) * plan.token_peak, "activations of images")
@@ -176,11 +151,7 @@ class ModelWorker:
         return sum(value.shape[0] for value in dict.values(self.encoder_cache) if isinstance(value, FakeTensor))
 
     def decode(self) -> None:
-        """A step of text.
-
-        Raises:
-            DeviceFullError: There is no room.
-        """
+        """A step of text."""
         self.memory.take_for_a_moment(self.memory.plan.text_peak, "activations")
 
     def finish(self) -> None:

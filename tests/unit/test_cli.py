@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater import __version__
-from highwater.process import exit_codes
+from highwater.process import errors
 from highwater.server.settings.settings import Settings, keys, variable
 from highwater.terminal import cli, serve
 
@@ -112,6 +112,6 @@ def test_the_help_loads_no_server():
 
 
 def test_the_documentation_has_every_code():
-    named = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
-    listed = [code for codes, _ in exit_codes.MEANINGS for code in codes]
+    named = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+    listed = [code for codes, _ in errors.MEANINGS for code in codes]
     assert listed == sorted(named)

@@ -1,7 +1,8 @@
-"""What acts: the policy, decided from a report and what is remembered of the engine's life, and the remedies it runs.
+"""The policy, which decides from each report whether memory must be given back, and the remedies that do it.
 
-``rules`` is what an operator may write, ``pressure`` how short each rank is by a rule, ``decision`` the decision,
-``state`` what is remembered and how an action changes it, ``views`` the reasons and what is shown: these are pure.
-``governor`` feeds them reports, ``store`` holds the policy in force; ``relief`` runs one remedy of ``remedies`` at a
-time, ``quiescer`` stops traffic for it.
+Pure are ``rules`` (what an operator may write), ``pressure`` (how short each rank is by a rule), ``decision``,
+``state`` (what is remembered of the engine's life) and ``views`` (the reasons in words, and what is shown).
+``governor`` decides on every report and keeps the policy in force. ``relief`` runs one of the ``remedies`` at a time,
+in the states of ``relief_states``, and ``quiescer`` holds requests where one needs that. ``door`` limits the images
+that are under way.
 """

@@ -10,11 +10,11 @@ Pure: no I/O, no clock, no logging. For each rule::
               └── cooldown_seconds, 5 s while urgent ◄──────────────┘    remedies were run and low water not reached,
                                                                          or for moments only, three times running
 
-A remedy is run where the workers say that it can give ``min_gain_bytes`` or what is missing. One that gave less than
-that waits until its figure has grown by what it fell short of; where it has no figure, for an hour. One that was
-refused is repeated after a minute (``state.learn``). No list of given-up remedies is kept.
+A remedy is run if the workers say that it can give ``min_gain_bytes``, or all that is missing. If it gave less, it is
+run again once its figure has grown by what it fell short of, or after an hour if it has no figure. If it was refused,
+it is tried again after a minute (``state.learn``).
 
-Beside that, one release in each idle period, if it gives back much, such as what a benchmark left behind: tidying.
+Tidying is something else: one release in each idle period, if it gives back much, such as what a benchmark left.
 """
 
 from __future__ import annotations
@@ -95,20 +95,15 @@ def decide(
 
 @dataclass(slots=True)
 class _Turn:
-    """One rule at one report: its memory as it becomes, and the remedy that is to run.
-
-    Attributes:
-        counted: The ranks that are fresh, and not left out by a note.
-        is_helpless: True if memory is short with nothing to give back.
-    """
+    """One rule at one report: its memory as it becomes, and the remedy that is to run."""
 
     rule: Rule
     facts: Facts
     now: float
     memory: RuleMemory
-    counted: Sequence[Pressure] = ()
+    counted: Sequence[Pressure] = ()  # the ranks that are fresh, and not left out by a note
     action: Action | None = None
-    is_helpless: bool = False
+    is_helpless: bool = False  # memory is short with nothing to give back
 
     def judge(self, report: Report) -> RuleView:
         rule, ranks = self.rule, tuple(pressures(self.rule, report, self.facts))
@@ -123,12 +118,14 @@ class _Turn:
         self.counted = [pressure for pressure in fresh if pressure.note is None]
         keys = {*silent, *(pressure.key for pressure in self.counted)}
         level: PolicyLevel = max((self.memory.ranks[key].level for key in keys), key=LEVELS.index, default="calm")
+        # By what each is beyond its own high water: below it where less is worse.
+        known, sign = [one for one in self.counted if one.value is not None], 1 if rule.traits.falls else -1
         view = RuleView(
             rule=rule,
             level=level,
             phase="calm",
             pressures=ranks,
-            worst=_worst(rule, self.counted),
+            worst=min(known, key=lambda one: sign * ((one.value or 0) - (one.high or 0)), default=None),
             finding=next((pressure.note for pressure in ranks if pressure.is_finding), None),
         )
         if not report.engine.traits.takes_remedies:
@@ -159,25 +156,16 @@ class _Turn:
         )
 
     def _held(self, report: Report, ranks: tuple[Pressure, ...]) -> RuleView | None:
+        view = RuleView(rule=self.rule, level="held", phase="held", pressures=ranks)
         if report.engine.traits.lacks_weights:
-            text = f"the engine is {report.engine.state}"
-            return RuleView(rule=self.rule, level="held", phase="held", reason=text, pressures=ranks)
+            return replace(view, reason=f"the engine is {report.engine.state}")
         if report.stale:
             text = f"no fresh reading of the workers (the engine is {report.engine.state_text})"
-            return RuleView(rule=self.rule, level="unknown", phase="held", reason=text)
+            return replace(view, level="unknown", reason=text, pressures=())
         problem = unreachable(self.rule, self.facts.baseline, report.ranks)
         if problem is None:
             return None
-        why = problem.text
-        return RuleView(
-            rule=self.rule,
-            level="held",
-            phase="held",
-            reason=why,
-            change=problem.change,
-            pressures=ranks,
-            finding=why,
-        )
+        return replace(view, reason=problem.text, change=problem.change, finding=problem.text)
 
     def _halt(self) -> None:
         self.memory = replace(self.memory, reached_since=None, relief=None)
@@ -324,7 +312,7 @@ class _Turn:
         rule = self.rule
         if not rule.is_derived or "release" not in rule.ordered_remedies or "release" in self.facts.unavailable:
             return None
-        if life.is_tidied or life.idle_since is None or self.now - life.idle_since < IDLE_SECONDS or report.stale:
+        if life.is_tidied or life.idle_since is None or self.now - life.idle_since < IDLE_SECONDS:
             return None
         if not report.engine.traits.takes_remedies or any(reading.asleep_tags for reading in report.ranks):
             return None
@@ -344,11 +332,3 @@ class _Turn:
         where = f" on rank {rank_title(*fullest)}" if len(ranks) > 1 else ""
         why = f"no request for {IDLE_SECONDS:.0f} s and {gib_text(able[fullest][0])} unused{where}"
         return Action(rule=rule, remedy="release", why=why, ranks=able, is_tidying=True)
-
-
-def _worst(rule: Rule, counted: Sequence[Pressure]) -> Pressure | None:
-    known = [pressure for pressure in counted if pressure.value is not None]
-    if rule.is_derived:
-        return min(known, key=lambda pressure: (pressure.value or 0) - (pressure.high or 0), default=None)
-    pick = min if rule.traits.falls else max
-    return pick(known, key=lambda pressure: pressure.value or 0, default=None)

@@ -1,24 +1,23 @@
-"""Feeds every report to the policy, and has ``relief`` run the remedy that it decides on.
-
-It holds the rules in force and the memory of the engine's life, and reports on both.
-"""
+"""Decides on every report, and has ``relief`` run the remedy that was chosen; keeps the policy in force."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Literal, Protocol
+
+from pydantic import BaseModel, ValidationError
 
 from highwater.act.decision import Decision, decide
 from highwater.act.pressure import Facts, unreachable
 from highwater.act.relief import Relief, RemedyOutcome
-from highwater.act.rules import Rule
+from highwater.act.rules import PolicyChange, PolicySettings, Rule
 from highwater.act.state import Action, LifeMemory, begin, learn
 from highwater.act.views import rule_status, summary
 from highwater.model.pace import HASTY, pace_of
@@ -26,7 +25,11 @@ from highwater.model.policy import WORDS, PolicyAct, PolicyLevel, PolicyMode, Po
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Caller, Report
 from highwater.model.units import HOUR_SECONDS
-from highwater.process.errors import NotAvailable, UnreachableWater
+from highwater.process.clocks import Clocks
+from highwater.process.errors import NotAvailable, NotKept, UnreachableWater
+from highwater.process.logs import contained
+from highwater.process.state_file import StateFile
+from highwater.process.untrusted import sentences
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 
@@ -48,7 +51,7 @@ class ActionObserver(Protocol):
 
 
 class Governor:
-    """Watches the signals, and acts by the rules; the clock is in monotonic seconds.
+    """Watches the signals, and acts by the rules.
 
     ``shared_cards`` returns the devices that another engine is known to use as well.
     """
@@ -62,10 +65,9 @@ class Governor:
         rules: Sequence[Rule],
         mode: PolicyMode,
         observer: ActionObserver,
-        shared_cards: Callable[[], frozenset[str]] = frozenset,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        internal_error: Callable[[], None] = lambda: None,
+        shared_cards: Callable[[], frozenset[str]],
+        clocks: Clocks,
+        internal_error: Callable[[], None],
     ) -> None:
         self._internal_error = internal_error
         self.rules = tuple(rules)
@@ -75,12 +77,10 @@ class Governor:
         self._history = history
         self._shared_cards = shared_cards
         self._observer = observer
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._clock, self._wall_clock = clocks.monotonic, clocks.wall
         self._memory = LifeMemory()
         self._acting: Action | None = None
-        self._acts: deque[tuple[float, PolicyAct]] = deque()
-        self._last_act: PolicyAct | None = None
+        self._acts: deque[tuple[float, PolicyAct]] = deque()  # those of an hour before the last one, which stays
         self._reported: dict[tuple[str, str], float] = {}
         self._level: PolicyLevel = "calm"
         self._level_reported_at = -math.inf
@@ -117,12 +117,9 @@ class Governor:
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
-            try:
+            # One odd report must not end the watch.
+            with contained(self._internal_error, log, "the policy failed unexpectedly"):
                 await self.consider()
-            except Exception:
-                # One odd report must not end the watch; it is logged and counted.
-                self._internal_error()
-                log.exception("the policy failed unexpectedly")
 
     async def consider(self) -> None:
         """Decide on the current report, and run at most one remedy; its measuring poll brings the next report."""
@@ -197,7 +194,7 @@ class Governor:
         if ended.judged not in {"done", "ineffective", "failed"}:
             return
         has_reached = memory.relief is None and memory.cooldown_from is None and ended.judged == "done"
-        self._last_act = PolicyAct(
+        act = PolicyAct(
             at=self._wall_clock(),
             rule=rule.name,
             remedy=action.remedy,
@@ -206,7 +203,7 @@ class Governor:
             freed_bytes=ended.freed_bytes,
             reached=has_reached and not action.is_tidying,
         )
-        self._acts.append((now, self._last_act))
+        self._acts.append((now, act))
         while now - self._acts[0][0] >= HOUR_SECONDS:
             self._acts.popleft()
 
@@ -264,7 +261,7 @@ class Governor:
                 for view in views
             ),
             actions_last_hour=sum(now - at < HOUR_SECONDS for at, _ in self._acts),
-            acts=tuple(recent) or (() if self._last_act is None else (self._last_act,)),
+            acts=tuple(recent) or tuple(act for _, act in islice(reversed(self._acts), 1)),
         )
 
     # --- changing ---
@@ -292,3 +289,74 @@ class Governor:
         self._reported.clear()
         self._history.record("policy", what, caller=caller)
         self._report_ready.set()
+
+
+# --- the policy in force ---
+
+
+class _Section(BaseModel):
+    configured: str
+    policy: PolicySettings
+
+
+class PolicyStore:
+    """The policy in force: the configured one, or the one that ``PUT /policy`` put in its place.
+
+    A change is kept in the state file, where one is configured, before it is in force; what cannot be kept is refused.
+    At the next start it wins over the configuration, unless that has itself been changed since. Putting the configured
+    policy back ends the change: there is nothing to keep then.
+
+    Attributes:
+        source: ``settings``, or ``put`` while it is changed.
+        startup_notice: What was done with an earlier change at the start; ``None`` without one.
+    """
+
+    def __init__(self, file: StateFile, configured: PolicySettings) -> None:
+        self.in_force = configured
+        self.source: Literal["settings", "put"] = "settings"
+        self.startup_notice: str | None = None
+        self._file = file
+        # What the operator configured, without defaults: a release that changes those is no other configuration.
+        self._configured = hashlib.sha256(configured.model_dump_json(exclude_defaults=True).encode()).hexdigest()
+        self._meant = _meaning(configured)
+        self._turn = asyncio.Lock()
+        section = file.read("policy")
+        if section is not None:
+            self.startup_notice = self._take_up(section)
+
+    @property
+    def kept_in(self) -> str | None:
+        return str(self._file.path) if self.source == "put" and self._file.configured else None
+
+    async def change(self, change: PolicyChange) -> PolicySettings:
+        """Keep the change, then put it in force; a thread waits for the disk. Raises NotKept; nothing has changed."""
+        async with self._turn:
+            policy = self.in_force.changed(change)
+            is_changed = _meaning(policy) != self._meant
+            section = _Section(configured=self._configured, policy=policy).model_dump(mode="json")
+            await asyncio.to_thread(self._file.write, "policy", section if is_changed else None)
+            self.in_force, self.source = policy, "put" if is_changed else "settings"
+            return policy
+
+    def _take_up(self, section: dict[str, Any]) -> str:
+        try:
+            saved = _Section.model_validate(section)
+        except ValidationError as exc:
+            problems = "; ".join(sentences(exc.errors(include_url=False)))
+            return f"the policy kept in {self._file.path} cannot be used, the configured one is in force: {problems}"
+        if saved.configured == self._configured:
+            self.in_force, self.source = saved.policy, "put"
+            return f"the policy of the last PUT /policy is in force, kept in {self._file.path}"
+        notice = (
+            "the configured policy was changed after the last PUT /policy: it is in force, and that change was dropped"
+        )
+        try:
+            self._file.write("policy", None)  # or it would return with an earlier configuration
+        except NotKept as exc:
+            return f"{notice}, but is still in the file: {exc}"
+        return notice
+
+
+def _meaning(policy: PolicySettings) -> PolicySettings:
+    named = [rule.model_copy(update={"remedies": rule.ordered_remedies}) for rule in policy.rules]
+    return policy.model_copy(update={"rules": tuple(named)})

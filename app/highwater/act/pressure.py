@@ -43,47 +43,28 @@ LOW_SHARE: Final = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts about the engine beside the report.
+    """Facts about the engine beside the report."""
 
-    Attributes:
-        life: The id of its present life: what is remembered of another is dropped.
-        baseline: The first readings of that life; empty where unknown.
-        unavailable: Remedies that would be refused now, and why.
-        encoder_is_profiled: True if the KV pool was sized with the encoder cache's own share in mind.
-        shared_cards: Devices (``RankReading.card``) that another engine is known to use as well.
-    """
-
-    life: str = ""
-    baseline: tuple[RankReading, ...] = ()
-    unavailable: Mapping[str, str] = field(default_factory=dict)
-    encoder_is_profiled: bool = True
-    shared_cards: frozenset[str] = frozenset()
+    life: str = ""  # the id of its present life: what is remembered of another is dropped
+    baseline: tuple[RankReading, ...] = ()  # the first readings of that life; empty where unknown
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # remedies that would be refused now, and why
+    encoder_is_profiled: bool = True  # the KV pool was sized with the encoder cache's own share in mind
+    shared_cards: frozenset[str] = frozenset()  # devices that another engine is known to use as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """One rank by one rule.
-
-    Attributes:
-        value: The signal; ``None`` where unknown.
-        high: The rule acts here, in the signal's unit; ``None`` without waters.
-        low: The rule is satisfied here.
-        need_bytes: What must be given back to reach low water.
-        gain_bytes: The least gain that the rule runs a remedy for, on this device.
-        is_urgent: True if so little is free that nothing may wait.
-        note: Why the rank is left out; ``None`` where it counts.
-        is_finding: True if an operator should hear of that.
-    """
+    """One rank by one rule."""
 
     reading: RankReading
-    value: float | None
-    high: float | None = None
-    low: float | None = None
-    need_bytes: int = 0
-    gain_bytes: int = 0
-    is_urgent: bool = False
-    note: str | None = None
-    is_finding: bool = False
+    value: float | None  # the signal; None where unknown
+    high: float | None = None  # the rule acts here, in the signal's unit; None without waters
+    low: float | None = None  # it is satisfied here
+    need_bytes: int = 0  # what must be given back to reach low water
+    gain_bytes: int = 0  # the least gain that the rule runs a remedy for, on this device
+    is_urgent: bool = False  # so little is free that nothing may wait
+    note: str | None = None  # why the rank is left out; None where it counts
+    is_finding: bool = False  # an operator should hear of that
 
     @property
     def key(self) -> RankKey:

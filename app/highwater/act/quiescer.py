@@ -1,30 +1,27 @@
 """Keeps the engine free of requests for as long as a remedy needs that.
 
-New requests wait at the gate, running ones finish, and the engine's own counts must agree. Where that takes too long
-it refuses: requests are not cut short, and the held ones go on. No request is held at all where a running one has
-already taken longer than requests are given to finish.
+New requests wait at the gate until the running ones have finished and the engine's own counts agree. If that takes too
+long the remedy is refused: no request is cut short, and those that waited go on. If a running request has already taken
+longer than requests are given to finish, none is held in the first place.
 
 The engine itself is never paused: a pause would outlive this process, and the gate cannot.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_fixed
 
 from gated_proxy.gate import Gate
+from highwater.act.relief_states import States
 from highwater.engine.client import Engine
 from highwater.model.engine import EngineLoad
 from highwater.model.remedies import QuiescedBy
 from highwater.model.report import Report
 from highwater.watch.sources import read_load
-
-Enter: TypeAlias = Callable[[Literal["closing", "drained"], float], AbstractAsyncContextManager[None]]
 
 # The engine's counts lag behind its responses by a step; requests that others sent stay longer.
 SETTLE_SECONDS = 2.0
@@ -44,26 +41,17 @@ _BYPASSED = (
 
 
 class CannotQuiesce(Exception):
-    """Requests cannot be held, or did not finish in time; nothing was done. The message says why, and what would help.
+    """Requests cannot be held, or did not finish in time; nothing was done. The message says what would help."""
 
-    Attributes:
-        held_seconds: How long new requests waited for nothing; ``None`` where none had to.
-    """
-
-    held_seconds: float | None = None
+    held_seconds: float | None = None  # how long new requests waited for nothing; None where none had to
 
 
 @dataclass(slots=True)
 class Quiesced:
-    """An engine without requests.
+    """An engine without requests."""
 
-    Attributes:
-        by: What kept requests away.
-        held_seconds: How long new requests waited, known when it is over; ``None`` where none had to.
-    """
-
-    by: QuiescedBy
-    held_seconds: float | None = None
+    by: QuiescedBy  # what kept them away
+    held_seconds: float | None = None  # how long new ones waited, known when it is over; None where none had to
 
 
 class Quiescer:
@@ -74,9 +62,9 @@ class Quiescer:
         engine: Engine,
         gate: Gate,
         *,
-        drain_seconds: float = 10.0,
-        impossible: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        drain_seconds: float,
+        impossible: str | None,
+        clock: Callable[[], float],
     ) -> None:
         self.impossible = impossible
         self._engine = engine
@@ -106,11 +94,11 @@ class Quiescer:
         return f"would hold new requests for at most {self._drain_seconds:g} s until running requests are done"
 
     @asynccontextmanager
-    async def quiet(self, enter: Enter, *, then_pace: bool) -> AsyncIterator[Quiesced]:
+    async def quiet(self, states: States, *, then_pace: bool) -> AsyncIterator[Quiesced]:
         """Hold new requests, with none running, for as long as the block lasts.
 
         Args:
-            enter: Enters a state of the relief that needs it, with a deadline in seconds.
+            states: Those of the relief that needs it.
             then_pace: Let requests through one by one for a while afterwards: those that come together would overtake
                 each other in vLLM, and it fails a request that overtakes another with the same new image.
 
@@ -128,7 +116,7 @@ class Quiescer:
         at_most = self._drain_seconds + DRAINED_SECONDS + CALL_SECONDS + GATE_MARGIN_SECONDS
         with self._gate.closed(at_most, then_pace=then_pace):
             try:
-                async with enter("closing", self._drain_seconds):
+                async with states.enter("closing", self._drain_seconds):
                     await self._gate.drained()
             except TimeoutError as exc:
                 raise self._in_vain(
@@ -137,7 +125,7 @@ class Quiescer:
                     began,
                 ) from exc
             try:
-                async with enter("drained", DRAINED_SECONDS):
+                async with states.enter("drained", DRAINED_SECONDS):
                     await self._engine_is_idle(began)
             except TimeoutError as exc:
                 late = f"the engine did not report within {DRAINED_SECONDS:g} s whether requests run"
@@ -166,22 +154,22 @@ class Quiescer:
         return refusal
 
     async def _engine_is_idle(self, began: float) -> None:
+        async def look() -> EngineLoad:
+            load = await read_load(self._engine)
+            if load.requests_running is None or load.requests_waiting is None:
+                unknown = "the engine does not report its request counts (was it started with --disable-log-stats?)"
+                raise self._in_vain(unknown, began)
+            return load
+
         looks = AsyncRetrying(
             retry=retry_if_result(lambda load: not load.is_idle),
             stop=stop_after_delay(SETTLE_SECONDS),
             wait=wait_fixed(LOOK_SECONDS),
         )
         try:
-            await looks(self._read_load, began)
+            await looks(look)
         except RetryError as exc:
             load: EngineLoad = exc.last_attempt.result()
             self._bypassed_at = self._clock()
             counts = f"{load.requests_running} requests running and {load.requests_waiting} waiting"
             raise self._in_vain(f"the engine has {counts} {_BYPASSED.format(have='have')}", began) from exc
-
-    async def _read_load(self, began: float) -> EngineLoad:
-        load = await read_load(self._engine)
-        if load.requests_running is None or load.requests_waiting is None:
-            unknown = "the engine does not report its request counts (was it started with --disable-log-stats?)"
-            raise self._in_vain(unknown, began)
-        return load

@@ -1,50 +1,31 @@
-"""Runs one remedy at a time, and measures what it freed by a fresh poll before and after it.
-
-A relief is in one state at a time, each with a deadline, so that no wait is without a bound.
-
-::
-
-                              the gate is closed
-                         ┌──────────┴──────────────────┐
-    idle ──► reading ──► closing ──► drained ──► calling ──► releasing ──► measuring ──► idle
-                │                                   ▲
-                └── where requests need not wait ───┘
-
-    state      what happens                                     whose     at most
-    reading    one poll, the reading before                     Relief    the worker deadline and 20 s
-    closing    new requests wait, running ones finish           Quiescer  gate.drain_seconds
-    drained    the engine's own counts must agree               Quiescer  3 s
-    calling    the remedy calls the engine                      Relief    10 s while the gate is closed, else 31 s
-                                                                          and two worker deadlines
-    releasing  the allocator gives the bytes to the device      Relief    two worker deadlines and 1 s
-    measuring  one poll, the reading after                      Relief    the worker deadline and 20 s
-
-From every state a relief that is refused, fails or is cancelled goes back to idle, and the gate opens. The gate also
-opens by itself when the deadlines of the three states in which it is closed are over. So requests are held in this
-process alone, for a bounded time, and nothing has to be undone when the process dies.
-"""
+"""Runs one remedy at a time, and measures what it freed by a poll before and after it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 from highwater.act.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
-from highwater.act.remedies.remedy import NO_OPTIONS, Remedy, RunOptions, RunResult, operators_only
-from highwater.act.remedies.workers import MAX_SECONDS, call_workers_in_rounds
+from highwater.act.relief_states import STATES, State, States
+from highwater.act.remedies import (
+    MAX_SECONDS,
+    NO_OPTIONS,
+    Remedy,
+    RunOptions,
+    RunResult,
+    call_workers_in_rounds,
+    operators_only,
+)
 from highwater.engine.capabilities import no_extension
 from highwater.engine.client import Engine, EngineResponse
 from highwater.model.engine import EngineStatus
 from highwater.model.rank import RankReading
-from highwater.model.remedies import UNNEEDED, Mode, Outcome, RemedyResult, Target, credit, possible_bytes
+from highwater.model.remedies import UNNEEDED, Mode, Outcome, RemedyResult, Target, credit, freed, possible_bytes, total
 from highwater.model.report import Caller, ReliefNow, Report, Trigger
-from highwater.model.totals import freed, total
-from highwater.model.units import MIB, counted, gib_text, whole_span_text
+from highwater.model.units import counted, gib_text, whole_span_text
 from highwater.process.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
@@ -58,64 +39,6 @@ POLL_SECONDS = 20.0
 MARGIN_SECONDS = 1.0
 
 log = logging.getLogger("highwater.act")
-
-State: TypeAlias = Literal["idle", "reading", "closing", "drained", "calling", "releasing", "measuring"]
-
-# A recent reading serves as well, and a restore is measured afterwards only. A relief that fails is idle at once.
-_NEXT: Mapping[State, frozenset[State]] = {
-    "idle": frozenset({"reading", "closing", "calling"}),
-    "reading": frozenset({"closing", "calling"}),
-    "closing": frozenset({"drained"}),
-    "drained": frozenset({"calling"}),
-    "calling": frozenset({"releasing", "measuring"}),
-    "releasing": frozenset({"measuring"}),
-    "measuring": frozenset(),
-}
-
-
-# What a relief does in each state, in words.
-_DOING: Final[Mapping[State, str]] = {
-    "idle": "{remedy} begins",
-    "reading": "reads the memory before",
-    "closing": "waits for {requests}",
-    "drained": "waits until the engine has no request",
-    "calling": "{remedy} runs",
-    "releasing": "the allocator gives the bytes to the device",
-    "measuring": "reads what came back",
-}
-
-
-class States:
-    """Lets one relief after the other through; ``now`` is the state that the one under way is in."""
-
-    def __init__(self) -> None:
-        self.now: State = "idle"
-        self._turn = asyncio.Lock()
-
-    @property
-    def busy(self) -> bool:
-        return self._turn.locked()
-
-    @asynccontextmanager
-    async def one_relief(self) -> AsyncIterator[None]:
-        async with self._turn:
-            try:
-                yield
-            finally:
-                self.now = "idle"
-
-    @asynccontextmanager
-    async def enter(self, state: State, seconds: float) -> AsyncIterator[None]:
-        """Enter a state, which must be one that follows the present one, for as long as the block lasts.
-
-        Raises:
-            TimeoutError: The deadline is over; what the block waited for was cancelled.
-        """
-        if state not in _NEXT[self.now]:
-            raise RuntimeError(f"a relief does not go from {self.now} to {state}")
-        self.now = state
-        async with asyncio.timeout(seconds):
-            yield
 
 
 class RemedyObserver(Protocol):
@@ -162,7 +85,7 @@ class Relief:
         *,
         remedies: Sequence[Remedy],
         observer: RemedyObserver,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.remedies: Mapping[str, Remedy] = {remedy.name: remedy for remedy in remedies}
         self._engine = engine
@@ -176,12 +99,11 @@ class Relief:
 
     @property
     def now(self) -> ReliefNow | None:
-        """What runs, and what it waits for."""
         if self._under_way is None:
             return None
         (run, began), held = self._under_way, self._quiescer.held
         running, seconds = self._quiescer.running, self._clock() - began
-        doing = _DOING[self.state].format(remedy=run.remedy.name, requests=counted(running, "request"))
+        doing = STATES[self.state].doing.format(remedy=run.remedy.name, requests=counted(running, "request"))
         waiting = f"; {counted(held, 'new request')} held" if held else ""
         return ReliefNow(
             remedy=run.remedy.name,
@@ -347,7 +269,7 @@ class Relief:
         quiesced: Quiesced | None = None
         try:
             if is_held:
-                async with self._quiescer.quiet(self._states.enter, then_pace=run.remedy.paces_after) as quiesced:
+                async with self._quiescer.quiet(self._states, then_pace=run.remedy.paces_after) as quiesced:
                     done = await self._call(run, CALL_SECONDS)
             else:
                 quiesced, done = Quiesced("nothing"), await self._call(run, self._rounds_seconds())
@@ -366,7 +288,17 @@ class Relief:
         is_released = run.release_after and self._engine.rpc_allowed
         if done.ok and run.remedy.traits.needs_release and is_released:
             done = await self._release_after(done)
-        readings, unmeasured = await self._after(before) if quiesced is not None else ((), None)
+        readings: tuple[RankReading, ...] = ()
+        unmeasured = None
+        if quiesced is not None:
+            if (report := await self._poll("measuring")) is None:
+                unmeasured = f"not measured, as no reading came within {self._poll_seconds():g} s"
+            # The poller keeps the very same readings where a round brought none: an engine late once is not lost.
+            elif report.stale or not report.ranks or report.ranks is before.ranks:
+                why = report.engine.hint or report.engine.state
+                unmeasured = f"not measured, as no reading came after it: {why}" if before.ranks else None
+            else:
+                readings = report.ranks
         if not done.ok:
             # How much of it was done, and by when, is unknown: the difference could have any cause.
             readings, unmeasured = (), "not measured"
@@ -413,16 +345,6 @@ class Relief:
         except EngineError as exc:
             return replace(done, ok=False, reason=f"done, but not the release after it: {exc}")
         return done
-
-    async def _after(self, before: Report) -> tuple[tuple[RankReading, ...], str | None]:
-        report = await self._poll("measuring")
-        if report is None:
-            return (), f"not measured, as no reading came within {self._poll_seconds():g} s"
-        # The poller keeps the very same readings where a round brought none: an engine that was late once is not lost.
-        readings = () if report.stale or report.ranks is before.ranks else report.ranks
-        if before.ranks and not readings:
-            return (), f"not measured, as no reading came after it: {report.engine.hint or report.engine.state}"
-        return readings, None
 
     async def _poll(self, state: State) -> Report | None:
         try:
@@ -479,23 +401,10 @@ class Relief:
         )
         self._observer.remedy_ended(result, run.trigger)
         kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
-        summary = summary_of(result) + (f"; why: {run.why}" if run.why else "")
+        summary = result.summary + (f"; why: {run.why}" if run.why else "")
         self._history.record(
             kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller, why=run.why
         )
         by = f"{run.trigger} by {run.caller.address or 'an unknown peer'}" if run.caller else run.trigger
         log.info("%s (%s)", summary, run.rule or by)
         return result
-
-
-def summary_of(result: RemedyResult) -> str:
-    summary = f"{result.remedy} {result.outcome}"
-    if result.outcome == "done" and result.credited_bytes is not None:
-        together = f", {len(result.ranks)} ranks together," if len(result.ranks) > 1 else ""
-        summary += f", gave back {gib_text(result.credited_bytes)}{together} in {result.seconds:.2f} s"
-        less = result.freed_bytes
-        if less is not None and abs(less - result.credited_bytes) >= MIB:
-            summary += f"; {gib_text(abs(less))} {'less' if less >= 0 else 'more'} in use now"
-    if result.reason:
-        summary += f": {result.reason}"
-    return summary

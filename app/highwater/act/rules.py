@@ -5,45 +5,19 @@ Pure; no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Final, Self, TypeAlias
+from typing import Annotated, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from highwater.model.policy import PolicyMode
-from highwater.model.rank import RankReading
+from highwater.model.policy import SIGNALS, PolicyMode, SignalTraits
 from highwater.model.remedies import TRAITS
 from highwater.model.units import MIB
-from highwater.process.flaws import masked
+from highwater.process.untrusted import masked
 
 MIN_GAIN_BYTES = 256 * MIB
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalTraits:
-    """One signal, as rules know it."""
-
-    value: Callable[[RankReading], float | None] | None = None  # of a rank; None: it is a sum over all
-    falls: bool = False  # less is worse: high water is reached from above, and low water lies over it
-    is_ratio: bool = False
-    is_of_host: bool = False
-    is_fill: bool = False  # of a device: pressure on it can be urgent
-
-
-SIGNALS: Final[Mapping[str, SignalTraits]] = MappingProxyType(
-    {
-        "device_free_bytes": SignalTraits(value=lambda reading: reading.free_bytes, falls=True, is_fill=True),
-        "device_used_ratio": SignalTraits(value=lambda reading: reading.used_ratio, is_ratio=True, is_fill=True),
-        "device_growth_bytes": SignalTraits(),
-        "encoder_cache_bytes": SignalTraits(value=lambda reading: reading.components.encoder_cache_bytes),
-        "host_used_ratio": SignalTraits(
-            value=lambda reading: reading.host_memory.used_ratio, is_ratio=True, is_of_host=True
-        ),
-        "host_growth_bytes": SignalTraits(is_of_host=True),
-    }
-)
 # The remedies of a rule that names none. Host memory has none: what frees it costs cache hits, so an operator must name
 # it.
 SIGNAL_REMEDIES: Mapping[str, tuple[str, ...]] = MappingProxyType(

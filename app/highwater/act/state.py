@@ -11,9 +11,8 @@ from highwater.act.pressure import Facts, Pressure, is_relieved, possible_gain, 
 from highwater.act.rules import Rule
 from highwater.model.policy import ActionOutcome, PolicyLevel, RankFreed, RulePhase
 from highwater.model.rank import RankKey, RankReading
-from highwater.model.remedies import UNNEEDED, Outcome, RemedyResult, Target, credit
+from highwater.model.remedies import UNNEEDED, Outcome, RemedyResult, Target, credit, host_used
 from highwater.model.report import Report
-from highwater.model.totals import host_used
 
 # After this many relapses running, a release waits for the cooldown unless memory is urgently short.
 MAX_RELAPSES: Final = 3
@@ -24,26 +23,20 @@ REFUSED_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One remedy to run.
-
-    ``ranks`` are where it is to help: the bytes that it can give there (None: no figure), and those that it must give
-    to count as effective.
-    """
+    """One remedy to run."""
 
     rule: Rule
     remedy: str
     why: str
     target: Target = UNNEEDED
+    # Where it is to help: the bytes that it can give there (None: no figure), and those that count as effective.
     ranks: Mapping[RankKey, tuple[int | None, int]] = field(default_factory=dict)
     is_tidying: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """An ineffective or refused remedy's wait on one rank.
-
-    It ends when the remedy can give ``figure_bytes`` (``None``: it has no figure), or at a time.
-    """
+    """An ineffective or refused remedy's wait on one rank: until it can give so much (None: no figure), or a time."""
 
     figure_bytes: int | None = None
     until: float = math.inf
@@ -51,20 +44,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRun:
-    """A remedy's last run for one rule.
+    """A remedy's last run for one rule."""
 
-    Attributes:
-        at: When it ended.
-        is_effective: True if it gave what it had to on any rank.
-        reason: Why not, or what the engine reported.
-        freed_bytes: Over all ranks; ``None`` where that was not measured.
-    """
-
-    at: float
+    at: float  # when it ended
     outcome: Outcome
-    is_effective: bool = False
-    reason: str | None = None
-    freed_bytes: int | None = None
+    is_effective: bool = False  # it gave what it had to on any rank
+    reason: str | None = None  # why not, or what the engine reported
+    freed_bytes: int | None = None  # over all ranks; None where that was not measured
     ranks: tuple[RankFreed, ...] = ()
     waits: Mapping[RankKey, Wait] = field(default_factory=dict)
 
@@ -84,24 +70,16 @@ class LastReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMemory:
-    """One rule.
-
-    Attributes:
-        since: When it entered its phase.
-        reached_since: When the signal came to high water, if every fresh reading since then was there.
-        relief: The remedies that the relief in progress has run; ``None`` where none is in progress.
-        relief_ranks: The ranks that called for it.
-        cooldown_from: When the last relief ended that did not reach low water, or not for long; ``None`` where it did.
-        relapses: How many reliefs running began moments after a release that had helped.
-    """
+    """One rule."""
 
     phase: RulePhase = "calm"
-    since: float | None = None
-    reached_since: float | None = None
-    relief: tuple[str, ...] | None = None
-    relief_ranks: frozenset[RankKey] = frozenset()
+    since: float | None = None  # when it entered its phase
+    reached_since: float | None = None  # when the signal came to high water, if it has been there ever since
+    relief: tuple[str, ...] | None = None  # the remedies that the relief in progress has run; None without one
+    relief_ranks: frozenset[RankKey] = frozenset()  # the ranks that called for it
+    # When the last relief ended that did not reach low water, or not for long; None where it did.
     cooldown_from: float | None = None
-    relapses: int = 0
+    relapses: int = 0  # how many reliefs running began moments after a release that had helped
     runs: Mapping[str, LastRun] = field(default_factory=dict)
     ranks: Mapping[RankKey, LastReading] = field(default_factory=dict)
 
@@ -119,19 +97,13 @@ class RuleMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeMemory:
-    """One life of the engine.
-
-    Attributes:
-        idle_since: Since when no request runs or waits; ``None`` while one does, or where that is unknown.
-        is_tidied: True if this idle period has had its release.
-        work_done: The engine's counters of work, when they were last known.
-    """
+    """One life of the engine."""
 
     life: str = ""
     rules: Mapping[str, RuleMemory] = field(default_factory=dict)
-    idle_since: float | None = None
-    is_tidied: bool = False
-    work_done: float | None = None
+    idle_since: float | None = None  # since when no request runs or waits; None while one does, or where unknown
+    is_tidied: bool = False  # this idle period has had its release
+    work_done: float | None = None  # the engine's counters of work, when they were last known
 
     def with_idleness(self, report: Report, now: float) -> LifeMemory:
         engine = report.engine
@@ -172,21 +144,14 @@ def learn(
 
     The memory is that with the action begun, or an empty one if the engine's life has ended meanwhile.
     """
-    rule, remedy = action.rule, action.remedy
+    rule = action.rule
     rule_memory = memory.rules.get(rule.name, RuleMemory())
-    ranks: tuple[RankFreed, ...] = ()
-    freed_bytes = None
+    last = rule_memory.runs.get(action.remedy)
+    run = LastRun(at=now, outcome=result.outcome, reason=result.reason, waits={} if last is None else last.waits)
     if result.outcome in {"done", "failed"} and after:
         ranks, freed_bytes = _freed(action, result, before, after)
-    run = LastRun(
-        at=now,
-        outcome=result.outcome,
-        reason=result.reason,
-        freed_bytes=freed_bytes,
-        ranks=ranks,
-        waits=rule_memory.runs[remedy].waits if remedy in rule_memory.runs else {},
-    )
-    rule_memory = replace(rule_memory, runs={**rule_memory.runs, remedy: _judged(action, run, after, now)})
+        run = replace(run, ranks=ranks, freed_bytes=freed_bytes)
+    rule_memory = replace(rule_memory, runs={**rule_memory.runs, action.remedy: _judged(action, run, after, now)})
     if result.outcome == "observed":  # it changed nothing, and neither would the next one
         rule_memory = replace(
             rule_memory, relief=None, relapses=0, cooldown_from=rule_memory.cooldown_from if action.is_tidying else now
@@ -225,16 +190,14 @@ def _freed(
     if not action.rule.traits.is_of_host:
         credited = credit(action.remedy, before, after, result.detail)
         return credited.ranks, credited.freed_bytes or 0
+
+    def less(was: int | None, now: int | None) -> int | None:
+        return max(was - now, 0) if was is not None and now is not None else None
+
     earlier = {reading.key: reading.host_memory.share[0] for reading in before}
     ranks = tuple(
-        RankFreed(
-            rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_difference(earlier[now.key], now.host_memory.share[0])
-        )
+        RankFreed(rank=now.rank, dp_rank=now.dp_rank, freed_bytes=less(earlier[now.key], now.host_memory.share[0]))
         for now in after
         if now.key in earlier
     )
-    return ranks, _difference(host_used(before), host_used(after)) or 0
-
-
-def _difference(before: int | None, after: int | None) -> int | None:
-    return max(before - after, 0) if before is not None and after is not None else None
+    return ranks, less(host_used(before), host_used(after)) or 0

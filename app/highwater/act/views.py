@@ -18,22 +18,18 @@ from highwater.model.units import gib_text, share_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleView:
-    """One rule at one report.
-
-    ``reason`` is None where all is calm, ``worst`` without a known value; ``hindrance`` and ``change`` are as in
-    ``RuleStatus``. ``finding`` is what an operator should hear of once: that memory is short and nothing can be given
-    back (``is_helpless``), or why the rule can never act here.
-    """
+    """One rule at one report; ``hindrance`` and ``change`` are as in ``RuleStatus``."""
 
     rule: Rule
     level: PolicyLevel
     phase: RulePhase
-    reason: str | None = None
+    reason: str | None = None  # None where all is calm
     hindrance: str | None = None
     change: str | None = None
     pressures: tuple[Pressure, ...] = ()
-    worst: Pressure | None = None
+    worst: Pressure | None = None  # None without a known value
     is_helpless: bool = False
+    # What an operator should hear of once: that it is helpless, or why the rule can never act here.
     finding: str | None = None
     cooldown_until: float | None = None
 
@@ -153,20 +149,20 @@ def rule_status(
     high, low = (worst.high, worst.low) if worst is not None else (rule.high_water, rule.low_water)
     growths = {growth.key: growth for growth in report.growth.ranks}
     ranks = tuple(_rank(rule, pressure, growths.get(pressure.key)) for pressure in view.pressures)
-    rest_until = view.cooldown_until + to_unix if view.cooldown_until is not None else None
-    remedies = []
-    for name in rule.ordered_remedies:
+
+    def remedy(name: str) -> RemedyState:
         state = RemedyState(name=name, unavailable=unavailable.get(name))
-        if (run := memory.runs.get(name)) is not None:
-            state = replace(
-                state,
-                last_run_at=run.at + to_unix,
-                last_outcome=run.judged,
-                last_reason=run.reason,
-                last_freed_bytes=run.freed_bytes,
-                last_freed_ranks=run.ranks,
-            )
-        remedies.append(state)
+        if (run := memory.runs.get(name)) is None:
+            return state
+        return replace(
+            state,
+            last_run_at=run.at + to_unix,
+            last_outcome=run.judged,
+            last_reason=run.reason,
+            last_freed_bytes=run.freed_bytes,
+            last_freed_ranks=run.ranks,
+        )
+
     is_at_work = not report.stale and report.engine.traits.takes_remedies
     lacks_waters = high is None or low is None
     awake = (reading for reading in report.ranks if not reading.asleep_tags)
@@ -181,9 +177,9 @@ def rule_status(
         hindrance=view.hindrance,
         change=view.change,
         since=memory.since + to_unix if memory.since is not None else None,
-        rest_until=rest_until,
+        rest_until=view.cooldown_until + to_unix if view.cooldown_until is not None else None,
         ranks=ranks if rule.traits.is_fill else (),
-        remedies=tuple(remedies),
+        remedies=tuple(map(remedy, rule.ordered_remedies)),
         is_dormant=view.phase == "held"
         and is_at_work
         and any(not (lacks_waters and reading.device.traits.is_host_memory) for reading in awake),

@@ -16,10 +16,9 @@ from highwater.diagnose.log.messages import FailedAllocation
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.explain.explanation import Explanation
 from highwater.host.report import GrownPart, HostReport
-from highwater.model.components import COMPONENT_NAMES, account
+from highwater.model.components import COMPONENT_NAMES, MemoryPoint, account
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.growth import SeriesGrowth
-from highwater.model.points import MemoryPoint
 from highwater.model.rank import Components, Device, RankReading, TorchMemory, WorkerMemory, are_recorded
 from highwater.model.report import Event, Report
 from highwater.model.units import MIB, span_text

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from highwater.diagnose.finding import capital
-from highwater.watch.starts import stopped_text
+from highwater.model.engine import missing_text
 from highwater.model.policy import RuleStatus
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
-from highwater.model.titles import missing_text
 from highwater.model.units import MIB, counted, gib_text, span_text, whole_span_text
+from highwater.watch.starts import stopped_text
 
 VerdictState: TypeAlias = Literal[
     "fine", "keeps_up", "short", "very_short", "slow", "paused", "sleeping", "starting", "stuck", "silent", "dead",

@@ -15,9 +15,9 @@ from highwater.diagnose.log.starts import FailedStart
 from highwater.diagnose.log.story import QuotedException
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
+from highwater.model.components import MemoryPoint
 from highwater.model.engine import EngineStatus
 from highwater.model.growth import Growth
-from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import Ranked, RankReading
 from highwater.model.report import Event, MemoryAtEnd

@@ -18,7 +18,7 @@ from typing import Any, Final
 from markdown_it import MarkdownIt
 from tabulate import tabulate
 
-from highwater.model.titles import component_title
+from highwater.model.components import component_title
 from highwater.model.units import size_text, span_text
 from highwater.process.untrusted import plain
 

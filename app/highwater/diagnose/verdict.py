@@ -50,7 +50,7 @@ from highwater.model.rank import RankReading
 from highwater.model.remedies import possible_bytes
 from highwater.model.report import Report
 from highwater.model.units import HOUR_SECONDS, MIB, gib_text, span_text, whole_span_text
-from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
+from highwater.process.errors import ATTENTION, CRITICAL, OK
 
 __all__ = ["Deed", "JudgedReport", "Reason", "Verdict", "VerdictState", "verdict"]
 

@@ -38,8 +38,8 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.model.engine import EndedLife, ProcessLife
 from highwater.model.rank import Process, RankReading
 from highwater.process.errors import NotKept
-from highwater.process.flaws import flaw
 from highwater.process.state_file import StateFile
+from highwater.process.untrusted import flaw
 
 SECTION = "baseline"
 NOT_KNOWN = (

@@ -14,8 +14,7 @@ from highwater.explain.budget import RankBudget
 from highwater.explain.explanation import Explanation, tightest
 from highwater.explain.roads import Answer, config_of
 from highwater.model.rank import Device
-from highwater.model.titles import table
-from highwater.model.units import UNKNOWN, gib_text, size_text
+from highwater.model.units import UNKNOWN, gib_text, size_text, table
 from highwater_worker.plan.cards import CARDS
 
 Ask: TypeAlias = Callable[[int | None, Mapping[str, int]], Answer]

@@ -18,7 +18,7 @@ from highwater.explain.command_line import UNNAMED
 from highwater.explain.live_engine import OFFLINE, LiveEngine, layers_under
 from highwater.explain.wish import Flags, Granted, ImageTokens, Wish, changes, grant, wish_json
 from highwater.model.engine_budget import EncoderLimits
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA
 from highwater_worker.plan import cards
 from highwater_worker.plan.cards import Figure
 from kvplan import GRADES, Grade, PlanError, short

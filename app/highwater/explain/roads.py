@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias
 
 from highwater.explain.command_line import Line, parse
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA
 from highwater.process.regular import FileTooLargeError, read_regular
 from highwater.process.worker_package import SHIM_FOLDER, package_folder
 from highwater_worker.plan import cards

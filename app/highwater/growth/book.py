@@ -27,9 +27,9 @@ from highwater.growth.series import MAX_FLOORS, Floor, Place, SeriesKey, superfl
 from highwater.model.engine import WorkCounts
 from highwater.model.growth import GrowthUnit
 from highwater.model.units import MIB
+from highwater.process.clocks import boot_id
 from highwater.process.errors import os_reason
 from highwater.process.regular import NotARegularFileError, open_regular, replace_private
-from highwater.process.resources import boot_id
 
 # Eight ranks of thirty series each, with room for processes beside them.
 MAX_SERIES = 320

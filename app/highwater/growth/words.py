@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from highwater.model.components import component_title
 from highwater.model.growth import GrowthDriver, GrowthKind, GrowthRate, GrowthUnit, SeriesGrowth
-from highwater.model.titles import component_title, table
-from highwater.model.units import UNKNOWN, size_text, span_text
+from highwater.model.units import UNKNOWN, size_text, span_text, table
 
 DRIVER_TITLES: Final[Mapping[GrowthDriver, str]] = {
     "request": "request",

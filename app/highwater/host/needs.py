@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
 from highwater.host.reading import EngineMemorySettings, HostReading
-from highwater.model.schema import RESPONSE_SCHEMA
+from highwater.model.rank import RESPONSE_SCHEMA
 from highwater.model.units import GIB, MIB
 
 CacheKind: TypeAlias = Literal["off", "lru", "shm", "processor_only", "unknown"]

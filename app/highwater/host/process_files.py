@@ -30,11 +30,10 @@ from highwater.host.reading import (
     Text,
     name_of,
 )
+from highwater.process.clocks import Machine
 from highwater.process.errors import os_reason
-from highwater.process.flaws import flaw
 from highwater.process.regular import NotARegularFileError, first_names, open_regular, stamp_of, status_of
-from highwater.process.resources import Machine
-from highwater.process.untrusted import parse_json, plain
+from highwater.process.untrusted import flaw, parse_json, plain
 from highwater_worker.kernel.proc import MACHINES_PID_NAMESPACE
 from highwater_worker.wire import PROCESS_FILE_BYTES, PROCESS_NAME, process_body
 

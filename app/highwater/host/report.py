@@ -14,8 +14,8 @@ from typing import Final, Literal, TypeAlias
 
 from highwater.host.needs import NOT_COUNTED, CacheCounts, ProcessorCaches, ShmNeeds, processor_caches, shm_needs
 from highwater.host.reading import SHM, ContainerMemory, HostReading, Role, ShmMemory, ShmOwner, ShmState, of_engine
+from highwater.model.rank import RESPONSE_SCHEMA
 from highwater.model.report import HostSummary
-from highwater.model.schema import RESPONSE_SCHEMA
 from highwater.model.units import MIB, size_text, span_text
 
 PartKind: TypeAlias = Literal["process", "shm", "page_cache", "kernel"]

@@ -37,9 +37,8 @@ from highwater.host.reading import (
 )
 from highwater.host.report import GrownPart, HostReport, Judge, report_of
 from highwater.model.rank import RankReading
-from highwater.process.clocks import SYSTEM, Clocks
+from highwater.process.clocks import STOPPED_STATES, SYSTEM, Clocks, Machine
 from highwater.process.logs import contained
-from highwater.process.resources import STOPPED_STATES, Machine
 from highwater.watch.recorder.progress import SilentCore
 from highwater_worker.kernel.cgroup import read_container
 from highwater_worker.kernel.proc import read_machine
@@ -78,7 +77,7 @@ class HostReader:
         root: Path = Path("/"),
         shm: Path = Path(SHM),
     ) -> None:
-        self._machine = Machine(clocks.wall, clocks.monotonic, root)
+        self._machine = Machine(clocks, root)
         self._has_folder = folder is not None
         self._files = ProcessFiles(folder, self._machine)
         self._workers = workers

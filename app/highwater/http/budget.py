@@ -20,8 +20,7 @@ from highwater.http.services import OR_TEXT, FormatQuery, Parts, ending, wants_t
 from highwater.http.text.budget import budget_text
 from highwater.model.report import Report
 from highwater.model.units import ceil_div
-from highwater.process.errors import CannotPlan
-from highwater.process.exit_codes import FAILED, OK
+from highwater.process.errors import FAILED, OK, CannotPlan
 from kvplan import PlanError
 
 MAX_FLAGS: Final = 30

@@ -18,9 +18,8 @@ from highwater.http.services import NEEDS_TOKEN, NO_STORE, Admin, MaybeAdmin, Pa
 from highwater.http.text.control import reclaim_text, restored_text
 from highwater.model.rank import RankReading
 from highwater.model.remedies import Mode, RemedyResult, Target
-from highwater.model.schema import SCHEMA
-from highwater.process.errors import EngineError, NotAvailable, Refused
-from highwater.process.exit_codes import FAILED, OK
+from highwater.model.report import SCHEMA
+from highwater.process.errors import FAILED, OK, EngineError, NotAvailable, Refused
 
 _RANKS: Final = TypeAdapter(tuple[RankReading, ...])
 _RESULT: Final = TypeAdapter(RemedyResult)

@@ -21,18 +21,16 @@ from gated_proxy.door import Door
 from gated_proxy.door import Mode as DoorMode
 from gated_proxy.door_items import Form
 from gated_proxy.traffic import Connections, Histogram, ProxyTraffic
-from highwater.act.rules import SIGNALS
 from highwater.diagnose.verdict import Verdict, VerdictState
 from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostNow
 from highwater.model.components import COMPONENTS
 from highwater.model.engine import EngineState
 from highwater.model.growth import GrowthKind, SeriesGrowth
-from highwater.model.policy import PolicyLevel, PolicyMode, PolicyStatus, RulePhase
-from highwater.model.rank import RankReading, rank_title
+from highwater.model.policy import SIGNALS, PolicyLevel, PolicyMode, PolicyStatus, RulePhase
+from highwater.model.rank import RankReading, device_title, rank_title
+from highwater.model.remedies import device_total, used_total
 from highwater.model.report import Report
-from highwater.model.titles import device_title
-from highwater.model.totals import device_total, used_total
 from highwater.model.units import sum_known
 from highwater_worker.kernel.cgroup import EVENTS
 

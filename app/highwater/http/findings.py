@@ -17,8 +17,7 @@ from highwater.diagnose.rules.book import Explained, judged
 from highwater.diagnose.rules.setup import SetupCheck, checked
 from highwater.host.report import GrownPart, HostReport
 from highwater.http.services import NO_STORE, Parts, Services
-from highwater.model.report import Report
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA, Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 from highwater.diagnose.verdict import JudgedReport
 from highwater.http.access import peer_of
 from highwater.http.services import Parts, Services, StrictModel
-from highwater.model.report import Event
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA, Event
 from highwater.process.errors import NotAvailable, UnknownName
 from highwater.watch.history import Mark, Update
 

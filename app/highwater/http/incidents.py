@@ -13,7 +13,7 @@ from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.store import UnreadableIncident, listing, to_bytes
 from highwater.http.services import NO_STORE, OR_TEXT, FormatQuery, Parts, StrictModel, ending, wants_text
 from highwater.http.text.incidents import headlines_text, incident_markdown
-from highwater.process.exit_codes import OK
+from highwater.process.errors import OK
 
 # A response may hold lines of a log: no cache keeps it, nothing guesses at its type, no other site learns its address.
 _HEADERS: Final = NO_STORE | ending(OK) | {"Referrer-Policy": "no-referrer"}

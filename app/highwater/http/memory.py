@@ -31,14 +31,11 @@ from highwater.http.services import OR_TEXT, Admin, FormatQuery, Parts, Services
 from highwater.http.text.control import marked_text
 from highwater.http.text.host import host_text
 from highwater.http.text.report import report_text
+from highwater.model.engine import missing_text
 from highwater.model.growth import SeriesGrowth
-from highwater.model.remedies import RankDelta
-from highwater.model.report import Report
-from highwater.model.schema import SCHEMA
-from highwater.model.titles import missing_text
-from highwater.model.totals import compare
-from highwater.process.errors import EngineError, NotAvailable, UnknownName
-from highwater.process.exit_codes import ATTENTION, OK
+from highwater.model.remedies import RankDelta, compare
+from highwater.model.report import SCHEMA, Report
+from highwater.process.errors import ATTENTION, OK, EngineError, NotAvailable, UnknownName
 from highwater.watch.history import MARKS_KEPT
 from highwater.watch.sources import EntriesReading, RankEntries
 

@@ -13,9 +13,8 @@ from highwater.http.problems import ProblemAnswer
 from highwater.http.services import Admin, Parts, Services, ending, wants_text
 from highwater.http.text.control import policy_text
 from highwater.model.policy import PolicyStatus
-from highwater.model.report import Event
-from highwater.model.schema import SCHEMA
-from highwater.process.exit_codes import OK
+from highwater.model.report import SCHEMA, Event
+from highwater.process.errors import OK
 
 DECISIONS_SHOWN: Final = 20
 _STATUS: Final = TypeAdapter(PolicyStatus)

@@ -18,7 +18,7 @@ from starlette.routing import Match
 from gated_proxy.failures import RETRY_AFTER_SECONDS, error_body
 from gated_proxy.logs import LimitedLog
 from highwater.process.errors import NotAvailable, RequestError, TooManyWaiting
-from highwater.process.flaws import sentences
+from highwater.process.untrusted import sentences
 
 CODES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 

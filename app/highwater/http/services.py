@@ -13,9 +13,8 @@ from fastapi.security.base import SecurityBase
 from pydantic import BaseModel, ConfigDict
 
 from gated_proxy.door_items import RequestItems
-from highwater.act.governor import Governor
+from highwater.act.governor import Governor, PolicyStore
 from highwater.act.relief import Relief
-from highwater.act.store import PolicyStore
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.engine.client import EngineResponse
 from highwater.growth.watch import GrowthWatch
@@ -25,7 +24,7 @@ from highwater.http.engine_page import EnginePage
 from highwater.http.metrics import Exporter
 from highwater.http.starts import Fresh, StartReports, Turns
 from highwater.model.report import Caller, Report
-from highwater.process.exit_codes import EXIT_STATUS_HEADER
+from highwater.process.errors import EXIT_STATUS_HEADER
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 from highwater.watch.recorder.recorders import Recorders

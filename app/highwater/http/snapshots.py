@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from highwater.http.problems import ProblemAnswer
 from highwater.http.services import NEEDS_TOKEN, NO_STORE, Admin, Parts, StrictModel, ending, wants_text
 from highwater.http.text.control import snapshots_text, stacks_text, taken_text
-from highwater.model.schema import SCHEMA
-from highwater.process.exit_codes import OK
+from highwater.model.report import SCHEMA
+from highwater.process.errors import OK
 from highwater.watch.snapshots import pieces
 
 _BINARY: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

@@ -1,1 +1,1 @@
-"""Accounting of a rank's memory: its components, growth, and what a remedy freed. Pure, all of it: no I/O, no clock."""
+"""The words: ranks, components, remedies, the engine, the policy, growth, the report. Pure: no I/O, no clock."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
@@ -97,6 +97,11 @@ class MissingRank(Ranked):
     status: str
     last_seen_at: float | None = None  # the time of its last reading; `used_bytes`: its device memory then
     used_bytes: int | None = None
+
+
+def missing_text(ranks: Iterable[MissingRank]) -> str:
+    """Missing ranks by their place, which is known of those too that never reported: ``dp 1 pp 0 tp 0 (dead)``."""
+    return ", ".join(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} ({rank.status})" for rank in ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,37 +205,21 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedLife:
-    """The end of a life of the engine that was never ready, in words that a sentence goes on with.
+    """The end of a life of the engine that was never ready, in words that a sentence goes on with."""
 
-    Attributes:
-        how: ``was killed by the kernel for memory``, ``ended without a word``.
-        memory: The container's memory against its limit: ``1,250.0 of 1,250.0 MiB``; empty where it is not known.
-        processes: Those that it left, with the most that each had resident; empty where none is known.
-        oom_kills: The kills for memory that the kernel counted in its container while it ran.
-    """
-
-    how: str
-    memory: str = ""
-    processes: str = ""
-    oom_kills: int = 0
+    how: str  # ``was killed by the kernel for memory``, ``ended without a word``
+    memory: str = ""  # its container's against the limit: ``1,250.0 of 1,250.0 MiB``; empty where it is not known
+    processes: str = ""  # those that it left, with the most that each had resident; empty where none is known
+    oom_kills: int = 0  # those that the kernel counted in its container while it ran
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLife:
-    """One life of the engine by its processes' files.
+    """One life of the engine by its processes' files."""
 
-    Attributes:
-        processes: All that are known of it, whether they run or not.
-        last_at: When one of them wrote last, in Unix seconds.
-        is_running: One of them runs, as far as is known, and not only what a killed API server left.
-        has_server: One of them, ended or not, is an API server, a launcher or a container's first process.
-        is_serving: Such a process wrote just now; of a life without one, any process did.
-        end: How it ended, if it has.
-    """
-
-    processes: frozenset[Process]
-    last_at: float
-    is_running: bool
-    has_server: bool
-    is_serving: bool
-    end: EndedLife
+    processes: frozenset[Process]  # all that are known of it, whether they run or not
+    last_at: float  # when one of them wrote last, in Unix seconds
+    is_running: bool  # one of them runs, as far as is known, and not only what a killed API server left
+    has_server: bool  # one of them, ended or not, is an API server, a launcher or a container's first process
+    is_serving: bool  # such a process wrote just now; of a life without one, any process did
+    end: EndedLife  # how it ended, if it has

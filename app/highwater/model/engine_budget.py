@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field
 
-from highwater.model.schema import MAX_NUMBER
+from highwater.model.rank import MAX_NUMBER
 
 _MAX_LIST = 600
 _ON: Final = frozenset({"true", "1"})

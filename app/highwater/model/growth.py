@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.pace import NO_TRACK, SLOWEST_BYTES_PER_SECOND, STEADY, Pace, Track, began, pace_of
 from highwater.model.rank import Components, Ranked, RankKey, RankReading
-from highwater.model.totals import compare, first_of_each_card, total
+from highwater.model.remedies import compare, first_of_each_card, total
 from highwater.model.units import MIB, difference, sum_known
 
 # The verdict on a series of memory between requests: app/highwater/growth/judging.py.

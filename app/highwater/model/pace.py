@@ -83,27 +83,18 @@ NO_TRACK: Final = Track((), ())
 
 
 class Pace(NamedTuple):
-    """A pace, and the line that it is of.
-
-    Attributes:
-        now: The used bytes now, by the line.
-        late: The pace now, as it bends; ``bend``: by what share of itself it surely grows each second, negative where
-            it slackens.
-        wander: By how many seconds of its pace memory is off the line after a second, by chance; after four seconds by
-            twice as many.
-        is_kinked: Whether it has slackened before: memory may be levelling off.
-        is_wavy: Whether readings are above the line for long, and then below it.
-    """
+    """A pace, and the line that it is of."""
 
     bytes_per_second: float
     first: int = 0  # the first reading of its window
     seconds: float = 0.0  # the length of the window
-    now: float = 0.0
-    late: float = 0.0
-    bend: float = 0.0
+    now: float = 0.0  # the used bytes now, by the line
+    late: float = 0.0  # the pace now, as it bends
+    bend: float = 0.0  # by what share of itself it surely grows each second, negative where it slackens
+    # By how many seconds of its pace memory is off the line after a second, by chance; after four by twice as many.
     wander: float = 0.0
-    is_kinked: bool = False
-    is_wavy: bool = False
+    is_kinked: bool = False  # it has slackened before: memory may be levelling off
+    is_wavy: bool = False  # readings are above the line for long, and then below it
 
 
 def pace_of(track: Track, patience: Patience = STEADY) -> Pace | None:

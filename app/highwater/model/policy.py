@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
-from highwater.model.rank import Ranked
+from highwater.model.rank import Ranked, RankReading
+from highwater.model.units import gib_text, share_text
 
 # The worst state of the policy's rules; `unknown`: no fresh reading, so nothing is done.
 PolicyLevel: TypeAlias = Literal["calm", "short", "urgent", "held", "unknown"]
@@ -121,3 +122,70 @@ class PolicyStatus:
     rules: tuple[RuleStatus, ...] = ()
     actions_last_hour: int = 0  # remedies that it started within the last hour, over all engine lives
     acts: tuple[PolicyAct, ...] = ()  # those of the last five minutes, newest first; without any the last one
+
+
+# --- signals and waters ---
+
+
+@dataclass(frozen=True, slots=True)
+class SignalTraits:
+    """One signal, as rules know it."""
+
+    title: str
+    value: Callable[[RankReading], float | None] | None = None  # of a rank; None: it is a sum over all
+    falls: bool = False  # less is worse: high water is reached from above, and low water lies over it
+    is_ratio: bool = False
+    is_of_host: bool = False
+    is_fill: bool = False  # of a device: pressure on it can be urgent
+
+
+SIGNALS: Final[Mapping[str, SignalTraits]] = MappingProxyType(
+    {
+        "device_free_bytes": SignalTraits("free", value=lambda reading: reading.free_bytes, falls=True, is_fill=True),
+        "device_used_ratio": SignalTraits(
+            "used", value=lambda reading: reading.used_ratio, is_ratio=True, is_fill=True
+        ),
+        "device_growth_bytes": SignalTraits("grown since ready"),
+        "encoder_cache_bytes": SignalTraits(
+            "encoder cache", value=lambda reading: reading.components.encoder_cache_bytes
+        ),
+        "host_used_ratio": SignalTraits(
+            "host memory used",
+            value=lambda reading: reading.host_memory.used_ratio,
+            is_ratio=True,
+            is_of_host=True,
+        ),
+        "host_growth_bytes": SignalTraits("host memory grown", is_of_host=True),
+    }
+)
+
+
+def signal_traits(signal: str) -> SignalTraits:
+    """Return a signal's traits; a sidecar of another version may have more of them than are known here."""
+    return SIGNALS.get(signal) or SignalTraits(signal, is_ratio=signal.endswith("_ratio"))
+
+
+def signal_title(signal: str) -> str:
+    return signal_traits(signal).title
+
+
+def signal_text(signal: str, value: float | None) -> str:
+    return share_text(value) if signal_traits(signal).is_ratio else gib_text(value)
+
+
+class _HasWaters(Protocol):
+    @property
+    def signal(self) -> str: ...
+    @property
+    def high_water(self) -> float | None: ...
+    @property
+    def low_water(self) -> float | None: ...
+
+
+def waters_text(rule: _HasWaters) -> str:
+    if rule.high_water is None or rule.low_water is None:
+        return ""
+    # Of what is free, a rule acts on less, and stops at more.
+    acts = "acts below" if rule.high_water < rule.low_water else "acts at"
+    high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
+    return f"{acts} {high}, stops at {low}"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, Protocol, Self, TypeAlias
-
-from highwater.model.schema import RESPONSE_SCHEMA
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 # A rank's reading comes from its response to our call, or from its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 EncoderUnprofiledBy: TypeAlias = Literal["skip_mm_profiling", "vllm_ascend", "runner_v2"]
 RankKey: TypeAlias = tuple[int, int]
+
+MAX_NUMBER: Final = 2**63 - 1
+"""The largest number that is taken from another process: beyond it, sums in floats and in C would go wrong."""
+RESPONSE_SCHEMA: Final = {"json_schema_serialization_defaults_required": True}
+"""For pydantic: a response has every field, and its schema says so, also of fields that a default fills in."""
 
 
 def key_of(dp_rank: int | None, rank: int | None) -> RankKey:
@@ -37,6 +40,16 @@ class Process(NamedTuple):
         if (self.host, self.pid) != (other.host, other.pid):
             return False
         return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)
+
+
+def names_text(labels: Sequence[str]) -> str:
+    """Return the names of equal ranks: ``3``, ``0-3 6 (x5)``."""
+    runs: list[list[str]] = []
+    for label in labels:
+        follows = bool(runs) and label.isdecimal() and runs[-1][-1].isdecimal() and int(label) == int(runs[-1][-1]) + 1
+        runs[-1:] = [[*runs[-1], label]] if follows else [*runs[-1:], [label]]
+    few = " ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:3])
+    return f"{few}{' ..' if len(runs) > 3 else ''}{f' x{len(labels)}' if len(labels) > 1 else ''}"  # noqa: PLR2004
 
 
 class _HasRank(Protocol):
@@ -112,6 +125,11 @@ class Device:
         return device_traits(self.type)
 
 
+def device_title(device: Device) -> str:
+    kind = device.type or "unknown"
+    return kind if device.index is None else f"{kind}:{device.index}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchMemory:
     """The caching allocator's own statistics (``torch.<device>.memory_stats``); all ``None`` on CPU."""
@@ -133,29 +151,22 @@ class EncoderCacheTotals:
     host_bytes: int = 0
     capacity_embeds: int | None = None  # the scheduler's budget, in embeddings; vLLM evicts lazily and stays near it
     oldest_age_seconds: float | None = None  # since the oldest entry of any rank was first seen by us: a lower bound
-    # Entries moved to host memory so far, of the rank with the most, one that moved twice counted twice; likewise
-    # `restores` and the time that they took.
+    # Of the rank with the most: entries moved to host memory so far, each as often as it moved, and moved back.
     spills: int = 0
     restores: int = 0
-    restore_seconds: float = 0.0
+    restore_seconds: float = 0.0  # the time that the latter took
 
     @classmethod
     def of(cls, ranks: Sequence[RankMemory]) -> Self | None:
         caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
         if not caches:
             return None
-        return cls(
-            entries=max(cache.entries for cache in caches),
-            device_bytes=sum(cache.device_bytes for cache in caches),
-            host_bytes=sum(cache.host_bytes for cache in caches),
-            capacity_embeds=max((c.capacity_embeds for c in caches if c.capacity_embeds is not None), default=None),
-            oldest_age_seconds=max(
-                (c.oldest_age_seconds for c in caches if c.oldest_age_seconds is not None), default=None
-            ),
-            spills=max(cache.spills for cache in caches),
-            restores=max(cache.restores for cache in caches),
-            restore_seconds=max(cache.restore_seconds for cache in caches),
-        )
+
+        def over_all(name: str) -> Any:  # noqa: ANN401 - a field's value
+            values = [value for cache in caches if (value := getattr(cache, name)) is not None]
+            return sum(values) if name in {"device_bytes", "host_bytes"} else max(values, default=None)
+
+        return cls(**{field.name: over_all(field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +271,7 @@ class RankMemory(Ranked):
     used_bytes: int | None = None
     torch: TorchMemory = TorchMemory()
     releasable_bytes: int | None = None  # the device would gain so much by a `release` now
-    # Likewise by a trim without a target; `None` also where the worker would refuse to trim.
+    # And so much by a trim without a target; `None` also where the worker would refuse to trim.
     trimmable_bytes: int | None = None
     asleep_tags: tuple[str, ...] | None = None  # the parts of the engine that are asleep (`weights`, `kv_cache`)
     encoder_cache: EncoderCache | None = None

@@ -1,11 +1,11 @@
-"""The remedies, a row each: what one frees, how much it can give, and what it is credited with.
+"""The remedies, one row each: what a remedy frees, how much it can give, and what it is credited with.
 
-A new remedy is a row here and its class in ``act/remedies/``, which says how it is run. The policy asks these rows.
-By name its decisions know ``release`` alone, which they also choose for an engine that is idle.
+A new remedy is a row here and a class in ``act/remedies.py``, which says how it is run. The policy reads these rows and
+knows only ``release`` by name, which it also runs on an idle engine.
 
-The difference between two readings is traffic's as much as the remedy's. So a remedy is credited with its own
-components alone: a trim without a result gets no credit for the release after it. The event, ``/policy`` and the metric
-show this one figure, never negative.
+Traffic changes memory between two readings as much as a remedy does. So a remedy is credited with its own components
+only: a trim that moved nothing gets no credit for the release after it. The event, ``/policy`` and the metric show the
+same figure, and it is never negative.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.policy import RankFreed, RankPressure
 from highwater.model.rank import DEVICES, Components, Ranked, RankReading, key_of
-from highwater.model.units import difference, sum_known
+from highwater.model.units import MIB, difference, gib_text, sum_known
 
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
 Mode: TypeAlias = Literal["safe", "now"]
@@ -74,9 +74,20 @@ class RemedyResult:
     held_seconds: float | None = None  # how long new requests waited for it at the gate
     detail: tuple[Mapping[str, Any], ...] = ()  # the workers' responses, rank by rank
 
+    @property
+    def summary(self) -> str:
+        text = f"{self.remedy} {self.outcome}"
+        if self.outcome == "done" and self.credited_bytes is not None:
+            together = f", {len(self.ranks)} ranks together," if len(self.ranks) > 1 else ""
+            text += f", gave back {gib_text(self.credited_bytes)}{together} in {self.seconds:.2f} s"
+            less = self.freed_bytes
+            if less is not None and abs(less - self.credited_bytes) >= MIB:
+                text += f"; {gib_text(abs(less))} {'less' if less >= 0 else 'more'} in use now"
+        return f"{text}: {self.reason}" if self.reason else text
 
-# When a rule with derived waters uses a remedy: whenever it can give enough; not while vLLM would only want these bytes
-# back, unless memory is urgently short; or only where that is so at high water.
+
+# When a rule with derived waters runs a remedy: whenever it can give enough; if vLLM counts on the bytes and would take
+# them back, only when memory is urgently short; or only when it is urgently short and high water is reached.
 DefaultUse: TypeAlias = Literal["always", "unless_wanted_back", "last_resort"]
 
 _DEVICE_SIGNALS: Final = ("device_free_bytes", "device_used_ratio", "device_growth_bytes")
@@ -117,39 +128,26 @@ def _cached(reading: RankReading) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyTraits:
-    """One remedy, as it is known before it is run.
-
-    Attributes:
-        lowers: The signals that it lowers, so that a rule on one of them uses it if it names no remedies.
-        can_give: Returns what it can give on a rank, by the workers' figures.
-        components: The components that it is credited with; ``components_on`` has those of devices where they differ.
-        has_own_figure: True if the workers measure in the call what it freed: that counts then.
-        needs_release: True if the device sees the bytes only after the allocator's cached blocks were released. Such a
-            remedy has one component.
-        takes_target: True if it can stop before all is freed (``Target``).
-        moves_to_host: True if the bytes go to host memory, so that a device which shares that gains nothing.
-        default_use: When a rule with derived waters uses it.
-        gain_field: The field of a rank's pressure (``policy.RankPressure``) that shows what it could give, as
-            the workers report it; ``None``: none does.
-    """
+    """One remedy, as it is known before it is run."""
 
     name: str
     frees: str
     does_not_free: str
-    lowers: tuple[str, ...] = ()
+    lowers: tuple[str, ...] = ()  # the signals that it lowers: a rule on one of them uses it if it names no remedies
+    # What it can give on a rank, by the workers' figures.
     can_give: Callable[[RankReading], PossibleGain] = lambda _: PossibleGain(None)
+    # The components that it is credited with, the last with what no other accounts for; `components_on`: on devices of
+    # which they differ.
     components: tuple[str, ...] = ()
     components_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    has_own_figure: bool = False
+    has_own_figure: bool = False  # the workers measure in the call what it freed: that counts then
+    # The device sees the bytes only after the allocator's cached blocks were released. Such a remedy has one component.
     needs_release: bool = False
-    takes_target: bool = False
-    moves_to_host: bool = False
-    default_use: DefaultUse = "always"
+    takes_target: bool = False  # it can stop before all is freed (`Target`)
+    moves_to_host: bool = False  # the bytes go to host memory, so that a device which shares that gains nothing
+    default_use: DefaultUse = "always"  # when a rule with derived waters uses it
+    # The field of a rank's pressure (`policy.RankPressure`) that shows what it could give, as the workers report it.
     gain_field: str | None = None
-
-    def credited_components(self, device_type: str | None) -> tuple[str, ...]:
-        """Return the components that it is credited with on such a device; the last gets what no other accounts for."""
-        return self.components_on.get(device_type or "", self.components)
 
 
 _ROWS: Final = (
@@ -208,7 +206,6 @@ TRAITS: Final[Mapping[str, RemedyTraits]] = MappingProxyType({row.name: row for 
 GAIN_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {row.name: row.gain_field for row in _ROWS if row.gain_field is not None}
 )
-"""The field of a rank's pressure that shows what a remedy could give, for the remedies that have one."""
 
 
 def possible_bytes(remedy: str, ranks: Iterable[RankReading], target: Target = UNNEEDED) -> int | None:
@@ -286,16 +283,13 @@ def _parts(
     def left(component: str) -> int | None:
         return difference(getattr(was.components, component), getattr(now.components, component))
 
-    sizes = {component: left(component) for component in remedy.credited_components(was.device.type)}
+    components = remedy.components_on.get(was.device.type or "", remedy.components)
+    sizes = {component: left(component) for component in components}
     if remedy.needs_release and not is_released:
         kept = max(-(left("torch_cached_bytes") or 0), 0)
         sizes = {component: difference(size, kept) for component, size in sizes.items()}
-    gains = {component: None if size is None else max(size, 0) for component, size in sizes.items()}
-    return _as_reported(gains, reported) if remedy.has_own_figure else gains
-
-
-def _as_reported(sizes: dict[str, int | None], reported: int | None) -> dict[str, int | None]:
-    if reported is None:
+    sizes = {component: None if size is None else max(size, 0) for component, size in sizes.items()}
+    if not remedy.has_own_figure or reported is None:
         return sizes
     *names, last = sizes
     credited: dict[str, int | None] = {}
@@ -303,3 +297,79 @@ def _as_reported(sizes: dict[str, int | None], reported: int | None) -> dict[str
         credited[name] = min(sizes[name] or 0, reported)
         reported -= credited[name] or 0
     return {**credited, last: reported}
+
+
+def reasons_of(results: Iterable[tuple[str, str]]) -> list[str]:
+    """Return each reason once, behind the remedies that have it, from pairs of remedy and reason."""
+    remedies: dict[str, list[str]] = {}
+    for remedy, reason in results:
+        remedies.setdefault(reason, []).append(remedy)
+    return [f"{', '.join(names)}: {reason}" for reason, names in remedies.items()]
+
+
+# --- sums over ranks, each device counted once, and the difference between two readings of the same ranks ---
+
+
+def host_used(ranks: Sequence[RankReading]) -> int | None:
+    return max((used for used, _ in (rank.host_memory.share for rank in ranks) if used is not None), default=None)
+
+
+def used_total(ranks: Iterable[RankReading]) -> int | None:
+    """Return the used bytes of all devices, each counted once, other programs included."""
+    return once_per_card((rank.card, rank.used_bytes) for rank in ranks)
+
+
+def device_total(ranks: Iterable[RankReading]) -> int | None:
+    return once_per_card((rank.card, rank.total_bytes) for rank in ranks)
+
+
+def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
+    first: dict[str, int] = {}
+    for position, rank in enumerate(ranks):
+        if rank.used_bytes is not None:
+            first.setdefault(rank.card, position)
+    return tuple(first.values())
+
+
+def once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None:
+    first: dict[object, int] = {}
+    for name, size in sizes:
+        if size is not None:
+            first.setdefault(object() if name is None else name, size)
+    return sum_known(first.values())
+
+
+def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
+    earlier = {reading.key: reading for reading in before}
+    return tuple(
+        RankDelta(
+            rank=now.rank,
+            dp_rank=now.dp_rank,
+            card=now.card,
+            used_bytes=difference(now.used_bytes, was.used_bytes),
+            components=Components(
+                **{
+                    name: difference(getattr(now.components, name), getattr(was.components, name))
+                    for name in COMPONENT_NAMES
+                }
+            ),
+        )
+        for now in after
+        if (was := earlier.get(now.key)) is not None
+    )
+
+
+def freed(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
+    """Return what each rank gave back; negative where traffic took more meanwhile."""
+    return compare(after, before)
+
+
+def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
+    """Return the sum over the ranks: used bytes, each device's once, and by component."""
+    parts = {name: sum_known(getattr(delta.components, name) for delta in deltas) for name in COMPONENT_NAMES}
+    used = once_per_card((delta.card, delta.used_bytes) for delta in deltas)
+    cards = [delta.card for delta in deltas if delta.card is not None]
+    if used is not None and len(set(cards)) < len(cards):
+        # On each of several ranks on one device, what the others own stands under non_torch.
+        parts["non_torch_bytes"] = used - sum(parts[name] or 0 for name in COMPONENT_NAMES if name != "non_torch_bytes")
+    return used, Components(**parts)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from highwater.model.engine import EngineStatus, MissingRank, Progress, StartFailure
 from highwater.model.growth import Growth
 from highwater.model.policy import PolicyStatus, RankPressure
 from highwater.model.rank import EncoderCacheTotals, RankReading
 from highwater.model.remedies import RemedyResult
-from highwater.model.schema import SCHEMA
+
+SCHEMA: Final = 1
+"""Of every response of the sidecar, the report among them, of a worker's, and of what a command prints as JSON."""
 
 # What is known of memory when the engine ended; `not_short`: of the device, and the kernel killed nothing; `had_room`:
 # the device, and no more is known.
@@ -116,7 +118,7 @@ class ReliefNow:
 
     remedy: str
     trigger: Trigger
-    state: str  # where it stands (app/highwater/act/relief.py)
+    state: str  # where it stands (app/highwater/act/relief_states.py)
     seconds: float  # since it began
     requests_running: int = 0  # those that it waits for; `requests_held`: new ones that wait for it
     requests_held: int = 0

@@ -1,10 +1,12 @@
-"""Bytes, shares and spans of time as people read them; whole numbers rounded up; sums of sizes, any of them unknown."""
+"""Bytes, shares, spans of time and tables as people read them; numbers rounded up; sums of sizes, some unknown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
+
+from tabulate import tabulate
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -91,3 +93,16 @@ def span_text(seconds: float | None) -> str:
             rest = int(seconds % unit // divisor)
             return f"{int(seconds // unit)} {large} {rest} {small}" if rest else f"{int(seconds // unit)} {large}"
     return f"{max(seconds, 0.0):.{1 if seconds < 10 else 0}f} s"  # noqa: PLR2004 - one decimal while it matters
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 0) -> str:
+    """Return a plain table: the first column and the last ``words`` columns left, the others right."""
+    figures = len(headers) - 1 - words
+    align = ("left", *("right" for _ in range(figures)), *("left" for _ in range(words)))
+    return tabulate(rows, headers, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
+
+
+def narrow_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, headers among them, without lines and padding: nine columns of sizes fit 80 cells."""
+    align = ("left", *("right" for _ in rows[0][1:]))
+    return tabulate(rows, tablefmt="plain", colalign=align, disable_numparse=True)

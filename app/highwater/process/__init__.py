@@ -1,1 +1,1 @@
-"""The sidecar's own process and its machine: file descriptors, allocator, log, internal errors, clocks and boot."""
+"""This process: its errors, files, secrets and certificates, its log, clocks and limits, and text from outside."""

@@ -72,11 +72,11 @@ def read_token(path: Path) -> str:
     """
     try:
         content = read_private(path, max_bytes=MAX_FILE_BYTES)
-    except FileNotFoundError:
-        raise
     except NotPrivate as exc:
         raise TokenUnusable(f"{path} {exc}") from exc
     except OSError as exc:
+        if isinstance(exc, FileNotFoundError):
+            raise
         raise TokenUnusable(f"{path} cannot be read: {os_reason(exc)}") from exc
     # Without decode's own exception, which would show the content.
     token = content.decode("ascii", errors="replace").strip()

@@ -9,62 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import resource
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Final
-
-from highwater_worker.kernel import proc
-from highwater_worker.kernel.proc import ROOT, read_stat
-
-STOPPED_STATES: Final = frozenset("Tt")  # a process's states while a signal or a debugger has stopped it
-
-
-class Machine:
-    """The clocks (Unix seconds, and ``CLOCK_MONOTONIC``, which all processes share) and processes of this machine."""
-
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-        root: Path = ROOT,
-    ) -> None:
-        self.clock = clock
-        self.monotonic = monotonic
-        self._root = root
-        self.boot_id = boot_id(root)
-        self._pid_namespace: int | None = None
-        with suppress(OSError):
-            self._pid_namespace = proc.pid_namespace(root)
-
-    def shares_processes(self, boot_id: str | None, pid_namespace: int | None) -> bool:
-        """Return whether a process's number means the same here as where a file that names both was written."""
-        return pid_namespace is not None and pid_namespace == self._pid_namespace and self.is_boot(boot_id)
-
-    def is_boot(self, boot_id: str | None) -> bool:
-        return boot_id is not None and boot_id == self.boot_id
-
-    def process_state(self, pid: int, started: int | None) -> str | None:
-        """Return the letter of a process's state; ``None`` where it does not exist, ``?`` where that is unknown.
-
-        ``started``, in ticks since boot, distinguishes the process from a later one with its number.
-        """
-        try:
-            stat = read_stat(pid, self._root)
-            return stat.state if stat.started == started else None
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        except (OSError, ValueError, IndexError):
-            return "?"
-
-
-def boot_id(root: Path = ROOT) -> str | None:
-    try:
-        return proc.boot_id(root) or None
-    except OSError:
-        return None
-
 
 # Reserved for the control plane's connections, files and logs, and for the sidecar's paths once the connections for the
 # engine are used up.

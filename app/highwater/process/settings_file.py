@@ -16,9 +16,8 @@ import yaml
 
 from highwater.model.units import MIB
 from highwater.process.errors import SettingsError, os_reason
-from highwater.process.flaws import masked
 from highwater.process.regular import FileTooLargeError, NotARegularFileError, read_regular
-from highwater.process.untrusted import plain
+from highwater.process.untrusted import masked, plain
 
 MAX_BYTES: Final = MIB
 _QUOTED = re.compile(r"""(['"]).{2,}\1""", re.DOTALL)

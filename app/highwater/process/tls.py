@@ -114,7 +114,9 @@ class TlsWatch:
 
 def listening_context(files: TlsFiles) -> ReloadedContext | None:
     """Return the context for clients; None is plain HTTP. Raises ValueError where the files do not load."""
-    return ReloadedContext(_server_context, files, "tls") if files.cert_file is not None else None
+    if files.cert_file is None:
+        return None
+    return ReloadedContext(lambda given: _configured(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), given), files, "tls")
 
 
 def engine_context(url: str, files: TlsFiles) -> ReloadedContext | None:
@@ -162,19 +164,15 @@ def trouble(exc: BaseException) -> str | None:
     return f"no TLS with the engine: {reason.replace('_', ' ').lower()}"
 
 
-def _server_context(files: TlsFiles) -> ssl.SSLContext:
-    return _with_common_options(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
-
-
 def _client_context(files: TlsFiles) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=files.ca_file)
     except (OSError, ValueError) as exc:
         raise ValueError(f"{files.ca_file}: holds no certificate in PEM, or cannot be read ({exc})") from exc
-    return _with_common_options(context, files)
+    return _configured(context, files)
 
 
-def _with_common_options(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
+def _configured(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if files.cert_file is not None and files.key_file is not None:

@@ -1,1 +1,1 @@
-"""The sidecar's areas, each put together from its parts: ``main`` joins them, and tests use single ones."""
+"""The sidecar put together: its settings, the parts that they ask for, and what ``main`` makes of them."""

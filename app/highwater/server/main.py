@@ -13,26 +13,41 @@ second. Both ports share one ``Proxy``, with a limit of clients each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import httpx
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-from gated_proxy.door_items import RequestItems
+from gated_proxy.routes import SidecarPaths
+from highwater import __version__
+from highwater.http import (
+    budget,
+    control,
+    findings,
+    health,
+    history,
+    incidents,
+    memory,
+    pages,
+    policy,
+    snapshots,
+)
+from highwater.http.access import ControlGuard, HeadAsGet
 from highwater.http.engine_page import EnginePage
-from highwater.http.metrics import Counters, Exporter
+from highwater.http.metrics import Exporter
+from highwater.http.problems import PROBLEM_RESPONSES, SIDECAR_PATHS_HINT, answer_problems
 from highwater.http.services import Services
 from highwater.http.starts import StartReports
 from highwater.model.report import ProxyLoad, Report
+from highwater.model.units import MIB
 from highwater.process.clocks import SYSTEM, Clocks
-from highwater.process.tls import TlsWatch, engine_context, listening_context
-from highwater.server.control_plane import wire_access, wire_control_plane
-from highwater.server.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane
-from highwater.server.door import DoorWatch
+from highwater.process.tls import TlsWatch, listening_context
+from highwater.server.data_plane import RootPathWatch, listening_ports, make_front
 from highwater.server.parts import Parts
 from highwater.server.settings.sections import IncidentSettings
 from highwater.server.settings.settings import Settings
@@ -43,6 +58,10 @@ from highwater.watch.sources import EncoderCacheEntries
 # An engine's first answer may tell that it was restarted, and what a recorder writes next shows that it runs.
 FIRST_READINGS: Final = 3
 FIRST_PAUSE_SECONDS: Final = 0.3
+CONTROL_BODY_BYTES = MIB
+_LIVE_PATHS = frozenset({"/memory/events"})
+_SIDECAR_FOLDERS = ("/dashboard/", "/docs/", "/memory/", "/policy/")
+_SIDECAR_PREFIXES = ("/memory/incidents/", "/memory/snapshots/", "/dashboard/", pages.RUNBOOKS_PREFIX)
 
 
 def create_app(
@@ -89,21 +108,8 @@ async def read_once(settings: Settings, paths: Iterable[str]) -> ReadOnce:
 
 class _App(Parts):
     def __init__(self, settings: Settings, clocks: Clocks, transport: httpx.AsyncBaseTransport | None) -> None:
-        self.counters = counters = Counters()
+        super().__init__(settings, clocks, transport=transport)
         self.listening_tls = listening_context(settings.tls.files)
-        tls = engine_context(settings.engine_url, settings.engine_tls.files)
-        self.token, self.access = wire_access(settings, counters.control_denied)
-        self.data = wire_data_plane(
-            settings,
-            clocks=clocks,
-            tls=tls,
-            observer=counters.traffic,
-            withhold=self.access.without_token,
-            internal_errors=counters.internal_errors,
-        )
-        super().__init__(
-            settings, clocks, self.data.gate, counters, counters.internal_errors, tls=tls, transport=transport
-        )
         self.stopping = asyncio.Event()
         listeners = (self.quiescer.notice, self.governor.notice, self.growth.notice, self.watcher.notice)
         at_door = () if self.door is None else (self.door.notice,)
@@ -115,35 +121,13 @@ class _App(Parts):
             self.watcher.run,
             self.host.run,
             self.growth.run,
-            TlsWatch(self.listening_tls, tls).run,
+            TlsWatch(self.listening_tls, self.tls).run,
             *([self.shared.run] if self.shared.has_witness else []),
         )
 
-    @cached_property
-    def door(self) -> DoorWatch | None:
-        if not self.settings.has_data_plane:
-            return None
-        return DoorWatch(
-            self.data.door,
-            self.settings.door,
-            budget_of=self.budgets.budget_of,
-            host=lambda: None if self.host.now is None else self.host.now.reading,
-            level=lambda: self.governor.status().level,
-            clock=self.clocks.monotonic,
-        )
-
-    def requests_with_images(self) -> Iterator[RequestItems]:
-        return self.data.door.requests()
-
-    def requests_under_way(self) -> int:
-        return self.data.requests_under_way()
-
-    def requests_ended(self) -> int | None:
-        return self.counters.traffic.requests_ended if self.settings.has_data_plane else None
-
     def sidecar(self) -> Sidecar:
         proxy, services = self.data.proxy, self._services()
-        control, paths = wire_control_plane(services, self._lifespan, self.internal_errors.counter("http"))
+        application, paths = _control_plane(services, self._lifespan, self.internal_errors.counter("http"))
         front = make_front(self.settings, paths)
         if self.settings.has_data_plane:
             watch = RootPathWatch(front, lambda: self.poller.capabilities.root_path, self.history)
@@ -152,13 +136,13 @@ class _App(Parts):
             ports=listening_ports(self.settings, proxy, front, paths),
             services=services,
             sidecar_paths=paths.exact,
-            begin_stop=self._begin_stop,
-            control=control,
+            begin_stop=self.begin_stop,
+            control=application,
             tls=self.listening_tls,
             access_log=proxy.access_log,
         )
 
-    def _begin_stop(self) -> None:
+    def begin_stop(self) -> None:
         self.stopping.set()
         self.history.close()
 
@@ -234,3 +218,31 @@ class _App(Parts):
             await self.data.proxy.aclose()
             await self.engine.aclose()
             self.token.close()
+
+
+# --- the control plane: the check of its callers, and the application that answers them ---
+
+
+def _control_plane(
+    services: Services, lifespan: Callable[[FastAPI], object], internal_error: Callable[[], None]
+) -> tuple[ASGIApp, SidecarPaths]:
+    app = FastAPI(
+        title="Highwater",
+        version=__version__,
+        summary="Where a vLLM server's memory went, and how to get it back without failing a request.",
+        openapi_url="/memory/openapi.json",  # /openapi.json and /docs are the engine's, proxied
+        docs_url=None,
+        redoc_url=None,
+        responses=PROBLEM_RESPONSES,
+        lifespan=lifespan,  # type: ignore[arg-type]
+    )
+    app.state.services = services
+    readers = (memory, findings, budget, history)
+    # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
+    for routes in (health, *readers, control, snapshots, policy, incidents, pages):
+        app.include_router(routes.router)
+    answer_problems(app, internal_error)
+    exact = frozenset(app.openapi()["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}
+    paths = SidecarPaths(exact, _SIDECAR_PREFIXES, _LIVE_PATHS, _SIDECAR_FOLDERS, SIDECAR_PATHS_HINT)
+    # A HEAD is judged as the GET that it becomes.
+    return HeadAsGet(ControlGuard(app, services.control, CONTROL_BODY_BYTES)), paths

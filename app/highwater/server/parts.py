@@ -12,21 +12,18 @@ A circle among them would not end. So what two parts want of each other stands i
 from __future__ import annotations
 
 import logging
-import ssl
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
 
 import httpx
 
 from gated_proxy.door_items import RequestItems
-from gated_proxy.gate import Gate
-from highwater.act.governor import ActionObserver, Governor
+from highwater.act.governor import Governor, PolicyStore
 from highwater.act.quiescer import Quiescer
-from highwater.act.relief import Relief, RemedyObserver
+from highwater.act.relief import Relief
 from highwater.act.remedies import all_remedies
-from highwater.act.store import PolicyStore
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
@@ -42,15 +39,20 @@ from highwater.growth.watch import GrowthWatch
 from highwater.host.needs import CacheCounts
 from highwater.host.process_lives import ProcessLives
 from highwater.host.watch import HostReader, HostWatch
+from highwater.http.access import Access
+from highwater.http.metrics import Counters
 from highwater.model.rank import RankReading
+from highwater.process.admin_token import AdminToken, default_token_file
 from highwater.process.clocks import Clocks
-from highwater.process.logs import InternalErrors
 from highwater.process.state_file import StateFile
+from highwater.process.tls import engine_context
+from highwater.server.data_plane import wire_data_plane
+from highwater.server.door import DoorWatch
 from highwater.server.settings.settings import Settings
 from highwater.watch.history import History
 from highwater.watch.poller import Poller, Reports
 from highwater.watch.recorder.recorders import Recorders
-from highwater.watch.rounds import PollObserver, PollTimes, Rounds
+from highwater.watch.rounds import PollTimes, Rounds
 from highwater.watch.shared_devices import SharedDevices, find_nvml
 from highwater.watch.sources import EngineBudgets, Source, all_sources
 from highwater.watch.starts import EngineProcesses
@@ -68,38 +70,57 @@ _UNSEEN_STARTS = (
 log = logging.getLogger("highwater")
 
 
-class Observer(PollObserver, RemedyObserver, ActionObserver, Protocol):
-    """Counts polls, remedies and the policy's actions."""
-
-
 class Parts:
-    """The parts around one engine; the gate is the data plane's, and so is the count of requests."""
+    """The parts around one engine, with the data plane in front of it."""
 
     def __init__(
-        self,
-        settings: Settings,
-        clocks: Clocks,
-        gate: Gate,
-        observer: Observer,
-        internal_errors: InternalErrors,
-        *,
-        tls: ssl.SSLContext | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        self, settings: Settings, clocks: Clocks, *, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        self.settings, self.clocks, self.gate = settings, clocks, gate
-        self.observer, self.internal_errors = observer, internal_errors
-        self.tls, self.transport = tls, transport
+        self.settings, self.clocks, self.transport = settings, clocks, transport
+        self.counters = Counters()
+        self.internal_errors = self.counters.internal_errors
+        self.tls = engine_context(settings.engine_url, settings.engine_tls.files)
+        self.token = _token(settings)
+        self.access = Access(
+            self.token,
+            port=settings.control_plane_port,
+            trust_loopback=settings.trust_loopback,
+            denied=self.counters.control_denied,
+        )
+        self.data = wire_data_plane(
+            settings,
+            clocks=clocks,
+            tls=self.tls,
+            observer=self.counters.traffic,
+            withhold=self.access.without_token,
+            internal_errors=self.internal_errors,
+        )
         self.state = StateFile(settings.state_file)
         self.lives = Lives(self.state, started_at=local_start())
 
+    # --- between clients and the engine ---
+
+    @cached_property
+    def door(self) -> DoorWatch | None:
+        if not self.settings.has_data_plane:
+            return None
+        return DoorWatch(
+            self.data.door,
+            self.settings.door,
+            budget_of=self.budgets.budget_of,
+            host=lambda: None if self.host.now is None else self.host.now.reading,
+            level=lambda: self.governor.status().level,
+            clock=self.clocks.monotonic,
+        )
+
     def requests_with_images(self) -> Iterator[RequestItems]:
-        return iter(())
+        return self.data.door.requests()
 
     def requests_under_way(self) -> int:
-        return 0
+        return self.data.requests_under_way()
 
     def requests_ended(self) -> int | None:
-        return None
+        return self.counters.traffic.requests_ended if self.settings.has_data_plane else None
 
     # --- the engine ---
 
@@ -217,7 +238,7 @@ class Parts:
                 max_step_seconds=settings.max_step_seconds,
             ),
             requests_under_way=self.requests_under_way,
-            observer=self.observer,
+            observer=self.counters,
             clocks=self.clocks,
         )
         return Poller(
@@ -251,7 +272,7 @@ class Parts:
     def quiescer(self) -> Quiescer:
         return Quiescer(
             self.engine,
-            self.gate,
+            self.data.gate,
             drain_seconds=self.settings.gate.drain_seconds,
             impossible=None if self.settings.has_data_plane else NO_DATA_PLANE,
             clock=self.clocks.monotonic,
@@ -265,7 +286,7 @@ class Parts:
             self.history,
             self.quiescer,
             remedies=all_remedies(host_budget_bytes=self.settings.trim.host_budget_bytes),
-            observer=self.observer,
+            observer=self.counters,
             clock=self.clocks.monotonic,
         )
 
@@ -278,9 +299,8 @@ class Parts:
             rules=self.policy.in_force.rules,
             mode=self.policy.in_force.mode,
             shared_cards=lambda: self.shared.cards,
-            observer=self.observer,
-            clock=self.clocks.monotonic,
-            wall_clock=self.clocks.wall,
+            observer=self.counters,
+            clocks=self.clocks,
             internal_error=self.internal_errors.counter("policy"),
         )
 
@@ -334,3 +354,11 @@ class Parts:
             ended_in_order=self.poller.note_stop,
             internal_error=self.internal_errors.counter("incidents"),
         )
+
+
+def _token(settings: Settings) -> AdminToken:
+    if settings.admin_token is not None:
+        return AdminToken(settings.admin_token.get_secret_value(), None)
+    if settings.admin_token_file is not None:
+        return AdminToken(None, settings.admin_token_file)
+    return AdminToken(None, default_token_file(settings.control_plane_port, os.environ), is_temporary=True)

@@ -14,10 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gated_proxy.client import ClientConnection
 from gated_proxy.logs import AccessLog
 from highwater import __version__
-from highwater.act.rules import Rule
 from highwater.http.services import Services
+from highwater.model.policy import waters_text
 from highwater.model.report import Report
-from highwater.model.titles import waters_text
 from highwater.process.clocks import Clocks
 from highwater.process.untrusted import plain
 from highwater.server.settings.settings import Settings
@@ -85,22 +84,26 @@ class Sidecar:
 
 
 def start_line(settings: Settings, *, is_compiled: bool = False) -> str:
-    rules = "; ".join(map(_rule, settings.policy.rules)) or "no rules"
+    own = "waters from the engine's own plan"
+    rules = [f"{rule.name} ({rule.signal}, {waters_text(rule) or own})" for rule in settings.policy.rules]
+    data_plane = f"data plane: {'compiled' if is_compiled else 'pure Python'}"
+    if not settings.has_data_plane:
+        data_plane = f"no requests are passed on to the engine: {why_no_data_plane(settings)}"
+    file = settings.admin_token_file
+    needed = " (highwater token prints it)" if file is None else f" in {file}"
+    if settings.trust_loopback:
+        needed = ", but from this machine (trust_loopback)"
+    elif settings.admin_token is not None:
+        needed = " (admin_token)"
     parts = [
         f"engine {settings.engine_url}",
-        _data_plane(settings, is_compiled=is_compiled),
-        f"policy {settings.policy.mode}: {rules}",
-        f"control calls need {_token(settings)}",
+        data_plane,
+        f"policy {settings.policy.mode}: {'; '.join(rules) or 'no rules'}",
+        f"control calls need the admin token{needed}",
         f"recorders {f'in {settings.recorder_dir}' if settings.recorder_dir else 'disabled (recorder_dir)'}",
         f"incidents {f'in {settings.incidents.folder}' if settings.incidents.folder else 'in memory only'}",
     ]
     return plain(f"highwater {__version__}: {', '.join(parts)}")
-
-
-def _data_plane(settings: Settings, *, is_compiled: bool) -> str:
-    if not settings.has_data_plane:
-        return f"no requests are passed on to the engine: {why_no_data_plane(settings)}"
-    return f"data plane: {'compiled' if is_compiled else 'pure Python'}"
 
 
 def why_no_data_plane(settings: Settings) -> str:
@@ -110,20 +113,6 @@ def why_no_data_plane(settings: Settings) -> str:
         "recorder_dir is set, and neither engine_url nor another setting that concerns requests; with "
         "proxy.enabled=true they are passed on"
     )
-
-
-def _rule(rule: Rule) -> str:
-    waters = waters_text(rule) or "waters from the engine's own plan"
-    return f"{rule.name} ({rule.signal}, {waters})"
-
-
-def _token(settings: Settings) -> str:
-    if settings.trust_loopback:
-        return "the admin token, but from this machine (trust_loopback)"
-    if settings.admin_token is not None:
-        return "the admin token (admin_token)"
-    file = settings.admin_token_file
-    return f"the admin token{' (highwater token prints it)' if file is None else f' in {file}'}"
 
 
 class WaitingLog:

@@ -19,8 +19,7 @@ from typing import Any, Final, Protocol
 import click
 
 from highwater.process.admin_token import FoundToken, find_token
-from highwater.process.errors import SettingsError, SidecarError, SidecarUnreachable
-from highwater.process.exit_codes import NO_SIDECAR
+from highwater.process.errors import NO_SIDECAR, SettingsError, SidecarError, SidecarUnreachable
 from highwater.process.untrusted import printable
 from highwater.terminal.client import Answer, SidecarClient, report_of
 

@@ -24,7 +24,7 @@ from highwater.diagnose.rules.setup import (
     without_sidecar,
 )
 from highwater.http.text.status import headline, wrapped
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA
 from highwater.process.admin_token import find_token
 from highwater.process.errors import SidecarRefused
 from highwater.process.untrusted import cleaned

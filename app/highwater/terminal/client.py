@@ -16,15 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from highwater.diagnose.verdict import JudgedReport
 from highwater.model.rank import RankReading
-from highwater.model.remedies import RemedyResult
-from highwater.model.report import Event
-from highwater.model.schema import SCHEMA
-from highwater.model.titles import reasons_of
+from highwater.model.remedies import RemedyResult, reasons_of
+from highwater.model.report import SCHEMA, Event
 from highwater.model.units import MIB
-from highwater.process.errors import SidecarError, SidecarRefused, SidecarUnreachable
-from highwater.process.exit_codes import EXIT_STATUS_HEADER
-from highwater.process.flaws import without_credentials
-from highwater.process.untrusted import cleaned, plain
+from highwater.process.errors import EXIT_STATUS_HEADER, SidecarError, SidecarRefused, SidecarUnreachable
+from highwater.process.untrusted import cleaned, plain, without_credentials
 
 _REPORT = TypeAdapter(JudgedReport)
 _EVENT = TypeAdapter(Event)

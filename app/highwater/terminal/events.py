@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from highwater.http.text.control import event_text
-from highwater.process.exit_codes import INTERRUPTED
+from highwater.process.errors import INTERRUPTED
 from highwater.terminal.asking import ASK_SECONDS, ending_well, sidecar_at
 from highwater.terminal.client import SidecarClient, StreamEnded, event_of, follow, not_a_sidecar
 from highwater.terminal.options import examples, url_option

@@ -15,10 +15,9 @@ from highwater.explain.beside import ask_beside, beside, beside_text, card_name,
 from highwater.explain.command_line import read_line
 from highwater.explain.roads import VllmRoad, engine_here, read_object
 from highwater.http.text.budget import comparison, comparison_text
-from highwater.model.schema import SCHEMA
-from highwater.process.exit_codes import FAILED
-from highwater.process.flaws import flaw
-from highwater.process.untrusted import cleaned
+from highwater.model.report import SCHEMA
+from highwater.process.errors import FAILED
+from highwater.process.untrusted import cleaned, flaw
 from highwater.terminal.asking import ask_and_show, sidecar_at
 from highwater.terminal.options import examples, json_option, url_option
 from kvplan import PlanError

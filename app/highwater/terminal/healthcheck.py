@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from highwater.process.exit_codes import FAILED
-from highwater.process.flaws import without_credentials
-from highwater.process.untrusted import plain
+from highwater.process.errors import FAILED
+from highwater.process.untrusted import plain, without_credentials
 from highwater.terminal.options import examples, own_url, url_option_of
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}

@@ -14,11 +14,10 @@ import click
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from highwater.process.errors import SettingsError, os_reason
-from highwater.process.exit_codes import FAILED, INVALID
-from highwater.process.flaws import masked
+from highwater.process.errors import FAILED, INVALID, SettingsError, os_reason
 from highwater.process.logs import configure_log
 from highwater.process.resources import raise_limit, retain_freed_memory
+from highwater.process.untrusted import masked
 from highwater.server.settings.settings import Settings, is_list, keys, variable
 from highwater.server.settings.sources import CONFIG_VARIABLE, load
 from highwater.terminal.healthcheck import PATHS, ask

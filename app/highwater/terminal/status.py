@@ -16,9 +16,8 @@ from pydantic import TypeAdapter
 from highwater.diagnose.verdict import JudgedReport
 from highwater.http.findings import FoundFinding
 from highwater.http.text.status import last_act, ranks_text, since_text, status_text, why_text
-from highwater.model.report import Event
-from highwater.model.schema import SCHEMA
-from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
+from highwater.model.report import SCHEMA, Event
+from highwater.process.errors import ATTENTION, CRITICAL, OK
 from highwater.process.untrusted import cleaned
 from highwater.terminal.asking import asked_at
 from highwater.terminal.client import events_of, report_of, understood

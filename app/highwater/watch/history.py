@@ -17,13 +17,12 @@ from functools import partial
 from itertools import chain, takewhile
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from highwater.model.components import ROW, MemoryPoint
 from highwater.model.engine import LOAD_FIGURES
 from highwater.model.pace import Track
-from highwater.model.points import ROW, MemoryPoint
 from highwater.model.rank import RankKey, RankReading
-from highwater.model.remedies import RemedyResult
+from highwater.model.remedies import RemedyResult, used_total
 from highwater.model.report import Caller, Event, EventKind, Report, Trigger
-from highwater.model.totals import used_total
 from highwater.model.units import mib
 from highwater.process.clocks import SYSTEM, Clocks
 

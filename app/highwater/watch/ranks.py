@@ -9,9 +9,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from highwater.engine.capabilities import Capabilities
 from highwater.model.components import account
-from highwater.model.engine import EngineLoad, MissingRank
+from highwater.model.engine import EngineLoad, MissingRank, missing_text
 from highwater.model.rank import RankReading
-from highwater.model.titles import missing_text
 from highwater.watch.recorder.contents import MAX_RANKS, Identity
 from highwater.watch.recorder.progress import NO_STEP_SECONDS
 from highwater.watch.recorder.rank import RankRecord

@@ -37,8 +37,8 @@ from highwater.process.errors import (
     Refused,
     RequestError,
 )
-from highwater.process.flaws import flaw
 from highwater.process.regular import first_names, open_regular, status_of
+from highwater.process.untrusted import flaw
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 

@@ -25,11 +25,10 @@ from highwater.engine.client import Engine, WorkerAnswer
 from highwater.model.engine import EngineLoad, WorkCounts
 from highwater.model.engine_budget import EngineBudget
 from highwater.model.rank import Process, RankReading, StartPhase, WorkerMemory
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA
 from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineError, EngineGarbled
-from highwater.process.flaws import flaw
-from highwater.process.untrusted import cleaned, plain
+from highwater.process.untrusted import cleaned, flaw, plain
 from highwater.watch.recorder.contents import EntryRow, largest_first
 from highwater.watch.recorder.rank import RankRecord
 from highwater.watch.recorder.recorders import Recorders

@@ -51,6 +51,11 @@ class Watch:
         self.memory, self.decision = decide(self.rules, seen, self.facts, self.memory, self.now)
         return self.decision.action
 
+    def remedy(self, *ranks: RankReading, **more: Any) -> str | None:
+        """The name of the one that is run."""
+        action = self.look(*ranks, **more)
+        return None if action is None else action.remedy
+
     @property
     def view(self) -> RuleView:
         return self.decision.views[0]
@@ -120,12 +125,6 @@ def test_an_engine_that_does_not_work_is_left_alone(engine):
     assert watch.view.level == ("held" if engine in {"starting", "sleeping"} else "urgent")
 
 
-def test_no_fresh_reading_no_action():
-    watch = Watch()
-    assert watch.look(full(0.1, cached=3.0), stale=True) is None
-    assert (watch.view.level, watch.view.phase) == ("unknown", "held")
-
-
 @pytest.mark.parametrize("tags", [("weights", "kv_cache"), ("kv_cache",)])
 def test_a_rank_that_is_asleep_is_left_alone(tags):
     watch = Watch()
@@ -175,9 +174,7 @@ def test_on_a_small_device_the_gain_is_no_more_than_what_is_missing():
     total = 22 * GIB
     used = {"cached": 165 * MIB, "other": 85 * MIB}
     low_on = reading(total=total, requested=int(total * 0.98), rest=total - 400 * MIB, **used)
-    action = Watch().look(low_on)
-    assert action is not None
-    assert action.remedy == "release"
+    assert Watch().remedy(low_on) == "release"
 
 
 def test_a_remedy_refused_at_the_moment_is_tried_again_after_a_minute():
@@ -191,9 +188,7 @@ def test_a_remedy_refused_at_the_moment_is_tried_again_after_a_minute():
 
 def test_a_remedy_that_would_be_refused_is_not_asked_for():
     watch = Watch(unavailable={"trim_encoder_cache": "an encoder-cache connector is configured"})
-    action = watch.look(full(0.3, encoder=2.0))
-    assert action is not None
-    assert action.remedy == "reset_encoder_cache"
+    assert watch.remedy(full(0.3, encoder=2.0)) == "reset_encoder_cache"
 
 
 def test_what_gave_less_than_it_had_to_waits_until_it_can_give_more():
@@ -204,6 +199,15 @@ def test_what_gave_less_than_it_had_to_waits_until_it_can_give_more():
     assert [watch.look(before, after=60.0) for _ in range(120)] == [None] * 120
     assert watch.look(full(0.3, cached=1.9)) is None
     assert watch.look(full(0.3, cached=2.0)) is not None
+
+
+def test_what_gave_what_it_said_is_believed_again_at_any_size():
+    watch = Watch()
+    assert watch.act(full(0.3, cached=1.0), full(0.3, cached=1.0)) == "release"
+    assert watch.look(full(0.3, cached=1.0)) is None
+    watch.now += 60.0
+    assert watch.act(full(0.3, cached=2.0), full(2.3)) == "release"
+    assert watch.remedy(full(0.3, cached=1.0), after=60.0) == "release"
 
 
 def test_the_workers_own_word_counts_for_a_release():
@@ -220,14 +224,6 @@ def test_a_remedy_is_judged_by_its_own_component():
     assert watch.act(before, full(1.1, encoder=1.0)) == "trim_encoder_cache"
     run = watch.memory.rules["device"].runs["trim_encoder_cache"]
     assert (run.is_effective, run.freed_bytes) == (False, 0)
-
-
-def test_what_helps_the_wrong_rank_counts_for_nothing():
-    """Rank 0 gave what rank 1 needs."""
-    watch = Watch()
-    befores = [full(2.5), full(0.3, cached=1.0, rank=1)]
-    watch.act(befores, [full(3.5), full(0.3, cached=1.0, rank=1)])
-    assert not watch.memory.rules["device"].runs["release"].is_effective
 
 
 def test_a_rank_between_the_waters_is_no_reason_to_go_on():
@@ -262,18 +258,14 @@ def test_a_trim_waits_for_urgency_where_the_encoder_was_profiled():
     """vLLM counts on these bytes and would want them back; without a profile they were never its own."""
     short = full(0.8, encoder=2.0)
     assert Watch().look(short) is None
-    action = Watch(encoder_is_profiled=False).look(short)
-    assert action is not None
-    assert action.remedy == "trim_encoder_cache"
+    assert Watch(encoder_is_profiled=False).remedy(short) == "trim_encoder_cache"
 
 
 def test_a_reset_follows_a_trim_that_did_not_reach_high_water():
     watch = Watch()
     before = full(0.3, encoder=2.0, trimmable=int(0.4 * GIB))
     assert watch.act(before, full(0.45, encoder=1.6)) == "trim_encoder_cache"
-    action = watch.look(full(0.45, encoder=1.6, trimmable=0))
-    assert action is not None
-    assert action.remedy == "reset_encoder_cache"
+    assert watch.remedy(full(0.45, encoder=1.6, trimmable=0)) == "reset_encoder_cache"
 
 
 def test_without_urgency_the_encoder_cache_is_never_reset():
@@ -338,11 +330,6 @@ def test_an_allocation_that_was_retried_is_urgent():
     assert Watch().look(full(2.5, cached=1.0, retries=4)) is None
 
 
-def test_between_the_waters_nothing_begins():
-    watch = Watch()
-    assert [watch.look(full(1.5, cached=1.0)) for _ in range(100)] == [None] * 100
-
-
 # --- one life ---
 
 
@@ -398,18 +385,10 @@ def test_each_rank_has_its_own_waters():
 
 def test_on_a_shared_device_caches_are_not_given_away():
     """A release costs nothing; trim and reset would give the memory to the other process."""
-    short = full(0.3, encoder=2.0)
-    assert Watch(shared_cards=frozenset({"node-a/gpu-0-0"})).look(short) is None
-    action = Watch(shared_cards=frozenset({"node-a/gpu-0-0"})).look(full(0.3, encoder=2.0, cached=1.0))
-    assert action is not None
-    assert action.remedy == "release"
-
-
-def test_a_shortage_on_a_shared_device_names_what_is_left_to_the_operator():
-    """Trim and reset could give here, and would give the memory to the other process."""
     watch = Watch(shared_cards=frozenset({"node-a/gpu-0-0"}))
     assert watch.look(full(0.3, encoder=2.0)) is None
     assert "the device is shared with another engine" in (watch.view.reason or "")
+    assert watch.remedy(full(0.3, encoder=2.0, cached=1.0)) == "release"
 
 
 def test_what_grew_outside_pytorch_is_named():
@@ -483,9 +462,7 @@ def test_a_rule_by_share_acts_at_its_own_waters():
     used = int(0.955 * H100)
     assert watch.look(reading(rest=int(0.9 * H100), cached=used - int(0.9 * H100))) is None
     over = int(0.9 * H100)
-    action = watch.look(reading(rest=over, cached=int(0.061 * H100)))
-    assert action is not None
-    assert action.remedy == "release"
+    assert watch.remedy(reading(rest=over, cached=int(0.061 * H100))) == "release"
 
 
 def test_high_water_must_be_sustained_without_a_break():
@@ -672,6 +649,20 @@ def test_what_cannot_be_run_here_is_not_called_nothing_either():
     assert "and cannot: development mode is off" in (watch.view.reason or "")
 
 
+def test_a_last_resort_is_said_to_wait_until_memory_is_very_short():
+    watch = Watch(unavailable={"trim_encoder_cache": "refused"})
+    assert watch.look(full(0.9, encoder=2.0)) is None
+    assert "reset_encoder_cache could give back 2.00 GiB, once memory is very short" in (watch.view.reason or "")
+
+
+def test_a_phase_is_known_since_it_began():
+    watch, since = Watch(), []
+    for free in (2.5, 2.5, 0.9, 0.9, 2.5):
+        watch.look(full(free))
+        since.append(watch.memory.rules["device"].since)
+    assert since == [1001.0, 1001.0, 1003.0, 1003.0, 1005.0]
+
+
 def test_too_little_is_said_with_its_size():
     watch = Watch()
     assert watch.look(full(0.9, cached=0.1)) is None
@@ -729,35 +720,27 @@ def test_a_relief_goes_on_for_the_rank_that_nothing_was_read_of_right_after_it()
 def test_another_remedy_follows_a_release_whose_bytes_came_back_at_once():
     watch = Watch()
     assert watch.act(full(0.3, cached=3.0, encoder=4.0), full(3.3, encoder=4.0)) == "release"
-    action = watch.look(full(0.3, cached=3.0, encoder=4.0))
-    assert action is not None
-    assert action.remedy == "trim_encoder_cache"
+    assert watch.remedy(full(0.3, cached=3.0, encoder=4.0)) == "trim_encoder_cache"
 
 
 def test_release_is_first_again_once_its_bytes_stayed_away_for_a_while():
     watch = Watch()
     assert watch.act(full(0.3, cached=3.0, encoder=4.0), full(3.3, encoder=4.0)) == "release"
     assert watch.look(full(3.3, encoder=4.0), after=URGENT_COOLDOWN_SECONDS) is None
-    action = watch.look(full(0.3, cached=3.0, encoder=4.0))
-    assert action is not None
-    assert action.remedy == "release"
+    assert watch.remedy(full(0.3, cached=3.0, encoder=4.0)) == "release"
 
 
 def test_release_is_repeated_where_nothing_else_can_give():
     watch = Watch()
     assert watch.act(full(0.3, cached=3.0), full(3.3)) == "release"
-    action = watch.look(full(0.3, cached=3.0))
-    assert action is not None
-    assert action.remedy == "release"
+    assert watch.remedy(full(0.3, cached=3.0)) == "release"
 
 
 def test_without_urgency_the_cache_is_left_alone():
     """vLLM would want those bytes back."""
     watch = Watch()
     assert watch.act(full(0.9, cached=2.0, encoder=4.0), full(2.9, encoder=4.0)) == "release"
-    action = watch.look(full(0.9, cached=2.0, encoder=4.0))
-    assert action is not None
-    assert action.remedy == "release"
+    assert watch.remedy(full(0.9, cached=2.0, encoder=4.0)) == "release"
 
 
 def relapse(watch: Watch) -> None:
@@ -781,9 +764,7 @@ def test_urgent_pressure_does_not_wait_for_that_rest():
     for _ in range(1 + MAX_RELAPSES):
         relapse(watch)
     assert watch.look(full(0.9, cached=2.0)) is None
-    action = watch.look(full(0.2, cached=2.7), after=0.2)
-    assert action is not None
-    assert action.remedy == "release"
+    assert watch.remedy(full(0.2, cached=2.7), after=0.2) == "release"
 
 
 def test_bytes_that_stayed_away_for_a_while_are_no_relapse():

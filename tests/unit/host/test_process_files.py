@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from highwater.host.process_files import MAX_FILES, MAX_SILENT, ProcessFiles
-from highwater.process.resources import Machine
+from highwater.process.clocks import Clocks, Machine
 from tests.unit.host.recorded import framed, machine, record, write
 
 
@@ -20,7 +20,7 @@ from tests.unit.host.recorded import framed, machine, record, write
 def files(tmp_path):
     """`files(now)` reads the folder at a time of the monotonic clock, and returns processes and problems."""
     root = machine(tmp_path / "root")
-    found = ProcessFiles(tmp_path / "ring", Machine(lambda: 1000.0, lambda: now[0], root))
+    found = ProcessFiles(tmp_path / "ring", Machine(Clocks(lambda: now[0], lambda: 1000.0), root))
     now = [501.0]
 
     def read(at=501.0):
@@ -60,7 +60,7 @@ def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_pa
     stat.parent.mkdir()
     stat.write_text(f"4242 (a ) b) S 1{' 0' * 17} 99 0\n")
     write(files.folder, record(pid_namespace=inode))
-    again = ProcessFiles(files.folder, Machine(monotonic=lambda: 501.0, root=tmp_path / "root"))
+    again = ProcessFiles(files.folder, Machine(Clocks(lambda: 501.0), tmp_path / "root"))
     assert [one.pid for one in again.read()] == [4242]
     stat.write_text(f"4242 (a) S 1{' 0' * 17} 100 0\n")
     assert again.read() == ()

@@ -31,9 +31,8 @@ from highwater.model.growth import GrowthRate, SeriesGrowth, growth_since_ready
 from highwater.model.pace import Track
 from highwater.model.policy import PolicyStatus, RankPressure, RuleStatus
 from highwater.model.rank import Components, EncoderCacheTotals, HostMemory, TorchMemory
-from highwater.model.remedies import RemedyResult, credit
+from highwater.model.remedies import RemedyResult, credit, freed, total
 from highwater.model.report import Report
-from highwater.model.totals import freed, total
 from tests.fakes.engine import FakeClock, FakeEngine
 from tests.unit.host.recorded import reading
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from highwater.act.governor import PolicyStore
 from highwater.act.rules import PolicySettings
-from highwater.act.store import PolicyStore
 from highwater.http.access import Access
 from highwater.http.metrics import Counters
 from highwater.http.policy import router

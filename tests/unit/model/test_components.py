@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.model import components
-from highwater.model.components import BY_NAME, COMPONENT_NAMES, STACKED, account
-from highwater.model.points import ROW
+from highwater.model.components import BY_NAME, COMPONENT_NAMES, ROW, STACKED, MemoryPoint, account, thin
 from highwater.model.rank import Components, EncoderCache, Note, RankReading, TorchMemory
 from tests.fakes.engine import CACHED, KV_POOL, NON_TORCH, OTHER_TENSORS, USED_READY, WEIGHTS
 from tests.unit.model.story import cpu, story, worker
@@ -178,3 +177,33 @@ def test_on_cpu_the_parts_sum_to_the_rss():
 def test_what_the_workers_noted_stays():
     noted = Note(name="torch", reason="torch.npu has no memory_stats")
     assert account(cpu(notes=(noted,))).notes[0] == noted
+
+
+# --- a rank's memory at one moment, and series of such points ---
+
+
+def points(*used: int | None) -> tuple[MemoryPoint, ...]:
+    """A second apart."""
+    return tuple(MemoryPoint(at=float(index), used_bytes=size) for index, size in enumerate(used))
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "recent"),
+    [(0, 10, 5), (5, 10, 5), (10, 10, 5), (11, 10, 5), (1200, 600, 60), (1200, 7, 1), (1200, 1, 1), (3, 2, 1)],
+)
+def test_thinning_keeps_order_and_end(count, most, recent):
+    given = points(*(index % 7 for index in range(count)))
+    thinned = thin(given, most, recent=recent)
+    assert len(thinned) == min(count, most)
+    assert list(thinned) == sorted(thinned, key=lambda point: point.at)
+    assert set(thinned) <= set(given)
+    assert thinned[-recent:] == given[-recent:]
+
+
+def test_a_rise_of_one_point_is_kept():
+    given = points(*[1] * 40, 9, *[1] * 40)
+    assert max(point.used_bytes for point in thin(given, 10)) == 9
+
+
+def test_unknown_use_is_thinned_like_any_other():
+    assert len(thin(points(*[None] * 99), 10)) == 10

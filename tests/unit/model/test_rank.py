@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.model.components import account
-from highwater.model.rank import EncoderCache, EncoderCacheTotals, HostMemory
-from highwater.model.totals import host_used
+from highwater.diagnose.finding import ADVICE
+from highwater.model.components import COMPONENT_NAMES, account
+from highwater.model.rank import DEVICES, Device, EncoderCache, EncoderCacheTotals, HostMemory
+from highwater.model.remedies import host_used
+from highwater_worker.devices import FAMILIES
 from tests.fakes.engine import IMAGE_BYTES, IMAGES
 from tests.fakes.ranks import reading
 from tests.unit.model.story import story, worker
@@ -94,3 +96,23 @@ def test_of_several_workers_hosts_the_fullest_counts():
     used = [HostMemory(cgroup_used_bytes=size, cgroup_limit_bytes=10) for size in (3, 5, 0)]
     readings = [account(worker(host_memory=host)) for host in (*used, HostMemory(rss_bytes=99))]
     assert host_used(readings) == 5
+
+
+# --- device families: the sidecar's table and the worker's classes know the same ones ---
+
+
+def test_sidecar_and_worker_know_the_same_families():
+    assert {kind: row.is_host_memory for kind, row in DEVICES.items()} == {
+        family.type: family.is_host_memory for family in FAMILIES
+    }
+
+
+def test_a_row_names_advice_and_components_that_exist():
+    for row in DEVICES.values():
+        assert {*row.against_fragmentation, *row.against_non_torch} <= ADVICE.keys()
+        assert set(row.release_frees) <= set(COMPONENT_NAMES)
+
+
+def test_of_an_unknown_device_nothing_is_assumed():
+    assert not Device(type=None).traits.is_host_memory
+    assert Device(type="tpu").traits == Device().traits

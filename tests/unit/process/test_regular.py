@@ -116,18 +116,6 @@ def test_a_link_in_its_place_is_replaced_and_not_written_through(tmp_path, path)
     assert (victim.read_text(), path.is_symlink(), path.read_bytes()) == ("mine", False, b"secret")
 
 
-def test_a_disk_that_is_full_changes_nothing(path, monkeypatch):
-    replace_private(path, b"before")
-
-    def no_room(_descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", no_room)
-    with pytest.raises(OSError, match="No space"):
-        replace_private(path, b"after")
-    assert (path.read_bytes(), [each.name for each in path.parent.iterdir()]) == (b"before", [path.name])
-
-
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o666, 0o620])
 def test_a_file_that_others_can_read_or_write_is_refused(path, mode):
     path.write_text("secret")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -50,21 +51,18 @@ def test_what_is_merged_in_may_be_given_again():
     assert parse_yaml("a: &x {port: 1}\nb: {<<: *x, port: 2}\n") == {"a": {"port": 1}, "b": {"port": 2}}
 
 
-def test_a_pipe_is_refused_at_once(tmp_path):
-    """To open it would wait for a writer."""
-    os.mkfifo(tmp_path / "a.yaml")
-    assert "must be a regular file, and is a pipe or a device" in problem(tmp_path / "a.yaml")
-
-
-def test_a_device_is_refused(tmp_path):
-    (tmp_path / "a.toml").symlink_to("/dev/zero")
-    assert "must be a regular file, and is a pipe or a device" in problem(tmp_path / "a.toml")
-
-
-def test_a_folder_is_refused(tmp_path):
-    """By its kind, not by Python's errno."""
-    (tmp_path / "a.yaml").mkdir()
-    assert problem(tmp_path / "a.yaml") == f"config: {tmp_path}/a.yaml: must be a regular file, and is a folder"
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (os.mkfifo, "a pipe or a device"),  # to open it would wait for a writer
+        (lambda path: path.symlink_to("/dev/zero"), "a pipe or a device"),
+        (Path.mkdir, "a folder"),
+    ],
+)
+def test_what_is_no_file_is_refused_by_its_kind(tmp_path, make, kind):
+    path = tmp_path / "a.yaml"
+    make(path)
+    assert problem(path) == f"config: {path}: must be a regular file, and is {kind}"
 
 
 def test_a_huge_file_is_refused(tmp_path):

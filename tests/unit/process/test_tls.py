@@ -313,7 +313,6 @@ def believing(folder: Folder, **ours: Path) -> ReloadedContext:
 
 
 def test_an_engine_that_nobody_vouches_for_is_told_as_such(folder, tmp_path):
-    """With the setting that would help."""
     stranger = Folder(tmp_path / "stranger", trustme.CA())
     stranger.path.mkdir()
     stranger.issue()
@@ -323,7 +322,6 @@ def test_an_engine_that_nobody_vouches_for_is_told_as_such(folder, tmp_path):
 
 
 def test_an_engine_of_another_name_is_told_as_such(folder):
-    """With the setting that would help."""
     said = trouble(failing(believing(folder), listening_context(folder.files), "other.test"))
     assert "not valid for 'other.test'; engine_url must name a host that it was made for" in said
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gated_proxy.gate import Gate
 from highwater.host.reading import HostReading
 from highwater.process.clocks import SYSTEM
-from highwater.process.logs import InternalErrors
 from highwater.server.parts import Parts
 from highwater.server.settings.sources import load
-from tests.fakes.engine import Counted
 
 
 def parts_of(**settings: str) -> Parts:
-    return Parts(load(settings, environ={}), SYSTEM, Gate(), Counted(), InternalErrors())
+    return Parts(load(settings, environ={}), SYSTEM)
 
 
 def test_a_poll_hears_of_the_engines_processes_from_the_watch_of_host_memory():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.act.rules import SIGNALS
 from highwater.explain.command_line import size_of
-from highwater.model.policy import RuleStatus
-from highwater.model.titles import signal_text, waters_text
+from highwater.model.policy import SIGNALS, RuleStatus, signal_text, waters_text
 from highwater.model.units import share_text, size_text, span_text
 from highwater.terminal.verbs import size_given
 

@@ -12,9 +12,9 @@ from highwater.diagnose.verdict import Deed, JudgedReport, Verdict
 from highwater.http.findings import FoundFinding
 from highwater.http.text.status import ranks_text, since_text, status_text, why_text
 from highwater.model.growth import SeriesGrowth
+from highwater.model.rank import names_text
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event
-from highwater.model.titles import names_text
 from highwater.model.units import GIB
 from highwater.terminal.status import status_json
 from tests.unit.terminal.reports import NOW, as_json, event, is_golden, ranks, report, short_policy

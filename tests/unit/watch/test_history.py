@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.model.components import ROW, MemoryPoint
 from highwater.model.engine import EngineStatus, WorkCounts
-from highwater.model.points import ROW, MemoryPoint
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event, Report
 from highwater.process.clocks import Clocks

@@ -23,11 +23,10 @@ from typing import Any, Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.diagnose.incident import SCHEMA, Headline, Incident
-from highwater.model.points import thin
+from highwater.model.components import thin
 from highwater.process.errors import os_reason
-from highwater.process.flaws import flaw
 from highwater.process.regular import read_regular, replace_private
-from highwater.process.untrusted import plain
+from highwater.process.untrusted import flaw, plain
 
 KEEP, MAX_BYTES = 32, 8 * 1024 * 1024
 # Of each rank, whatever the bound: two minutes at ten a second are 1,200, and reading them all holds up the data plane.

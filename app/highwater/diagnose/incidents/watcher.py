@@ -34,10 +34,9 @@ from highwater.diagnose.rules.life import NOTHING_KNOWN
 from highwater.engine.life import EngineLife
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
-from highwater.model.components import account
+from highwater.model.components import MemoryPoint, account
 from highwater.model.engine import LOAD_FIGURES
 from highwater.model.growth import Growth, SeriesGrowth
-from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import RankReading, rank_title
 from highwater.model.report import Report

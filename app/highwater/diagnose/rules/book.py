@@ -21,8 +21,7 @@ from highwater.diagnose.finding import (
 from highwater.diagnose.rules import device, growth, host, life, load, setup
 from highwater.explain.explanation import Explanation
 from highwater.host.report import GrownPart, HostFinding, HostReport
-from highwater.model.report import Report
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA, Report
 
 Failed: TypeAlias = Callable[[Exception], None]
 

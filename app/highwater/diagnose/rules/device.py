@@ -18,10 +18,9 @@ from highwater.diagnose.experiment import highest, part_of, risen
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, against_fragmentation, finding, times
 from highwater.diagnose.log.messages import BY_NAME, FailedAllocation
 from highwater.diagnose.log.story import LogStory
-from highwater.model.components import COMPONENT_NAMES
+from highwater.model.components import COMPONENT_NAMES, component_title
 from highwater.model.rank import RankReading
 from highwater.model.remedies import reserve_bytes
-from highwater.model.titles import component_title
 from highwater.model.units import GIB, MIB, span_text
 
 # Below a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.

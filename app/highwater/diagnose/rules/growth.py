@@ -12,9 +12,9 @@ from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, findi
 from highwater.diagnose.rules.device import has_run_out
 from highwater.growth.words import leak_line, series_title
 from highwater.growth.words import leaks as leaking
+from highwater.model.components import component_title
 from highwater.model.growth import SeriesGrowth
 from highwater.model.rank import EncoderUnprofiledBy, device_traits
-from highwater.model.titles import component_title
 
 # Of the growth: a component with so much is the one that grew; one with less than the minor share is not named.
 MAIN_SHARE, MINOR_SHARE = 0.6, 0.1

@@ -14,7 +14,7 @@ from highwater.host.past import OWN_END_SECONDS
 from highwater.model.engine_budget import EXCLUDED, allocator_options, sets_expandable_segments
 from highwater.model.remedies import gains
 from highwater.model.units import MIB, size_text
-from highwater.process.exit_codes import by_signal
+from highwater.process.errors import by_signal
 from highwater.watch.recorder.progress import LOST
 
 LONG_STEP_SECONDS = 10.0

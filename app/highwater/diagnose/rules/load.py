@@ -18,11 +18,10 @@ from highwater.diagnose.experiment import (
 )
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, finding
 from highwater.diagnose.rules.growth import MAIN_SHARE, MINOR_SHARE, for_growth, meaning
-from highwater.model.components import COMPONENT_NAMES
+from highwater.model.components import COMPONENT_NAMES, component_title
 from highwater.model.rank import RankReading
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event
-from highwater.model.titles import component_title
 from highwater.model.units import MIB, size_text
 
 TIGHT_RATIO = 0.05

@@ -19,11 +19,11 @@ from highwater.diagnose.rules import growth, host
 from highwater.diagnose.verdict import verdict
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
 from highwater.host.reading import NO_FILES
-from highwater.model.policy import WORDS
-from highwater.model.titles import missing_text, waters_text
+from highwater.model.engine import missing_text
+from highwater.model.policy import WORDS, waters_text
 from highwater.model.units import size_text, span_text
 from highwater.process.admin_token import is_loopback
-from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
+from highwater.process.errors import ATTENTION, CRITICAL, OK
 from kvplan.generations import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 
 Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]

@@ -9,8 +9,7 @@ from highwater.diagnose.rules.book import Explained
 from highwater.explain.budget import BudgetPart, RankBudget
 from highwater.explain.explanation import EncoderView, PoolView, tightest
 from highwater.http.text.budget_bar import BudgetBar
-from highwater.model.titles import table
-from highwater.model.units import UNKNOWN, gib_text, size_text
+from highwater.model.units import UNKNOWN, gib_text, size_text, table
 
 # Of a comparison's table; what is longer is a sentence, and stands below it.
 MAX_CELL: Final = 40

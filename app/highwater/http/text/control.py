@@ -7,17 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from highwater.act.governor import PolicyStore
 from highwater.act.relief import RemedyOutcome
 from highwater.act.rules import Rule
-from highwater.act.store import PolicyStore
-from highwater.model.components import COMPONENT_NAMES
-from highwater.model.policy import WORDS, PolicyStatus, RuleStatus
+from highwater.model.components import COMPONENT_NAMES, component_title
+from highwater.model.policy import WORDS, PolicyStatus, RuleStatus, signal_text, waters_text
 from highwater.model.rank import RankReading, rank_title
-from highwater.model.remedies import RemedyResult
+from highwater.model.remedies import RemedyResult, compare, reasons_of
 from highwater.model.report import Event
-from highwater.model.titles import component_title, reasons_of, signal_text, table, waters_text
-from highwater.model.totals import compare
-from highwater.model.units import UNKNOWN, gib_text, size_text, span_text
+from highwater.model.units import UNKNOWN, gib_text, size_text, span_text, table
 from highwater.process.untrusted import plain
 from highwater.watch.history import Mark
 from highwater.watch.snapshots import RankStacks, Taken

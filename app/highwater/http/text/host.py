@@ -8,8 +8,7 @@ from typing import Final
 
 from highwater.host.reading import SHM, EndedProcess, bare_name, of_engine
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport, shm_title
-from highwater.model.titles import table
-from highwater.model.units import UNKNOWN, share_text, size_text, span_text
+from highwater.model.units import UNKNOWN, share_text, size_text, span_text, table
 
 MAX_ENDED = 8
 # Files and shared memory count in each process that maps them: their sum would be of no use.

@@ -7,22 +7,13 @@ from collections.abc import Sequence
 from highwater.diagnose.verdict import JudgedReport
 from highwater.growth.words import growth_line
 from highwater.http.text.status import headline
-from highwater.model.components import COMPONENTS
-from highwater.model.engine import EngineStatus
-from highwater.model.policy import WORDS, RuleStatus
-from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase
+from highwater.model.components import COMPONENTS, component_title
+from highwater.model.engine import EngineStatus, missing_text
+from highwater.model.policy import WORDS, RuleStatus, signal_text, signal_title, waters_text
+from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase, device_title
 from highwater.model.remedies import can_give
 from highwater.model.report import DoorState, HostSummary, Report
-from highwater.model.titles import (
-    component_title,
-    device_title,
-    missing_text,
-    signal_text,
-    signal_title,
-    table,
-    waters_text,
-)
-from highwater.model.units import UNKNOWN, gib, gib_text, share_text, span_text
+from highwater.model.units import UNKNOWN, gib, gib_text, share_text, span_text, table
 
 
 def report_text(report: JudgedReport) -> str:

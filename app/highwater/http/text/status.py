@@ -14,11 +14,10 @@ from highwater.diagnose.verdict import Deed, JudgedReport
 from highwater.growth.words import growth_line
 from highwater.http.findings import FoundFinding
 from highwater.model.components import COMPONENT_NAMES, COMPONENTS
-from highwater.model.rank import RankReading, rank_title
+from highwater.model.rank import RankReading, names_text, rank_title
 from highwater.model.report import Event, Report
-from highwater.model.titles import names_text, narrow_table
-from highwater.model.units import GIB, UNKNOWN, gib, gib_text, span_text
-from highwater.process.exit_codes import OK
+from highwater.model.units import GIB, UNKNOWN, gib, gib_text, narrow_table, span_text
+from highwater.process.errors import OK
 
 _MOST_FINDINGS: Final = 6
 

@@ -15,9 +15,9 @@ from gated_proxy.heads import Mode as ForwardedMode
 from gated_proxy.proxy import ProxyLimits
 from highwater.act.rules import Finite
 from highwater.model.units import KIB, MIB
-from highwater.process.flaws import masked
 from highwater.process.resources import room_at_most
 from highwater.process.tls import TlsFiles, check_certificate, check_pair
+from highwater.process.untrusted import masked
 
 _LIMITS, _DOOR = ProxyLimits(), DoorLimits()
 

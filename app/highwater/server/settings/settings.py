@@ -16,9 +16,9 @@ from gated_proxy.engine import port_of
 from gated_proxy.logs import STANDARD_OUTPUT
 from highwater.act.rules import Finite, PolicySettings
 from highwater.process.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
-from highwater.process.flaws import MayHoldSecret, without_credentials
 from highwater.process.logs import LogFormat
 from highwater.process.resources import room_at_most
+from highwater.process.untrusted import MayHoldSecret, without_credentials
 from highwater.server.settings.sections import (
     DoorSettings,
     EngineTlsSettings,

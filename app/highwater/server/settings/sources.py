@@ -20,8 +20,8 @@ from pydantic import BaseModel, ValidationError
 
 from highwater.act.rules import Rule
 from highwater.process.errors import SettingsError
-from highwater.process.flaws import masked, sentences
 from highwater.process.settings_file import parse_yaml, read_settings_file
+from highwater.process.untrusted import masked, sentences
 from highwater.server.settings.settings import PREFIX, Settings, is_list, keys, variable
 
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"

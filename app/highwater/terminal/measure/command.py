@@ -16,7 +16,7 @@ from highwater.diagnose.case import of_load
 from highwater.diagnose.experiment import Experiment
 from highwater.diagnose.markdown import page
 from highwater.diagnose.rules.book import judged
-from highwater.process.exit_codes import FAILED, INTERRUPTED, OK
+from highwater.process.errors import FAILED, INTERRUPTED, OK
 from highwater.process.untrusted import printable
 from highwater.terminal.asking import sidecar_at
 from highwater.terminal.measure.load import Interrupts, LoadNotStarted, find

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
 
-from highwater.process.exit_codes import NOT_EXECUTABLE, NOT_FOUND, by_signal
+from highwater.process.errors import NOT_EXECUTABLE, NOT_FOUND, by_signal
 from highwater.process.untrusted import plain
 
 LOOK_SECONDS = 0.25

@@ -10,17 +10,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from highwater.act.rules import SIGNALS, SignalTraits
 from highwater.diagnose.case import of_load
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, highest, host_used, part_of, total
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, all_advice
 from highwater.diagnose.markdown import block, chart, code, moment, section, table, text
 from highwater.diagnose.rules.book import judged
-from highwater.model.components import COMPONENT_NAMES
-from highwater.model.policy import RuleStatus
-from highwater.model.rank import RankKey, RankReading
+from highwater.model.components import COMPONENT_NAMES, component_title
+from highwater.model.policy import RuleStatus, signal_traits
+from highwater.model.rank import RankKey, RankReading, device_title
 from highwater.model.remedies import RemedyResult
-from highwater.model.titles import component_title, device_title
 from highwater.model.units import MIB, UNKNOWN, mib, span_text
 from highwater.process.errors import HighwaterError
 from highwater.terminal.measure.load import shown_command
@@ -308,7 +306,7 @@ def _high_water(rule: RuleStatus) -> str:
         return f"{rule.signal} under {' or '.join(waters)} MiB"
     if rule.high_water is None:
         return f"{rule.signal} by the engine's plan"
-    traits = SIGNALS.get(rule.signal, SignalTraits())  # a sidecar of another version may have more
+    traits = signal_traits(rule.signal)
     water = f"{rule.high_water:g}" if traits.is_ratio else f"{mib(round(rule.high_water))} MiB"
     return f"{rule.signal} {'<=' if traits.falls else '>='} {water}"
 

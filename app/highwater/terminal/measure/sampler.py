@@ -14,8 +14,8 @@ from typing import Any, Final, Self, TypeVar
 
 from highwater.diagnose.experiment import CacheReading, Gap, Moment
 from highwater.diagnose.incident import EncoderEntry
+from highwater.model.components import MemoryPoint
 from highwater.model.engine import EngineLoad
-from highwater.model.points import MemoryPoint
 from highwater.model.rank import Device, EncoderCache, HostMemory, RankKey, RankReading, key_of
 from highwater.model.report import Event
 from highwater.process.errors import SidecarError, SidecarRefused

@@ -34,10 +34,9 @@ from highwater.explain.roads import (
 )
 from highwater.explain.ways_out import Asking, grant_asked, image_tokens, is_tight, table, ways_out
 from highwater.explain.wish import parse_wish, wish_json
-from highwater.model.schema import SCHEMA
+from highwater.model.report import SCHEMA
 from highwater.model.units import MIB
-from highwater.process.errors import SidecarRefused
-from highwater.process.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK
+from highwater.process.errors import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK, SidecarRefused
 from highwater.terminal.plan.measured import read_measured
 from highwater.terminal.plan.text import show
 from highwater_worker.plan.cards import CARDS

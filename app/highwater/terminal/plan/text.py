@@ -13,8 +13,8 @@ from rich.text import Text
 from highwater.explain.command_line import Line
 from highwater.explain.roads import config_of, why_refused
 from highwater.http.text.budget_bar import LOOKS, OUTSIDE, BudgetBar
-from highwater.model.titles import table as text_table
 from highwater.model.units import UNKNOWN, gib_text, size_text
+from highwater.model.units import table as text_table
 
 WIDTH, LINES = 100, 24  # one screen
 _PARTS: Final = {

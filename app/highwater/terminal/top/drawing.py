@@ -23,12 +23,11 @@ from highwater.http.text.report import engine_facts
 from highwater.http.text.status import headline
 from highwater.model.components import COMPONENTS, Component
 from highwater.model.engine import MissingRank
-from highwater.model.policy import WORDS, RuleStatus
-from highwater.model.rank import RankReading
+from highwater.model.policy import WORDS, RuleStatus, signal_text, signal_title, waters_text
+from highwater.model.rank import RankReading, device_title, names_text
 from highwater.model.report import Event
-from highwater.model.titles import device_title, names_text, signal_text, signal_title, waters_text
 from highwater.model.units import GIB, UNKNOWN, gib, gib_text, share_text, span_text
-from highwater.process.exit_codes import ATTENTION, CRITICAL, OK
+from highwater.process.errors import ATTENTION, CRITICAL, OK
 from highwater.terminal.top.feed import HISTORY_SECONDS, View
 from highwater.terminal.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
 

@@ -12,8 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from highwater.diagnose.verdict import JudgedReport
-from highwater.model.components import COMPONENT_NAMES
-from highwater.model.points import ROW, MemoryPoint
+from highwater.model.components import COMPONENT_NAMES, ROW, MemoryPoint
 from highwater.model.rank import RankKey, RankReading, key_of
 from highwater.model.report import Event
 from highwater.process.errors import SidecarError

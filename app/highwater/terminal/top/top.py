@@ -21,7 +21,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from highwater.process.exit_codes import HUNG_UP, INTERRUPTED, TERMINATED
+from highwater.process.errors import HUNG_UP, INTERRUPTED, TERMINATED
 from highwater.terminal.asking import ASK_SECONDS, sidecar_at
 from highwater.terminal.client import SidecarClient, report_of
 from highwater.terminal.options import examples, json_option, url_option

@@ -15,10 +15,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.model.engine_budget import EngineBudget
-from highwater.model.rank import Budget, Device, Note, Ranked, StartPhase
-from highwater.model.schema import MAX_NUMBER
-from highwater.process.flaws import flaw
-from highwater.process.untrusted import parse_json, printable
+from highwater.model.rank import MAX_NUMBER, Budget, Device, Note, Ranked, StartPhase
+from highwater.process.untrusted import flaw, parse_json, printable
 from highwater_worker.wire import HEAD_LENGTH, ROW
 
 _MAX_TEXT = 200

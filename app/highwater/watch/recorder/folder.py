@@ -14,11 +14,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from highwater.model.points import MemoryPoint
-from highwater.process.clocks import SYSTEM, Clocks
+from highwater.model.components import MemoryPoint
+from highwater.process.clocks import SYSTEM, Clocks, Machine
 from highwater.process.errors import os_reason
 from highwater.process.regular import first_names, stamp_of, status_of
-from highwater.process.resources import Machine
 from highwater.watch.recorder.contents import Identity, RingUnusable
 from highwater.watch.recorder.rank import RankFile, RankRecord, read_samples
 from highwater.watch.recorder.ring import RING_NAME, Ring, has_magic
@@ -79,7 +78,7 @@ class RecorderFolder:
     ) -> None:
         self.folder = folder
         self._instance = instance
-        self._machine = Machine(clocks.wall, clocks.monotonic, proc.parent)
+        self._machine = Machine(clocks, proc.parent)
         self._files: dict[str, RankFile] = {}
         self._unusable: dict[str, tuple[tuple[int, ...] | None, str]] = {}
         self._folder_problem: str | None = None

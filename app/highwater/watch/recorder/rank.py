@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.model.components import account
+from highwater.model.components import MemoryPoint, account
 from highwater.model.engine import StartedRank
-from highwater.model.points import MemoryPoint
 from highwater.model.rank import Device, EncoderCache, HostMemory, Note, Process, TorchMemory, WorkerMemory
-from highwater.process.flaws import flaw
-from highwater.process.resources import STOPPED_STATES, Machine
-from highwater.process.untrusted import part
+from highwater.process.clocks import STOPPED_STATES, Machine
+from highwater.process.untrusted import flaw, part
 from highwater.watch.recorder.contents import (
     EntryRow,
     EntryTable,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from highwater.engine.client import Engine, WorkerAnswer
-from highwater.model.points import MemoryPoint, thin
+from highwater.model.components import MemoryPoint, thin
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.errors import EngineError
 from highwater.watch.recorder.contents import Identity, RingUnusable

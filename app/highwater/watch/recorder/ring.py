@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from highwater.model.schema import MAX_NUMBER
+from highwater.model.rank import MAX_NUMBER
 from highwater.process.errors import os_reason
 from highwater.process.regular import NotARegularFileError, open_regular
 from highwater.watch.recorder.contents import EntryTable, RingUnusable, json_object, parse_identity, parse_table

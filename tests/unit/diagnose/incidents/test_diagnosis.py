@@ -19,9 +19,9 @@ from highwater.host.needs import CacheCopy, ProcessorCaches
 from highwater.host.past import Fill, HostFacts
 from highwater.host.reading import HostReading, ProcessMemory
 from highwater.host.report import GrownPart
+from highwater.model.components import MemoryPoint
 from highwater.model.engine import EngineLoad, EngineStatus, WorkCounts
 from highwater.model.growth import Growth, GrowthRate, SeriesGrowth
-from highwater.model.points import MemoryPoint
 from highwater.model.policy import PolicyStatus, RankPressure, RuleStatus
 from highwater.model.rank import Components, Device, EncoderCache, HostMemory, Launch, TorchMemory
 from tests.fakes.incident import AT, MIB, TOTAL, diagnosed, entry, evidence, rank, reading, summarized, unknown

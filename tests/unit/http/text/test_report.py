@@ -12,10 +12,9 @@ from highwater.http.text.report import report_text as text_of
 from highwater.model.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
 from highwater.model.growth import Growth
 from highwater.model.policy import PolicyStatus
-from highwater.model.rank import Components, Device, EncoderCacheTotals, Note, StartPhase
+from highwater.model.rank import Components, Device, EncoderCacheTotals, Note, StartPhase, device_title
 from highwater.model.report import DoorFigure, DoorState, Report
-from highwater.model.titles import device_title, table
-from highwater.model.units import gib, gib_text, mib
+from highwater.model.units import gib, gib_text, mib, table
 from tests.fakes.engine import FakeEngine
 from tests.unit.terminal.reports import DEVICE, HELD, policy, ranks, report, short_policy
 

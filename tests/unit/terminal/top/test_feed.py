@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import lists, sampled_from
 
-from highwater.model.points import MemoryPoint
+from highwater.model.components import MemoryPoint
 from highwater.terminal.top.feed import MAX_EVENTS, MAX_POINTS, View, past_of, updated
 from tests.unit.terminal.reports import NOW, as_json, event, ranks, report
 

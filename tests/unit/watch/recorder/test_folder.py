@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.model.components import account
+from highwater.model.components import MemoryPoint, account
 from highwater.model.engine import EngineStatus
-from highwater.model.points import MemoryPoint
 from highwater.model.rank import Note
 from highwater.model.report import Report
 from highwater.process.clocks import Clocks
@@ -420,7 +419,7 @@ def test_a_process_that_had_gone_before_its_file_was_read_is_dead_where_its_pid_
     """A sidecar that begins beside it knows that at once; without that namespace it may only be hidden."""
     (machine.proc / "self/ns").mkdir(parents=True)
     (machine.proc / "self/ns/pid").write_text("")
-    recorder._machine = module.Machine(machine.clock, machine.monotonic, machine.proc.parent)
+    recorder._machine = module.Machine(Clocks(machine.monotonic, machine.clock), machine.proc.parent)
     shared = (machine.proc / "self/ns/pid").stat().st_ino
     writers(pid_namespace=shared).sample()
     assert only(recorder).status == "dead"

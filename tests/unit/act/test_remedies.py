@@ -6,9 +6,7 @@ import json
 
 import pytest
 
-from highwater.act.remedies import REMEDIES
-from highwater.act.remedies.remedy import NO_OPTIONS, RunOptions, RunResult
-from highwater.act.remedies.workers import TrimEncoderCache
+from highwater.act.remedies import NO_OPTIONS, REMEDIES, RunOptions, RunResult, TrimEncoderCache
 from highwater.engine.capabilities import RESETS_SINCE, Capabilities
 from highwater.model.engine import EngineStatus
 from highwater.model.remedies import Target
@@ -250,7 +248,7 @@ async def test_where_requests_came_or_went_nobody_knows(engine, fake, meanwhile)
 
 
 async def test_it_is_tried_again_while_blocks_are_in_use(engine, fake, monkeypatch):
-    monkeypatch.setattr("highwater.act.remedies.resets.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("highwater.act.remedies.RETRY_SECONDS", 0.0)
     fake.prefix_blocks_in_use = True
     tried = iter(range(3))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.model.engine import EngineStatus
 from highwater.model.policy import RuleStatus
 from highwater.model.remedies import can_give
 from tests.fakes.engine import MIB
@@ -57,3 +58,10 @@ def test_high_water_comes_first_on_the_rank_that_fills_fastest():
 def test_high_water_that_is_reached_is_no_forecast():
     rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=90.0), pressure(1, short_bytes=1)))
     assert report(policy=policy(rule)).seconds_to_high_water is None
+
+
+def test_an_engine_that_was_stopped_in_order_is_nothing_bad():
+    gone = EngineStatus(url="http://engine", state="gone")
+    stopped = replace(gone, stopped_at=5.0, hint="stopped by SIGTERM")
+    assert (gone.traits.level, stopped.traits) == ("bad", replace(gone.traits, level="warn"))
+    assert (gone.in_words, stopped.in_words) == ("the engine is gone", "the engine was stopped by SIGTERM")

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from highwater.act.remedies.remedy import NO_OPTIONS, RunOptions
-from highwater.act.remedies.workers import TrimEncoderCache, call_workers_in_rounds
+from highwater.act.remedies import NO_OPTIONS, RunOptions, TrimEncoderCache, call_workers_in_rounds
 from highwater.model.remedies import Target
 from highwater.model.units import MIB
 from highwater.process.errors import EngineError
@@ -138,10 +137,12 @@ async def test_an_answer_that_does_not_say_what_is_left_ends_the_rounds(engine, 
     assert run.detail[0]["rank"] == 0
 
 
-async def test_ranks_that_end_in_different_ways_are_asked_again_together(engine, fake):
+@pytest.mark.parametrize("other", [{}, {"complete": False, "remaining_bytes": 40 * MIB}], ids=["done", "less left"])
+async def test_ranks_that_end_in_different_ways_are_asked_again_together(engine, fake, other):
     calls = iter([moved(50, complete=False, remaining_bytes=20 * MIB), moved(100)])
+    others = iter([ALL_OF_IT | other, ALL_OF_IT])
     fake.garble = lambda _: {
-        "results": [json.dumps({"ok": True, "op": "trim"} | one) for one in (next(calls), ALL_OF_IT)]
+        "results": [json.dumps({"ok": True, "op": "trim"} | one) for one in (next(calls), next(others))]
     }
     run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=100 * MIB)))
     assert run.ok

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.process.resources import Machine
+from highwater.process.clocks import Machine
 
 BOOT = "0b0e7a4e-0000-4000-8000-000000000001"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from highwater.act.governor import PolicyStore
 from highwater.act.rules import DEFAULT_RULES, PolicyChange, PolicySettings, Rule
-from highwater.act.store import PolicyStore
 from highwater.process.errors import NotKept
 from highwater.process.state_file import StateFile
 

@@ -1,4 +1,4 @@
-"""An error shows enough of a refused value to find it, and no credentials."""
+"""What comes from outside: shown as plain text, taken as JSON, refused without a secret."""
 
 from __future__ import annotations
 
@@ -9,7 +9,46 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from highwater.process.flaws import masked, sentences
+from highwater.process.untrusted import cleaned, masked, parse_json, plain, printable, sentences
+
+HOSTILE = "a\x1b[2Jb\nc\ud800d\u202ee"
+
+
+def test_nothing_that_a_terminal_obeys_is_left():
+    assert printable(HOSTILE) == "a[2Jbcde"
+    assert printable(HOSTILE, instead="?") == "a?[2Jb?c?d?e"
+    assert printable(HOSTILE, keep="\n") == "a[2Jb\ncde"
+
+
+def test_a_line_is_one_line():
+    assert plain("a\r\nb\t\x1b[31mc") == "a  b c"
+    assert plain("abcdef", 4) == "abc…"
+
+
+def test_the_texts_of_a_value_are_cut_to_the_length_that_was_asked_for():
+    """At every depth: a paragraph to paste is longer than a line of a table."""
+    long = {"explanation": {"paragraph": "word " * 400, "lines": ["word " * 400]}}
+    assert cleaned(long, most=5000) == {
+        "explanation": {"paragraph": ("word " * 400).strip(), "lines": (("word " * 400).strip(),)}
+    }
+    assert len(cleaned(long)["explanation"]["paragraph"]) == 500
+
+
+# --- JSON as the standard has it, and nothing else raises anything but a ValueError ---
+
+
+def test_json_is_parsed():
+    assert parse_json(' {"a": [1, 2.5, null]} ') == {"a": [1, 2.5, None]}
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN", '{"a": -Infinity}', "[" * 100_000])
+def test_what_is_not_json_is_refused(text: str):
+    with pytest.raises(ValueError, match=r"JSON|nested|Expecting"):
+        parse_json(text)
+
+
+# --- an error shows enough of a refused value to find it, and no credentials ---
+
 
 MIB = 1024 * 1024
 
