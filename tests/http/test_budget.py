@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.explain.explanation import explain as explained
-from highwater.http import starts
+from highwater.http import services
 from highwater.terminal import explain
 from highwater.terminal.cli import main
 from tests.fakes.engine import FakeEngine
@@ -42,7 +42,7 @@ async def test_the_budget_is_asked_of_workers_once_in_an_engines_life():
 
 async def test_a_round_is_explained_once_however_often_it_is_asked_for(monkeypatch):
     made: list[object] = []
-    monkeypatch.setattr(starts, "explain", lambda *args, **options: made.append(args) or explained(*args, **options))
+    monkeypatch.setattr(services, "explain", lambda *args, **options: made.append(args) or explained(*args, **options))
     async with sidecar_before(told()) as running:
         await running.poll()
         for path in ("/memory/budget", "/memory/budget", "/memory/findings"):

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY
-from highwater.http.incidents import router
+from highwater.http.history import router
 from highwater.http.problems import PROBLEM_RESPONSES, answer_problems
 from highwater.model.engine import EngineStatus
 from highwater.process.clocks import Clocks

@@ -13,7 +13,7 @@ import pytest
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from highwater.http.engine_page import EnginePage
+from highwater.http.metrics import EnginePage
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import Running, sidecar_before

@@ -226,7 +226,11 @@ async def test_status_and_check_ask_an_engine_that_has_no_sidecar(tmp_path):
             await run(command, "--engine-url", at, url="http://127.0.0.1:9", **state) for command in ("status", "check")
         ]
         told = await run("status", "--engine-url", at, "--json", url="http://127.0.0.1:9", **state)
-    first = json.loads(told.output)["verdict"]["sentence"]
+    answer = json.loads(told.output)
+    first = answer["verdict"]["sentence"]
+    # Of a policy that nobody runs.
+    assert [answer["verdict"][key] for key in ("next", "do")] == [None, None]
+    assert [answer["report"]["verdict"][key] for key in ("next", "do")] == [None, None]
     assert status.output.startswith(f"FINE: {first}"[:60])
     assert f"highwater serve --engine-url {at}" in status.output
     assert check.output.startswith("FINE: ")

@@ -249,7 +249,10 @@ class ControlGuard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._needs_token(scope["method"], scope["path"], scope["query_string"]):
+        call = scope.get("method"), scope.get("path")
+        is_dry_run = call in _HAS_DRY_RUN and scope["query_string"] == b"dry_run=true"
+        is_open = scope["type"] != "http" or is_dry_run or call in _COMPUTES_ONLY
+        if not is_open and (call[0] not in SAFE_METHODS or any(one.match(scope["path"]) for one in self._guarded)):
             request = HTTPConnection(scope)
             denial = self._access.judge(request)
             if isinstance(denial, Denial):
@@ -261,12 +264,6 @@ class ControlGuard:
                 await JSONResponse(error, denial.status, denial.headers)(scope, receive, send)
                 return
         await self._limited(scope, receive, send)
-
-    def _needs_token(self, method: str, path: str, query: bytes) -> bool:
-        is_dry_run = (method, path) in _HAS_DRY_RUN and query == b"dry_run=true"
-        if is_dry_run or (method, path) in _COMPUTES_ONLY:
-            return False
-        return method not in SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
 
 
 def peer_of(request: HTTPConnection) -> str:

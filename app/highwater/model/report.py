@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from highwater.model.door import DoorState
-from highwater.model.engine import EngineStatus, MissingRank, Progress, StartFailure
+from highwater.model.engine import EngineState, EngineStatus, MissingRank, Progress, StartFailure
 from highwater.model.growth import Growth
 from highwater.model.policy import PolicyStatus, RankPressure
 from highwater.model.rank import EncoderCacheTotals, RankReading
@@ -44,6 +44,9 @@ class Event:
     result: RemedyResult | None = None
     caller: Caller | None = None
     why: str | None = None  # why the policy did it, as a clause
+    incident: str | None = None  # the id of the incident that it tells of
+    state_before: EngineState | None = None  # the engine's, where it changed
+    state_after: EngineState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

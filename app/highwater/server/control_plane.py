@@ -11,18 +11,7 @@ from starlette.types import ASGIApp
 
 from gated_proxy.routes import SidecarPaths
 from highwater import __version__
-from highwater.http import (
-    budget,
-    control,
-    findings,
-    health,
-    history,
-    incidents,
-    memory,
-    pages,
-    policy,
-    snapshots,
-)
+from highwater.http import budget, control, health, history, memory, pages
 from highwater.http.access import Access, ControlGuard, DenialReason, HeadAsGet
 from highwater.http.problems import PROBLEM_RESPONSES, SIDECAR_PATHS_HINT, answer_problems
 from highwater.http.services import Services
@@ -63,9 +52,8 @@ def wire_control_plane(
         lifespan=lifespan,  # type: ignore[arg-type]
     )
     app.state.services = services
-    readers = (memory, findings, budget, history)
     # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
-    for routes in (health, *readers, control, snapshots, policy, incidents, pages):
+    for routes in (health, memory, budget, history, control, pages):
         app.include_router(routes.router)
     answer_problems(app, internal_error)
     exact = frozenset(app.openapi()["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}

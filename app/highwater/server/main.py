@@ -23,10 +23,8 @@ import httpx
 from fastapi import FastAPI
 
 from gated_proxy.door_items import RequestItems
-from highwater.http.engine_page import EnginePage
-from highwater.http.metrics import Counters, Exporter
-from highwater.http.services import Services
-from highwater.http.starts import StartReports
+from highwater.http.metrics import Counters, EnginePage, Exporter
+from highwater.http.services import Services, StartReports
 from highwater.model.report import ProxyLoad, Report
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.tls import TlsWatch, engine_context, listening_context

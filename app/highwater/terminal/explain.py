@@ -20,7 +20,7 @@ from highwater.process.exit_codes import FAILED
 from highwater.process.flaws import flaw
 from highwater.process.untrusted import cleaned
 from highwater.terminal.asking import ask_and_show, sidecar_at
-from highwater.terminal.options import examples, json_option, url_option
+from highwater.terminal.cli import examples, json_option, url_option
 from kvplan.errors import PlanError
 
 PATH: Final = "/memory/budget"

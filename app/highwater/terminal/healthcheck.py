@@ -17,7 +17,7 @@ import click
 from highwater.process.exit_codes import FAILED
 from highwater.process.flaws import without_credentials
 from highwater.process.untrusted import plain
-from highwater.terminal.options import examples, own_url, url_option_of
+from highwater.terminal.cli import examples, own_url, url_option_of
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
 _OK: Final = 200

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain, takewhile
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from highwater.model.engine import LOAD_FIGURES
+from highwater.model.engine import LOAD_FIGURES, EngineState
 from highwater.model.pace import Track
 from highwater.model.points import ROW, MemoryPoint
 from highwater.model.rank import RankKey, RankReading
@@ -168,6 +168,9 @@ class History:
         result: RemedyResult | None = None,
         caller: Caller | None = None,
         why: str | None = None,
+        incident: str | None = None,
+        state_before: EngineState | None = None,
+        state_after: EngineState | None = None,
     ) -> Event:
         event = Event(
             id=self._next_id,
@@ -179,6 +182,9 @@ class History:
             result=result,
             caller=caller,
             why=why,
+            incident=incident,
+            state_before=state_before,
+            state_after=state_after,
         )
         self._next_id += 1
         self._events.append(event)

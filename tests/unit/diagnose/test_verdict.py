@@ -12,7 +12,7 @@ import pytest
 
 from highwater.diagnose.judgement import brief
 from highwater.diagnose.verdict import JudgedReport, Reason, VerdictState, verdict
-from highwater.http.text.status import status_text
+from highwater.http.text.report import status_text
 from highwater.model.engine import MissingRank, Progress, StartFailure
 from highwater.model.growth import Growth, GrowthRate, RankGrowth, RecentGrowth, SeriesGrowth
 from highwater.model.policy import PolicyAct

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from highwater.act.rules import PolicySettings
 from highwater.act.store import PolicyStore
 from highwater.http.access import Access
+from highwater.http.control import router
 from highwater.http.metrics import Counters
-from highwater.http.policy import router
 from highwater.http.problems import answer_problems
 from highwater.process.admin_token import AdminToken
 from highwater.process.state_file import StateFile

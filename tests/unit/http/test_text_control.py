@@ -96,7 +96,9 @@ def test_a_mark_names_the_command_that_compares():
 
 
 def test_nothing_to_bring_back_is_said():
-    assert restored_text([]) == "nothing was on the host\n"
+    nothing = {"rank": 0, "restored_entries": 0, "restored_bytes": 0, "left_entries": 0}
+    assert restored_text([]) == restored_text([nothing]) == "nothing was on the host\n"
+    assert "nothing" not in restored_text([nothing | {"left_entries": 5}]), "it could not be brought back"
 
 
 @pytest.mark.parametrize(("name", "head"), [("a", "snapshot a is written:"), (None, "would write, now:")])

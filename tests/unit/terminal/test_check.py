@@ -10,7 +10,7 @@ import pytest
 from highwater import __version__
 from highwater.diagnose.rules.caller import Caller, caller_checks, exit_code, without_sidecar
 from highwater.diagnose.rules.setup import SetupCheck, checked
-from highwater.terminal.check import check_json, check_text
+from highwater.terminal.status import check_json, check_text
 from tests.unit.diagnose.test_setup import GONE, facts
 from tests.unit.terminal.reports import policy
 

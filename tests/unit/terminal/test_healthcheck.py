@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater.terminal.cli import main
-from highwater.terminal.options import own_url
+from highwater.terminal.cli import main, own_url
 
 STATUSES = {"/livez": 200, "/readyz": 503, "/health/deep": 200}
 

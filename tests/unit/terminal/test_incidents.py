@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.diagnose.incidents.store import IncidentStore
-from highwater.terminal.incidents import incidents
+from highwater.terminal.verbs import incidents
 from tests.fakes.incident import ID, incident, numbered
 
 

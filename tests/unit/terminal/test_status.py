@@ -9,8 +9,9 @@ import pytest
 
 from highwater.diagnose.finding import Advice
 from highwater.diagnose.verdict import Deed, JudgedReport, Verdict
-from highwater.http.findings import FoundFinding
-from highwater.http.text.status import ranks_text, since_text, status_text, why_text
+from highwater.http.health import FoundFinding
+from highwater.http.text.report import ranks_text, since_text, status_text, why_text
+from highwater.model.engine import Progress
 from highwater.model.growth import SeriesGrowth
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event
@@ -26,7 +27,7 @@ LAST = replace(
     rule="device",
     why="no request ran for 30 s and 1.9 GiB are unused",
 )
-DIED = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
+DIED = replace(event("the engine died", kind="incident", at=NOW - 100), incident="20261121T143233Z-died")
 
 # Each state with its exit status, its sentence, what grew, what is next, and what to do.
 VERDICTS = {
@@ -86,6 +87,10 @@ def test_without_a_sidecar_it_says_what_needs_one():
     assert shown.count("needs a sidecar") == 3
     assert "highwater serve --engine-url http://gpu-7:8000" in shown
     assert "reclaim" not in shown
+    assert "acts at" not in shown, "no policy runs there"
+    again = "--engine-url http://gpu-7:8000"
+    assert " ".join(shown.split()).endswith(f"look highwater status {again} --why or --ranks, highwater check {again}")
+    assert why_text(report(), [], 200, engine_url="http://gpu-7:8000").endswith(f"look   highwater check {again}")
 
 
 def test_why_it_acted_is_said_once():
@@ -148,6 +153,10 @@ def test_why_is_short():
         "look   highwater growth, highwater explain",
     ]
     assert "no known cause was found" in why_text(report(), [], 80)
+    slow = replace(
+        told, progress=Progress(verdict="busy", since_seconds=12.0, ranks=(), summary="rank 0 is in one step for 12 s")
+    )
+    assert why_text(slow, [], 80).startswith("ranks  rank 0 is in one step for 12 s\ngrows  ")
 
 
 def series(**changed) -> SeriesGrowth:

@@ -19,8 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from highwater.diagnose.shortage import SOON_SECONDS
-from highwater.http.text.report import engine_facts
-from highwater.http.text.status import headline
+from highwater.http.text.report import engine_facts, headline
 from highwater.model.components import COMPONENTS, Component
 from highwater.model.engine import MissingRank
 from highwater.model.policy import WORDS, RuleStatus

@@ -13,7 +13,7 @@ from highwater.diagnose.case import Case, Setup, of_report
 from highwater.diagnose.rules.caller import exit_code
 from highwater.diagnose.rules.setup import checked
 from highwater.diagnose.verdict import Deed, JudgedReport
-from highwater.http.text.status import ranks_text, status_text
+from highwater.http.text.report import ranks_text, status_text
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.engine import EngineStatus
 from highwater.model.remedies import RemedyResult
