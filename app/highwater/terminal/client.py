@@ -86,8 +86,7 @@ def remedy_of(data: Any) -> RemedyResult:  # noqa: ANN401 - JSON
 
 
 def events_of(data: object) -> list[Event]:
-    events = map(event_of, data if isinstance(data, list) else ())
-    return [event for event in events if event is not None]
+    return [event for one in (data if isinstance(data, list) else ()) if (event := event_of(one)) is not None]
 
 
 def event_of(data: object) -> Event | None:
@@ -161,22 +160,22 @@ class SidecarClient:
         self._client.close()
 
     def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
-        return self._json("GET", path, params=params)
+        return self.call("GET", path, params=params)
 
     def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401 - JSON
-        return self._json("POST", path, body=body)
+        return self.call("POST", path, body=body)
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: Any = None,  # noqa: ANN401 - JSON
-        accept: str = "*/*",
-    ) -> Answer:
+    def call(self, method: str, path: str, **given: Any) -> Any:  # noqa: ANN401 - JSON
+        headers, content = self._call(method, path, **given)
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as exc:
+            shown = "a web page" if "html" in headers.get("content-type", "") else "what is no JSON"
+            raise self._no_sidecar(shown, headers) from exc
+
+    def ask(self, method: str, path: str, **given: Any) -> Answer:  # noqa: ANN401 - as `_call` takes it
         """Return the answer of any path as it is, also another server's web page."""
-        headers, content = self._call(method, path, params=params, body=body, accept=accept, is_shown=True)
+        headers, content = self._call(method, path, is_shown=True, **given)
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         status = headers.get(EXIT_STATUS_HEADER, "")
         return Answer(media_type, content, int(status) if len(status) == 1 and status.isdecimal() else None)
@@ -201,14 +200,6 @@ class SidecarClient:
                 except (ValueError, RecursionError) as exc:
                     raise self._no_sidecar("events that are no JSON", response.headers) from exc
                 yield event.event, data
-
-    def _json(self, method: str, path: str, **options: Any) -> Any:  # noqa: ANN401 - JSON
-        headers, content = self._call(method, path, **options)
-        try:
-            return json.loads(content)
-        except (ValueError, RecursionError) as exc:
-            shown = "a web page" if "html" in headers.get("content-type", "") else "what is no JSON"
-            raise self._no_sidecar(shown, headers) from exc
 
     def _call(
         self,
