@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Final
 
@@ -122,22 +122,8 @@ async def findings(parts: Parts) -> Response:
 def _judged(services: Services, report: Report, start: Explained, host: HostReport, headlines: list[Headline]) -> bytes:
     grown: tuple[GrownPart, ...] = () if services.host.now is None else services.host.now.parts
     at_host = of_report("host", report, host=host, host_grown=grown)
-    asked = _setup(services, report, headlines)
-    setup = of_report("set-up", report, explanation=start.explanation, host=host, setup=asked)
-    running = of_report("running", report, baseline=services.poller.life.baseline, series=services.growth.verdicts())
-    found: dict[Where, Iterable[Finding]] = {
-        "incident": services.incidents.open_findings,
-        "running": judged(running),
-        "start": start.findings,
-        "host": judged(at_host),
-        "set-up": judged(setup),
-    }
-    return _ANSWER.dump_json(FindingsAnswer(findings=_placed(found), checks=checked(setup)))
-
-
-def _setup(services: Services, report: Report, headlines: list[Headline]) -> Setup:
     folder = services.incidents.folder
-    return Setup(
+    asked = Setup(
         now=services.history.now(),
         report=report,
         policy_source=services.policy.source,
@@ -148,10 +134,16 @@ def _setup(services: Services, report: Report, headlines: list[Headline]) -> Set
         has_engine_log=services.incidents.has_log,
         events=services.history.events(),
     )
-
-
-def _placed(found: Mapping[Where, Iterable[Finding]]) -> tuple[FoundFinding, ...]:
-    """Return all of them, the weightiest first; the set-up names what another place has found no second time."""
+    setup = of_report("set-up", report, explanation=start.explanation, host=host, setup=asked)
+    running = of_report("running", report, baseline=services.poller.life.baseline, series=services.growth.verdicts())
+    found: dict[Where, Iterable[Finding]] = {
+        "incident": services.incidents.open_findings,
+        "running": judged(running),
+        "start": start.findings,
+        "host": judged(at_host),
+        "set-up": judged(setup),
+    }
+    # The set-up names what another place has found no second time.
     named = {one.name for where, findings in found.items() if where != "set-up" for one in findings}
     placed = [
         FoundFinding(where=where, **{part.name: getattr(one, part.name) for part in fields(one)})
@@ -159,4 +151,5 @@ def _placed(found: Mapping[Where, Iterable[Finding]]) -> tuple[FoundFinding, ...
         for one in findings
         if where != "set-up" or one.name not in named
     ]
-    return tuple(sorted(placed, key=lambda one: WEIGHTS.index(one.weight)))
+    placed.sort(key=lambda one: WEIGHTS.index(one.weight))
+    return _ANSWER.dump_json(FindingsAnswer(findings=tuple(placed), checks=checked(setup)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Final, Literal, TypeAlias
+from collections.abc import AsyncIterator
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
@@ -34,7 +34,7 @@ from highwater.model.report import Event
 from highwater.model.schema import SCHEMA
 from highwater.process.errors import NotAvailable, UnknownName
 from highwater.process.exit_codes import OK
-from highwater.watch.history import Mark, Update
+from highwater.watch.history import Update
 
 PING_SECONDS = 15.0
 MIN_STEP_SECONDS = 0.001
@@ -59,13 +59,20 @@ class EventsQuery(StrictModel):
 async def readings(parts: Parts, query: Annotated[HistoryQuery, Query()]) -> Response:
     """Readings from the ring, oldest first, and the events of that span."""
     history = parts.history
-    since = _moment(history.marks, query.since)
+    since, marks = 0.0, history.marks
+    if query.since is not None:
+        try:
+            since = marks[query.since].at if query.since in marks else float(query.since)
+        except ValueError:
+            since = math.nan
+        if not math.isfinite(since):
+            raise UnknownName("since", query.since, ["Unix seconds", *map(repr, marks)])
     step = max(query.step, MIN_STEP_SECONDS) if query.step else 0.0
     body = {
         "schema": SCHEMA,
         "now": history.now(),
         "events": _EVENTS.dump_python(history.events(since=since), mode="json"),
-        "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
+        "marks": [{"name": mark.name, "at": mark.at} for mark in marks.values()],
     }
     if query.recorded:
         if parts.recorders is None:
@@ -96,20 +103,6 @@ async def events(request: Request, parts: Parts, query: Annotated[EventsQuery, Q
         return _Live(parts, peer)
     listed = _EVENTS.dump_python(parts.history.events(limit=query.limit), mode="json")
     return JSONResponse({"schema": SCHEMA, "events": listed})
-
-
-def _moment(marks: Mapping[str, Mark], since: str | None) -> float:
-    if since is None:
-        return 0.0
-    if since in marks:
-        return marks[since].at
-    try:
-        moment = float(since)
-    except ValueError:
-        moment = float("nan")
-    if not math.isfinite(moment):
-        raise UnknownName("since", since, ["Unix seconds", *(repr(known) for known in marks)])
-    return moment
 
 
 class _Live(StreamingResponse):
@@ -150,11 +143,9 @@ _HEADERS: Final = NO_STORE | ending(OK) | {"Referrer-Policy": "no-referrer"}
 _PAGE_POLICY: Final = f"{markdown.CONTENT_SECURITY_POLICY}; frame-ancestors 'none'; sandbox"
 _PAGE_HEADERS: Final = _HEADERS | {"Content-Security-Policy": _PAGE_POLICY}
 
-_Form: TypeAlias = Literal["json", "text", "html"]
-
 
 class IncidentQuery(StrictModel):
-    format: _Form | None = None
+    format: Literal["json", "text", "html"] | None = None
 
 
 @router.get("/memory/incidents", responses=OR_TEXT)
@@ -186,16 +177,18 @@ async def one(
     form = query.format
     if form is None and "text/html" in request.headers.get("accept", ""):
         form = "html"
+    if form is None:
+        form = "text" if wants_text(request) else "json"
+
+    def rendered(incident: Incident) -> Response:
+        if form == "html":
+            # Relative: it also leads back beneath a reverse proxy's prefix.
+            back = '<p><a href="../../dashboard">Back to the dashboard</a></p>\n'
+            page = markdown.page(incident_markdown(incident, charts=True), title=incident.id, above=back)
+            return HTMLResponse(page, headers=_PAGE_HEADERS)
+        if form == "text":
+            return PlainTextResponse(incident_markdown(incident), headers=_HEADERS)
+        return Response(to_bytes(incident), media_type="application/json", headers=_HEADERS)
+
     # In a thread: it may be megabytes, and the data plane shares this loop.
-    return await asyncio.to_thread(_rendered, incident, form or ("text" if wants_text(request) else "json"))
-
-
-def _rendered(incident: Incident, form: _Form) -> Response:
-    if form == "html":
-        # Relative: it also leads back beneath a reverse proxy's prefix.
-        back = '<p><a href="../../dashboard">Back to the dashboard</a></p>\n'
-        page = markdown.page(incident_markdown(incident, charts=True), title=incident.id, above=back)
-        return HTMLResponse(page, headers=_PAGE_HEADERS)
-    if form == "text":
-        return PlainTextResponse(incident_markdown(incident), headers=_HEADERS)
-    return Response(to_bytes(incident), media_type="application/json", headers=_HEADERS)
+    return await asyncio.to_thread(rendered, incident)
