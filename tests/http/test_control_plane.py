@@ -211,7 +211,6 @@ async def test_the_report_over_a_real_connection(shared):
 
 
 async def test_the_report_counts_what_passed_the_proxy():
-    """Without health checks; and nothing, not 0, where there is no proxy."""
     async with both_on_ports() as sidecar:
         for path in ("/health", "/v1/models"):
             assert (await sidecar.client.get(path)).is_success
@@ -232,7 +231,7 @@ async def test_the_report_in_json(running):
     assert set(report) == {
         *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
         *("ranks_missing", "progress", "start_failure", "encoder_cache", "host", "growth", "policy"),
-        *("sidecar_started_at", "proxy", "door", "now", "verdict", "relief", "incident"),
+        *("sidecar_started_at", "proxy", "door", "now", "verdict", "rank_order", "relief", "incident"),
     }
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]
@@ -272,7 +271,6 @@ async def test_the_report_of_recorded_workers(tmp_path):
 
 @shares
 async def test_without_recorders_there_is_nothing_recorded(shared):
-    """503 with the setting that would change it."""
     status, message = error(await shared.client.get("/memory/history?recorded=true"))
     assert (status, "recorder_dir" in message) == (503, True)
 
@@ -309,7 +307,6 @@ async def test_what_changed_since_a_mark(running):
 
 
 async def test_a_mark_is_taken_now(running):
-    """Not of the last poll: a fresh reading is its moment's."""
     running.fake.serve_images(1)
     await running.client.post("/memory/marks", json={"name": "one"})
     running.fake.serve_images(1)
@@ -365,7 +362,6 @@ async def test_without_the_token_no_worker_is_asked_for_entries():
 
 @pytest.mark.usefixtures("_no_worker_is_silent")
 async def test_entries_of_recorders_need_no_worker(tmp_path):
-    """Whoever asks: the files have them all. Only the names are short for who has no token."""
     fake = FakeEngine()
     fake.serve_images(3)
     async with sidecar_before(fake, admin_token=TOKEN, recorder_dir=tmp_path) as sidecar:
@@ -426,7 +422,6 @@ async def test_entries_without_the_extension_are_not_available():
 
 
 async def test_entries_of_an_engine_that_is_gone_are_not_available(running):
-    """503, not a traceback."""
     running.fake.down = True
     assert error(await running.client.get("/memory/encoder-cache"))[0] == 503
 
@@ -500,7 +495,6 @@ async def test_a_reader_that_leaves_is_forgotten(running):
 
 
 async def test_reclaim_gives_back_and_tells(running):
-    """Nothing said: all that can lower the device's use, in order; each with before, after and freed."""
     running.fake.serve_images()
     await running.poll()
     answer = await running.client.post("/memory/reclaim")
@@ -522,14 +516,12 @@ async def test_reclaim_in_the_order_asked_for(running):
 
 
 async def test_a_dry_run_does_nothing(running):
-    """And says what would be done."""
     answer = await running.client.post("/memory/reclaim", json={"dry_run": True})
     assert [result["outcome"] for result in answer.json()["results"]] == ["observed", "observed"]
     assert running.fake.resets() == []
 
 
 async def test_all_refused_is_a_conflict():
-    """409 where nothing was done; each remedy says why."""
     async with sidecar_before(FakeEngine("0.12.0")) as running:
         answer = await running.client.post("/memory/reclaim", json={"remedies": ["reset_encoder_cache"]})
         events = (await running.client.get("/memory/events")).json()["events"]
@@ -543,7 +535,6 @@ async def test_all_refused_is_a_conflict():
 
 @pytest.mark.parametrize("name", ["reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"])
 async def test_a_drop_in_is_vllms_own_and_more(running, name):
-    """Same path, query string and all but for ours; the answer is vLLM's and what it freed."""
     answer = await running.client.post(f"/{name}?reset_running_requests=true&mode=now&x=%2F+&force=false&y")
     body = answer.json()
     (call,) = running.fake.asked(f"/{name}")
@@ -557,7 +548,6 @@ async def test_a_drop_in_is_vllms_own_and_more(running, name):
 
 
 async def test_the_finding_of_the_story(running):
-    """After the benchmark /reset_mm_cache answers 200 and frees nothing on the device; the answer says so."""
     running.fake.serve_images()
     body = (await running.client.post("/reset_mm_cache")).json()
     assert body["freed_bytes"]["total"] == 0
@@ -573,7 +563,6 @@ async def test_the_engines_own_error_passes(running):
 
 @pytest.mark.parametrize(("version", "way"), [("0.12.0", "0.25.1 and newer"), ("0.23.0", "0.25.1 and newer")])
 async def test_a_drop_in_is_refused_where_it_hangs_the_engine(version, way):
-    """409 with the reason and the ways on; force is the operator's own word."""
     async with sidecar_before(FakeEngine(version)) as running:
         status, message = error(await running.client.post("/reset_mm_cache"))
         assert status == 409
@@ -818,7 +807,6 @@ async def test_a_loop_that_ended_is_not_alive(running):
     ],
 )
 async def test_a_wrong_value_is_named_with_what_would_be_right(shared, method, target, body, words):
-    """422, one sentence a problem, and nothing is done."""
     status, message = error(await shared.client.request(method, target, json=body))
     assert status == 422
     assert all(word in message for word in words), message
@@ -829,7 +817,6 @@ async def test_a_wrong_value_is_named_with_what_would_be_right(shared, method, t
 @pytest.mark.parametrize("path", ["/memory/reclaim", "/memory/marks"])
 @pytest.mark.parametrize("body", [b"{", b"\xff\xfe{", b'{"name": NaN}x', b"\x00", b"{" * 5000])
 async def test_malformed_json_is_a_bad_request(shared, path, body):
-    """400, never a traceback."""
     answer = await shared.client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert error(answer)[0] == 400
 
@@ -859,7 +846,6 @@ async def test_a_body_that_no_control_call_needs_is_refused(shared, chunked):
     ],
 )
 async def test_another_method_on_our_paths_is_told_with_the_token_or_without(guarded, method, path):
-    """405 with Allow, which no token changes; and it is not proxied either."""
     for headers in ({}, {"Authorization": f"Bearer {TOKEN}"}):
         answer = await guarded.client.request(method, path, headers=headers)
         status, message = error(answer)
@@ -897,7 +883,6 @@ async def test_no_body_is_read_of_a_call_that_nothing_serves(guarded):
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("path", ["/docs/oncall.html", "/docs/runbook", "/memory/incident", "/policy/rules"])
 async def test_what_only_the_sidecar_could_have_is_not_promised_by_a_setting(guarded, method, path):
-    """No allow list adds a page of its own: what it has is named, a place that exists among it."""
     status, message = error(await guarded.client.request(method, path))
     assert status == 404
     assert "extra_paths" not in message
@@ -932,7 +917,6 @@ READ.remove("/server_info")  # and tokens in it
 @shares
 @pytest.mark.parametrize("mode", ["safe", "now"])
 async def test_a_dry_run_is_a_read_and_calls_nobody(guarded, mode):
-    """By the last report, with bytes for each remedy; it leaves no event."""
     events = (await guarded.client.get("/memory/events")).json()
     answer = await guarded.client.post("/memory/reclaim?dry_run=true", json={"mode": mode})
     release, reset = answer.json()["results"]
@@ -952,7 +936,6 @@ async def test_what_is_no_dry_run_for_sure_needs_the_token(guarded, query):
 
 @shares
 async def test_a_plan_needs_no_token_and_calls_no_worker(guarded):
-    """It computes, of what is known: of workers that have not reported their start, that."""
     status, message = error(await guarded.client.post("/memory/plan", json={"max_model_len": 163_000}))
     assert (status, "no worker has reported its start yet" in message) == (422, True)
     assert guarded.fake.calls == []

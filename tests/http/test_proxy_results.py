@@ -133,8 +133,6 @@ async def test_a_client_that_leaves_within_a_stream_has_left(logged, upstream):
 
 
 async def test_a_client_that_leaves_before_the_answer_has_seen_nothing(logged, upstream):
-    """499, as nginx has it; no byte was sent and none was first."""
-
     @upstream.on("/v1/completions")
     async def think(call):
         await call.read()

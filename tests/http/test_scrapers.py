@@ -76,7 +76,6 @@ def names(text: str) -> list[str]:
 
 
 async def test_one_scrape_serves_both(page):
-    """In the classic format, which is the engine's only one; no family twice; `?engine=0` gives ours alone."""
     async with scraped(page) as running:
         both, ours = await text_of(running), await text_of(running, "/metrics?engine=0")
         asked_for = await text_of(running, "/metrics?engine=1")

@@ -77,7 +77,6 @@ def test_a_reason_of_several_remedies_is_said_once():
 
 
 def test_a_dry_run_tells_what_could_come_back():
-    """Nothing has come back: there is neither an outcome nor a time."""
     could = replace(ended("observed", "dry run").result, can_give_bytes=3 * GIB)
     shown = reclaim_text([replace(DONE, result=could)], dry_run=True).splitlines()
     assert shown[0].split() == ["remedy", "would", "be", "could", "give", "back"]
@@ -89,7 +88,6 @@ def test_nothing_done_is_said():
 
 
 def test_a_mark_names_the_command_that_compares():
-    """As a shell takes it; where no rank could be read there is nothing to compare."""
     marked = Mark("before bench", 0.0, (rank(1, 1),))
     assert marked_text(marked).endswith("highwater status --since 'before bench'\n")
     assert marked_text(replace(marked, ranks=())).endswith("so there is nothing to compare with later\n")

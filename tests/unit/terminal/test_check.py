@@ -57,7 +57,6 @@ def test_an_engine_that_starts_is_nothing_that_is_wrong():
 
 
 def test_the_lines_tell_what_to_change():
-    """The verdict and the counts first; nothing is wider than the terminal."""
     shown = check_text(checked(facts(rules=policy(mode="observe"))), "FINE: it is calm.", 80)
     first, counts, *lines = click.unstyle(shown).splitlines()
     assert (first, counts) == ("FINE: it is calm.", "0 failed, 0 warnings, 15 ok, 1 could be better")

@@ -72,7 +72,6 @@ def screen(told: JudgedReport, events: tuple[Event, ...] = (LAST, DIED), **optio
 
 @pytest.mark.parametrize("state", VERDICTS)
 def test_the_screen_of_a_state_is_the_golden_one(state):
-    """The state's word and the sentence first, then seven facts, each by its name; nothing is wider than 80."""
     changed = {"policy": short_policy(can_release=2**30)} if "short" in state else {}
     shown = screen(judged(state, **changed))
     facts = [line.split()[0] for line in shown.splitlines() if not line.startswith(" ")]
@@ -137,7 +136,6 @@ def test_ranks_are_named_in_runs(labels, name):
 
 
 def test_why_is_short():
-    """The leak, the counts, and of what is running or was started each finding with the first thing to change."""
     change = Advice(setting="--max-num-seqs", change="Lower it, say to 32. Each takes memory.", cost="Less at once.")
     found = FoundFinding(
         name="x", weight="likely", title="it was planned too tightly", text="Long.", advice=(change,), where="start"
@@ -169,7 +167,6 @@ def series(**changed) -> SeriesGrowth:
 
 
 def test_for_programs_the_report_is_as_it_was_told():
-    """Today's keys, and the verdict."""
     told = judged("dead")
     last = replace(event(), result=RemedyResult(remedy="release", outcome="done"))
     body = json.loads(json.dumps(status_json(told, as_json(told), [last])))
@@ -190,5 +187,4 @@ def test_what_changed_since_a_mark_is_a_row_for_each_rank():
 
 @pytest.mark.parametrize("since", [None, {}, {"ranks": []}])
 def test_nothing_known_since_a_mark_is_said(since):
-    """As when no rank could be read then."""
     assert "nothing is known" in since_text("x", since)

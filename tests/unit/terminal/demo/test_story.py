@@ -88,8 +88,6 @@ def test_an_engine_that_dies_in_the_story_is_told_as_its_incident_first_and_last
 
 
 def test_where_an_engine_died_the_sidecar_stays_for_who_wants_to_read(staged, tmp_path, monkeypatch):
-    """Until Ctrl-C; who does not stay is told the same at once."""
-
     def wait() -> None:
         assert "sidecar stopped" not in staged
         staged.append("waited")

@@ -72,7 +72,6 @@ def of_hint(hint: typing.Any) -> st.SearchStrategy:
     height=st.integers(1, 60),
 )
 def test_any_report_is_drawn_judged_and_checked(first, second, event, height):
-    """Nothing raises, no line is too long, none too many, nothing is there that a terminal obeys."""
     told = [report_of(as_json(replace(report, schema=1))) for report in (first, second)]
     event = event_of(as_json(event))
     assert event is not None
