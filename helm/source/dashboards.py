@@ -108,10 +108,6 @@ def _words(value: str) -> str:
     return str(GRAFANA["state_words"].get(value, value.replace("_", " ")))
 
 
-def _renamed(name: str) -> list[Json]:
-    return [_property("displayName", _words(name))] if _words(name) != name else []
-
-
 def _override(made: Json, matcher: str, name: str, *properties: Json) -> None:
     made["fieldConfig"]["overrides"].append(
         {"matcher": {"id": matcher, "options": name}, "properties": list(properties)}
@@ -130,7 +126,8 @@ def _stat(
         made["options"]["textMode"] = names
         colors = GRAFANA["state_colors"]
     for name, color in colors.items():
-        _override(made, "byName", name, _fixed(color), *_renamed(name))
+        renamed = [_property("displayName", _words(name))] if _words(name) != name else []
+        _override(made, "byName", name, _fixed(color), *renamed)
 
 
 def _series(

@@ -268,18 +268,16 @@ class SidecarClient:
             when = "accepts no connection" if isinstance(exc, httpx.ConnectTimeout) else "does not answer"
             raise _unreachable(f"{self.url} {when} in time; is a sidecar there? {_ANOTHER}") from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise _unreachable(self._broken(exc)) from exc
-
-    def _broken(self, exc: Exception) -> str:
-        reason = str(exc) or type(exc).__name__
-        if "CERTIFICATE_VERIFY_FAILED" in reason:
-            return f"the certificate of {self.url} is not trusted; SSL_CERT_FILE names its authority ({reason})"
-        if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:
-            return f"{self.url} speaks no TLS; try http://"
-        if isinstance(exc, httpx.RemoteProtocolError):
-            hint = "; does it want https://?" if self.url.startswith("http:") else ""
-            return f"what answers at {self.url} is no sidecar{hint} ({reason}); {_ANOTHER}"
-        return f"no sidecar answers at {self.url} ({reason}); start one with `highwater serve`; {_ANOTHER}"
+            reason = str(exc) or type(exc).__name__
+            text = f"no sidecar answers at {self.url} ({reason}); start one with `highwater serve`; {_ANOTHER}"
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                text = f"the certificate of {self.url} is not trusted; SSL_CERT_FILE names its authority ({reason})"
+            elif "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:
+                text = f"{self.url} speaks no TLS; try http://"
+            elif isinstance(exc, httpx.RemoteProtocolError):
+                hint = "; does it want https://?" if self.url.startswith("http:") else ""
+                text = f"what answers at {self.url} is no sidecar{hint} ({reason}); {_ANOTHER}"
+            raise _unreachable(text) from exc
 
     def _no_sidecar(self, shown: str, headers: httpx.Headers) -> SidecarUnreachable:
         server = f" from {headers['server']}" if headers.get("server") else ""

@@ -34,7 +34,13 @@ def budget_text(answer: Explained) -> str:
             outside_bytes=rank.outside_bytes,
         )
         parts += [bar.text(), _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
-        parts += [_observed_table(explanation.ranks), *(_pool(pool) for pool in explanation.pools)]
+        rows = []
+        for one in explanation.ranks:
+            for row in one.observed:
+                sizes = map(gib_text, (row.profiled_bytes, row.observed_bytes, row.risk_bytes))
+                rows.append([f"{one.label} {row.title}", *sizes, ", ".join(row.settings)])
+        headers = ["rank, seen since the start", "profiled", "observed", "risk", "covered by"]
+        parts += [table(headers, rows, words=1) if rows else "", *(_pool(pool) for pool in explanation.pools)]
         parts.append(_encoder(explanation.encoder))
         variables = list(dict.fromkeys(name for one in explanation.ranks for name in one.environment))
         rows = [[name, *(one.environment.get(name) or UNKNOWN for one in explanation.ranks)] for name in variables]
@@ -79,16 +85,6 @@ def _sizes(ranks: Sequence[RankBudget], key: str) -> tuple[BudgetPart, list[str]
     parts = [rank.part(key) for rank in ranks]
     known = next(part for part in parts if part is not None)
     return known, [UNKNOWN if part is None else gib_text(part.bytes) for part in parts]
-
-
-def _observed_table(ranks: Sequence[RankBudget]) -> str:
-    rows = []
-    for rank in ranks:
-        for row in rank.observed:
-            sizes = (row.profiled_bytes, row.observed_bytes, row.risk_bytes)
-            rows.append([f"{rank.label} {row.title}", *map(gib_text, sizes), ", ".join(row.settings)])
-    headers = ["rank, seen since the start", "profiled", "observed", "risk", "covered by"]
-    return table(headers, rows, words=1) if rows else ""
 
 
 def _pool(pool: PoolView) -> str:
@@ -177,7 +173,8 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
     rows += [(rank.name, "there", UNKNOWN, "") for rank in old_ranks.values()]
     for old_pool, pool in zip(before.pools, after.pools, strict=False):
         for what, name in (("blocks", "blocks"), ("tokens", "tokens"), ("maximum concurrency", "max_concurrency")):
-            rows += _differing(what, getattr(old_pool, name), getattr(pool, name), _number, _number_moved)
+            one, two = getattr(old_pool, name), getattr(pool, name)
+            rows += _differing(what, one, two, _number, lambda change: f"{change:+,.2f}".removesuffix(".00"))
         if old_pool.tokens != pool.tokens:
             rows += _differing("what tokens means", old_pool.tokens_meaning or None, pool.tokens_meaning or None)
     return rows
@@ -213,10 +210,6 @@ def _differing(
         return []
     before, after = (UNKNOWN if one is None else shown(one) for one in (old, new))
     return [(what, before, after, "" if moved is None or old is None or new is None else moved(new - old))]
-
-
-def _number_moved(change: float) -> str:
-    return f"{change:+,.2f}".removesuffix(".00")
 
 
 def _names(ranks: Sequence[RankBudget]) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gated_proxy.door_items import RequestItems
 from highwater.diagnose.case import known_points, latest
 from highwater.diagnose.finding import advices, all_advice, without_effect
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
@@ -87,6 +86,12 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         figures = ", ".join(text(figure(name, value)) for name, value in one.figures.items())
         title = f"{WEIGHT_WORDS[one.weight]}: **{text(plain(one.title))}**"
         findings.append(_item(title, text(plain(one.text, 2000)), figures and f"({figures})"))
+    requests = (
+        f"{plain(one.request_id, 40)}  {plain(one.client or 'no key', 12):12}  {plain(one.state, 8):8}"
+        f"  {one.cost.items} of {size_text(one.cost.decoded_bytes)}, {one.cost.encoder_tokens} tokens: "
+        + ", ".join(f"{plain(each.form, 8)} {each.width} x {each.height}" for each in one.largest[:MAX_SHOWN])
+        for one in incident.requests
+    )
     status = incident.policy
     level = "" if status is None else WORDS.get(status.level, status.level)  # another version's may be none of ours
     policy = "" if status is None else code(f"{level} (mode {status.mode}): {status.summary}")
@@ -104,7 +109,7 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
             ),
         ),
         *section("The ranks", _ranks(incident.ranks, charts=charts)),
-        *section("Requests with images or videos, the largest first", [_requests(incident.requests)]),
+        *section("Requests with images or videos, the largest first", [_lines(requests)]),
         *section("What happened before", [_events(incident.events)]),
         *section("The policy", [policy, _events(incident.decisions)]),
         *section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
@@ -126,15 +131,6 @@ def _events(events: Sequence[Event]) -> str:
         f"{moment(event.at).rpartition(' ')[2]}  {plain(event.kind, 20):9} {plain(event.summary)}"
         + (f" (asked for by {plain(event.caller.address, 60)})" if event.caller is not None else "")
         for event in events
-    )
-
-
-def _requests(requests: Sequence[RequestItems]) -> str:
-    return _lines(
-        f"{plain(one.request_id, 40)}  {plain(one.client or 'no key', 12):12}  {plain(one.state, 8):8}"
-        f"  {one.cost.items} of {size_text(one.cost.decoded_bytes)}, {one.cost.encoder_tokens} tokens: "
-        + ", ".join(f"{plain(each.form, 8)} {each.width} x {each.height}" for each in one.largest[:MAX_SHOWN])
-        for one in requests
     )
 
 

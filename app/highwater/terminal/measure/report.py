@@ -378,17 +378,18 @@ class ReportFiles:
 
     def write(self, texts: Mapping[str, str]) -> tuple[Path, ...]:
         """Write each text, beside a file that came there meanwhile. Raises CannotWriteReport where that failed."""
-        return tuple(self._write(path, texts[suffix]) for path, suffix in zip(self.paths, SUFFIXES, strict=True))
-
-    def _write(self, path: Path, text: str) -> Path:
-        try:
+        written = []
+        for wanted, suffix in zip(self.paths, SUFFIXES, strict=True):
+            path = wanted
             try:
-                file = path.open("w" if self._force else "x", encoding="utf-8")
-            except FileExistsError:
-                path = path.with_name(f"{path.stem}-{self._stamp}-{secrets.token_hex(2)}{path.suffix}")
-                file = path.open("x", encoding="utf-8")
-            with file:
-                file.write(text)
-        except OSError as exc:
-            raise CannotWriteReport(f"{path} could not be written: {exc.strerror}") from exc
-        return path
+                try:
+                    file = path.open("w" if self._force else "x", encoding="utf-8")
+                except FileExistsError:
+                    path = path.with_name(f"{path.stem}-{self._stamp}-{secrets.token_hex(2)}{path.suffix}")
+                    file = path.open("x", encoding="utf-8")
+                with file:
+                    file.write(texts[suffix])
+            except OSError as exc:
+                raise CannotWriteReport(f"{path} could not be written: {exc.strerror}") from exc
+            written.append(path)
+        return tuple(written)

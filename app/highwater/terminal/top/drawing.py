@@ -203,7 +203,11 @@ class _Sections:
         report, missing = self.report, self.report.ranks_missing
         alike: dict[object, list[RankReading]] = {}
         for rank in report.ranks if self.look.by_number else report.worst_first:
-            alike.setdefault(self._looks(rank), []).append(rank)
+            pressure = report.pressure_of(rank)
+            sizes = (rank.total_bytes, rank.used_bytes, *(getattr(rank.components, part.name) for part in COMPONENTS))
+            seen = tuple(None if size is None else round(size / (GIB / 10)) for size in sizes)
+            is_short = pressure is not None and bool(pressure.short_bytes)
+            alike.setdefault((seen, rank.host, is_short, report.high_water_of(rank)), []).append(rank)
         rows = list(alike.values())
         count = len(rows) + len(missing)
         if most is not None and count > most - 1:
@@ -216,12 +220,12 @@ class _Sections:
             grid.add_row(*self._rank(row))
         pressures = (report.pressure_of(rank) for rank in report.ranks)
         waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
-        sizes = " to ".join(dict.fromkeys(map(gib_text, (waters[0], waters[-1])))) if waters else ""
+        span = " to ".join(dict.fromkeys(map(gib_text, (waters[0], waters[-1])))) if waters else ""
         expected = UNKNOWN if report.ranks_expected is None else report.ranks_expected
         parts: list[RenderableType] = [
             self._title(
                 f"ranks {report.ranks_reported} of {expected}",
-                f"{self.glyphs.mark} acts at {sizes} free" if waters else "",
+                f"{self.glyphs.mark} acts at {span} free" if waters else "",
             ),
             grid,
         ]
@@ -235,13 +239,6 @@ class _Sections:
         if not report.ranks:
             parts.append(_text("  no reading of any worker yet", _DIM))
         return Group(*parts)
-
-    def _looks(self, rank: RankReading) -> object:
-        """Return what decides how a rank is drawn."""
-        pressure = self.report.pressure_of(rank)
-        sizes = (rank.total_bytes, rank.used_bytes, *(getattr(rank.components, part.name) for part in COMPONENTS))
-        shown = tuple(None if size is None else round(size / (GIB / 10)) for size in sizes)
-        return shown, rank.host, pressure is not None and bool(pressure.short_bytes), self.report.high_water_of(rank)
 
     def _rank(self, alike: Sequence[RankReading]) -> Iterator[RenderableType]:
         rank = alike[0]
