@@ -35,7 +35,6 @@ NAMES = {
 
 
 def alerts() -> str:
-    """Return `alerts.yaml` as Prometheus loads it."""
     text = (SOURCE / "alerts.yaml").read_text(encoding="utf-8")
     for name, meaning in NAMES.items():
         # What stands before a command ends in a blank of its own, where there is something.
@@ -47,7 +46,6 @@ def alerts() -> str:
 
 
 def files() -> dict[str, str]:
-    """Return what is written, by its path in the chart's folder."""
     boards = {f"dashboards/highwater-{name}.json": dashboard(SOURCE / f"{name}.yaml") for name in ("server", "fleet")}
     return boards | {
         "alerts/highwater.rules.yaml": alerts(),

@@ -143,7 +143,6 @@ class Access:
         return f"this works: curl {method}--oauth2-bearer {token} {url}"
 
     def report(self, request: HTTPConnection, denial: Denial) -> None:
-        """Count the denial, and log it with the peer at a bounded rate."""
         self._denied(denial.reason)
         method, path = request.scope["method"], ascii(request.scope["path"][:_LOGGED_CHARACTERS])
         peer = peer_of(request) or "an unknown peer"
@@ -167,7 +166,6 @@ class Access:
 
 
 def _is_basic_credential(token: str, head: bytes) -> bool:
-    """Return whether a user name or password (``curl --user``, in base64) is the token."""
     if b"asic " not in head and b"ASIC " not in head:
         return False
     with suppress(ValueError):  # not base64

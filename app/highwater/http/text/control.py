@@ -96,7 +96,6 @@ def stacks_text(ranks: Sequence[RankStacks]) -> str:
 
 
 def snapshots_text(files: Sequence[tuple[str, int]], folder: object | None, problem: str | None) -> str:
-    """Return the list of snapshots from the path of each and its bytes."""
     rows = [[size_text(size), path] for path, size in files]
     if rows:
         shown = table(["size", "highwater get PATH > FILE"], rows, words=1)

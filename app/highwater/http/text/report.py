@@ -114,7 +114,6 @@ def last_act(events: Sequence[Event]) -> Event | None:
 
 
 def _last_act_text(events: Sequence[Event], now: float) -> str:
-    """Return what was done last, by whom, why, and what came of it."""
     act = last_act(events)
     if act is None:
         return "none that the sidecar remembers"
@@ -165,7 +164,6 @@ def why_text(report: Report, findings: Sequence[FoundFinding], width: int, *, en
 
 
 def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned
-    """Return what changed since a mark, a row for each rank, equal ones in one."""
     ranks = since.get("ranks", []) if isinstance(since, dict) else []
     if not ranks:
         return f"nothing is known of what changed since {mark!r}: no rank was read then and now"
