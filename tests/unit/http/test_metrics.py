@@ -178,6 +178,7 @@ ENDED = (
     ("chat_completions", 499, "client_left", 3.0, None),
     ("chat_completions", 503, "refused", 30.0, None),
     ("health", 200, "complete", 0.001, 0.001),
+    ("health", 200, "complete", 0.001, 0.001),  # so that no two results are as frequent
 )
 
 
@@ -204,7 +205,7 @@ def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
     if result is not None:
         exporter.counters.remedy_ended(result, "policy")
     exporter.counters.remedy_ended(RemedyResult(remedy="reset_mm_cache", outcome="refused"), "drop-in")
-    for _ in range(7):
+    for _ in range(len(ENDED) + 1):
         exporter.counters.traffic.request_started()
     for path_class, code, how, seconds, first_byte_seconds in ENDED:
         exporter.counters.traffic.request_ended(
