@@ -174,7 +174,7 @@ async def services_of(request: Request) -> Services:
 
 
 class _AdminToken(SecurityBase):
-    """The caller of a control path; on the OpenAPI page, where ``ControlGuard`` reads which paths these are."""
+    """The caller of a control path, which the OpenAPI page says of it."""
 
     def __init__(self) -> None:
         self.model = HTTPBearer(description="the admin token; `highwater token` prints it")
