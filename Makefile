@@ -85,7 +85,6 @@ format: $(READY) ## Format, and mend what lint can mend
 docs: $(READY) ## Write the tables in docs/, the dashboards and the chart's schema anew
 	$(BIN)/python docs/tables.py
 	$(BIN)/python -m helm.source
-	$(BIN)/python -m helm.generator
 
 pictures: $(READY) tools ## What README and docs show, drawn anew: the page in a browser, Grafana's boards from a real Prometheus
 	$(BIN)/python -m tests.browser.screenshot

@@ -1,11 +1,12 @@
-"""Makes the Grafana dashboards and the alerts: `python -m helm.source` writes them all.
+"""Makes the Grafana dashboards, the alerts and the chart's schema: `python -m helm.source` writes them all.
 
 ::
 
-    __main__ ──► board ──► server.yaml, fleet.yaml (their rows and panels)
-           │       └─────► panels ──► grafana.yaml (Grafana's constant JSON), metrics (names and HELP texts)
-           └──► rules ──► alerts.yaml
+    __main__ ──► dashboards ──► server.yaml, fleet.yaml (rows and panels), grafana.yaml (Grafana's constant JSON)
+           │              └───► metrics (names and HELP texts)
+           ├──► alerts.yaml
+           └──► schema ──► values.yaml (what a value may be), and `config` from highwater.server.settings
 
-They are written to `dashboards/`, beside this package; the chart and people without one load the same files. The
-recording rules in `alerts/` are written by hand. Nothing in `highwater` imports this, and it is in no wheel.
+The recording rules in `alerts/` are written by hand. Nothing in `highwater` imports this; it is in no wheel, and not in
+the packaged chart.
 """

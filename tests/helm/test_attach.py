@@ -36,9 +36,7 @@ def test_another_chart_may_use_the_templates(tmp_path: Path) -> None:
     head = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: theirs}\nspec:\n  selector: {matchLabels: {a: b}}\n"
     head += "  template:\n    metadata: {labels: {a: b}}\n    spec:\n"
     folder = tmp_path / "theirs"
-    shutil.copytree(
-        HELM, folder / "charts" / "highwater", ignore=shutil.ignore_patterns("source", "generator", "*.pyc")
-    )
+    shutil.copytree(HELM, folder / "charts" / "highwater", ignore=shutil.ignore_patterns("source", "*.pyc"))
     (folder / "templates").mkdir()
     (folder / "templates" / "theirs.yaml").write_text(head + lines)
     (folder / "Chart.yaml").write_text("apiVersion: v2\nname: theirs\nversion: 1.0.0\n")

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from helm_python import HelmRenderError, HelmValuesError
 
-from helm.generator.__main__ import files as generated
-from helm.generator.schema import CHARTS_OWN
+from helm.source.__main__ import files as generated
+from helm.source.schema import CHARTS_OWN
 from highwater.process.errors import SettingsError
 from highwater.server.settings.settings import is_list, keys, variable
 from highwater.server.settings.sources import load

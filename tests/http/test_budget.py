@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.explain.explanation import explain as explained
-from highwater.http import starts
+from highwater.http import services
 from highwater.terminal import explain
 from highwater.terminal.cli import main
 from tests.fakes.engine import FakeEngine
@@ -42,7 +42,7 @@ async def test_the_budget_is_asked_of_workers_once_in_an_engines_life():
 
 async def test_a_round_is_explained_once_however_often_it_is_asked_for(monkeypatch):
     made: list[object] = []
-    monkeypatch.setattr(starts, "explain", lambda *args, **options: made.append(args) or explained(*args, **options))
+    monkeypatch.setattr(services, "explain", lambda *args, **options: made.append(args) or explained(*args, **options))
     async with sidecar_before(told()) as running:
         await running.poll()
         for path in ("/memory/budget", "/memory/budget", "/memory/findings"):
@@ -62,7 +62,6 @@ async def test_the_pool_of_two_ranks_is_one():
 
 
 async def test_an_older_worker_package_costs_only_the_explanation():
-    """Every rank says why it is not there; nothing else changes."""
     async with sidecar_before(FakeEngine()) as running:
         await running.poll()
         state = (await running.client.get("/memory")).json()["engine"]["state"]
@@ -134,7 +133,6 @@ async def test_the_command_prints_what_the_route_returns(url):
 
 
 async def test_two_starts_are_compared(url, tmp_path):
-    """What moved, by name, and nothing else."""
     before = json.loads((await asyncio.to_thread(ran, "--json", url=url)).output)
     same = tmp_path / "same.json"
     same.write_text(json.dumps(before))
@@ -171,7 +169,6 @@ async def test_a_file_that_is_no_explanation_is_refused_by_name(url, tmp_path):
 
 
 async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_about(url, monkeypatch):
-    """For its card, and what its start measured; the answer is as it would come from vLLM."""
     asked = []
 
     class Road:

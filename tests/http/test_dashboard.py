@@ -43,7 +43,6 @@ async def test_the_page_is_there_for_everyone(method):
 
 
 async def test_nothing_foreign_may_run_in_it():
-    """The policy lets the page load its own files, and nothing else; no other site can frame it."""
     async with sidecar_before(FakeEngine()) as sidecar:
         headers = (await sidecar.client.get("/dashboard")).headers
     policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
@@ -56,7 +55,6 @@ async def test_nothing_foreign_may_run_in_it():
 
 
 async def test_every_file_is_served_as_what_it_is():
-    """With the page's own headers: a file that is opened by itself runs nothing either."""
     async with sidecar_before(FakeEngine()) as sidecar:
         answers = {name: await sidecar.client.get(f"/dashboard/{name}", follow_redirects=True) for name in ASSETS}
     for name, answer in answers.items():
@@ -80,7 +78,6 @@ async def test_a_browser_asks_again_and_loads_only_what_changed(path):
 
 
 async def test_no_other_file_is():
-    """Nothing outside the folder, and nothing in it that is not the page's."""
     names = ["nothing.js", "vendor", "vendor/README.md", "%2e%2e/main.py", "..%2fmain.py", "/etc/passwd", "main.js/"]
     async with sidecar_before(FakeEngine()) as sidecar:
         assert {await sidecar.raw("GET", f"/dashboard/{name}") for name in names} <= {404, 400}
@@ -107,7 +104,6 @@ async def test_it_is_ours_and_never_the_engines():
 
 
 def test_the_page_loads_what_there_is_and_nothing_inline():
-    """Every reference is a file of ours; every module is preloaded, so that none waits for another."""
     page = References()
     page.feed((DASHBOARD / "index.html").read_text(encoding="utf-8"))
     assert page.inline == []
@@ -118,7 +114,6 @@ def test_the_page_loads_what_there_is_and_nothing_inline():
 
 @pytest.mark.parametrize("name", [name for name in ASSETS if not name.startswith("vendor/") and name.endswith(".js")])
 def test_foreign_text_is_never_markup(name):
-    """No module parses HTML, or makes code of text; what it imports is there."""
     text = (DASHBOARD / name).read_text(encoding="utf-8")
     assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text) == []
     assert set(re.findall(r'from "\./([^"]+)"', text)) <= set(ASSETS)

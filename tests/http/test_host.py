@@ -47,7 +47,6 @@ async def test_processes_and_parts_are_served_without_a_token_and_without_a_call
 
 
 async def test_an_engine_that_does_not_answer_yet_and_whose_process_runs_seems_to_be_loading(ring):
-    """In the hint of the report, so that nobody looks for a wrong URL while the model loads."""
     fake = FakeEngine()
     fake.down = True
     async with sidecar_before(fake, recorder_dir=ring, poll_seconds=0.1) as running:
@@ -66,7 +65,6 @@ async def test_an_engine_that_does_not_answer_yet_and_whose_process_runs_seems_t
 
 
 async def test_a_start_that_was_killed_is_said_alike_everywhere(tmp_path):
-    """By `highwater status`, the incidents, the events, the metrics and the hint: by the files of the dead alone."""
     fake = FakeEngine()
     fake.down = True
     async with sidecar_before(fake, recorder_dir=tmp_path) as running:
@@ -130,7 +128,6 @@ async def test_without_a_folder_it_says_what_is_missing():
 
 
 async def test_a_crowd_of_forged_files_does_not_hold_up_the_event_loop(tmp_path):
-    """They are read in a thread: what runs on the loop meanwhile goes on."""
     for pid in range(1, 257):
         write(tmp_path, process(pid, role="other"))
     async with sidecar_before(FakeEngine(), recorder_dir=tmp_path) as running:

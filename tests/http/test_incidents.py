@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY
-from highwater.http.incidents import router
+from highwater.http.history import router
 from highwater.http.problems import PROBLEM_RESPONSES, answer_problems
 from highwater.model.engine import EngineStatus
 from highwater.process.clocks import Clocks
@@ -179,7 +179,6 @@ async def test_what_there_is_none_of_is_not_found(shared, incident_id, accept):
 
 
 async def test_one_that_cannot_be_read_says_why(one):
-    """Of a later version: in the list with its reason, and a 409 by itself."""
     (one.incidents.folder / f"{numbered(1)}.json").write_text('{"schema": 2}')
     listed = {each["id"]: each for each in (await one.get()).json()["incidents"]}
     assert listed[numbered(1)]["problem"] == "is of schema 2, and this version reads 1"

@@ -170,7 +170,6 @@ async def test_a_refused_remedy_is_told_with_its_reason(sidecar, tmp_path):
 @shares
 @pytest.mark.parametrize(("load", "code"), [("raise SystemExit(7)", 7), (SELF_KILL, 143)], ids=["code", "signal"])
 async def test_a_load_that_fails_is_reported_and_its_code_is_ours(sidecar, tmp_path, load, code):
-    """As a shell would tell it."""
     async with recording(url_of(sidecar), tmp_path, "--", sys.executable, "-c", load) as record:
         assert (await record.end())[0] == code
     assert f"load failed with exit code {code}" in record.page

@@ -57,7 +57,6 @@ def run(sidecar):
 
 
 async def test_the_policy_is_shown_without_a_token(run):
-    """Mode, rule, waters, what it would run."""
     result = await run("policy", "get", HIGHWATER_ADMIN_TOKEN="")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("mode: act, as it was configured\n")
@@ -74,7 +73,6 @@ async def test_the_mode_is_changed(run, sidecar):
 
 
 async def test_what_get_printed_can_be_set_again(run, sidecar, tmp_path):
-    """Edited or not: the way a runbook changes one number."""
     printed = json.loads((await run("policy", "get", "--json")).stdout)
     printed["rules"][0]["cooldown_seconds"] = 7.0
     result = await run("policy", "set", "-", "--json", text=json.dumps(printed))
@@ -130,7 +128,6 @@ async def test_events_are_listed_oldest_first(run):
 
 
 async def test_events_are_followed_as_they_happen(run, sidecar):
-    """What was is not printed but for --last; Ctrl-C ends it with 130."""
     await run("mark", "before")
     command = [sys.executable, "-m", "highwater", "events", "--follow", "--last", "1"]
     env = os.environ | {"HIGHWATER_URL": f"http://127.0.0.1:{sidecar.port}"}

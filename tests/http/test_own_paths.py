@@ -106,7 +106,6 @@ async def test_head_of_what_only_takes_a_post_acts_on_nothing(running):
 
 @pytest.mark.parametrize("path", ["/livez", "/memory", "/nope", "/collective_rpc"])
 async def test_an_answer_of_ours_has_a_date(running, path):
-    """One, whether an application or a refusal (RFC 9110 6.6.1)."""
     async with connected(running) as wire:
         await wire.request("GET", path)
         (date,) = (await wire.answer()).header("date")
@@ -191,7 +190,6 @@ def news(running: Running) -> list[str]:
 
 
 async def test_a_root_path_that_is_not_set_is_said_once(caplog):
-    """With the setting that would do; until then nothing below it passes."""
     fake = FakeEngine()
     fake.root_path = "/v1"
     async with sidecar_before(fake) as running:

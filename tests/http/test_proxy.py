@@ -57,7 +57,6 @@ async def test_a_unix_socket_is_an_engine_too(start_proxy, upstream, tmp_path):
 
 
 def test_an_upstream_of_another_kind_is_refused():
-    """At once, with the forms that would do."""
     with pytest.raises(ValueError, match="unix:/path"):
         Proxy("localhost:8000", observer=ProxyTraffic())
 

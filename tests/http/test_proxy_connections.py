@@ -110,7 +110,6 @@ async def crowded(start_proxy):
 
 
 async def test_a_request_above_the_limit_of_clients_gets_503(crowded, upstream):
-    """503 with the setting and Retry-After, and the connection ends; nothing goes to the engine."""
     wire = await crowded.connect()
     await wire.request("POST", "/v1/x", body=JSON)
     answer = await wire.answer()
@@ -163,7 +162,6 @@ class _NoConnection:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 async def test_a_lack_of_descriptors_is_not_the_engines(front, upstream, number):
-    """503 that says what to raise, counted as ours."""
     front.proxy.pool._loop = _NoConnection(number)
     answer = await front.post("/v1/x", JSON)
     assert (answer.status, answer.header("retry-after")) == (503, ["1"])

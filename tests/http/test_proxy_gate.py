@@ -109,7 +109,6 @@ async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
 
 
 async def test_a_request_that_is_held_too_long_gets_503(start_proxy, upstream):
-    """The engine has not seen it: it may be sent again anywhere."""
     async with start_proxy(gate=Gate(hold_seconds=0.01)) as front:
         with front.gate.closed(60):
             answer = await front.post("/v1/completions", b"{}")

@@ -41,7 +41,7 @@ class Logged:
 
     @property
     def lines(self):
-        return [json.loads(line) for line in self._path.read_text().splitlines()]
+        return lines_of(self._path)
 
     @property
     def line(self):
@@ -62,6 +62,10 @@ async def exchange(front, request: bytes, *, until_bytes: bytes = b"") -> tuple[
     host, port = wire.writer.get_extra_info("sockname")
     await wire.leave()
     return answer, f"{host}:{port}"
+
+
+def lines_of(log):
+    return [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
@@ -133,8 +137,6 @@ async def test_a_client_that_leaves_within_a_stream_has_left(logged, upstream):
 
 
 async def test_a_client_that_leaves_before_the_answer_has_seen_nothing(logged, upstream):
-    """499, as nginx has it; no byte was sent and none was first."""
-
     @upstream.on("/v1/completions")
     async def think(call):
         await call.read()
@@ -222,7 +224,7 @@ async def test_a_body_to_an_own_path_that_cannot_be_read_is_refused(tmp_path):
         writer.close()
         page = running.app.services.exporter.page().decode()
     assert 'highwater_proxy_refused_total{reason="bad_request"} 1.0' in page
-    (line,) = [json.loads(text) for text in log.read_text().splitlines()]
+    (line,) = lines_of(log)
     assert (line["path_class"], line["status"], line["result"]) == ("sidecar", 400, "refused")
 
 
@@ -359,7 +361,7 @@ async def test_what_is_not_passed_on_leaves_a_trace(tmp_path, caplog, what):
         writer.close()
         page = running.app.services.exporter.page().decode()
     assert f'highwater_proxy_refused_total{{reason="{reason}"}} 1.0' in page
-    (line,) = [json.loads(text) for text in log.read_text().splitlines()]
+    (line,) = lines_of(log)
     assert (line["status"], line["result"], line["reason"]) == (status, "refused", reason)
     assert (line["path"], line["peer"], line["path_class"]) == (path, peer, None)
     assert line["response_bytes"] == len(received)
@@ -414,7 +416,7 @@ async def test_the_sidecars_own_paths_have_a_line_too(tmp_path):
         writer.write(sent)
         received = await reader.read()
         writer.close()
-    (line,) = [json.loads(text) for text in log.read_text().splitlines()]
+    (line,) = lines_of(log)
     assert (line["path"], line["path_class"], line["status"]) == ("/livez", "sidecar", 200)
     assert (line["result"], line["reason"], line["engine_connection_reused"]) == ("complete", None, None)
     assert (line["request_bytes"], line["response_bytes"]) == (len(sent), len(received))
@@ -430,7 +432,7 @@ async def test_a_client_that_leaves_an_event_stream_has_left(tmp_path):
         received = await reader.readuntil(b"\r\n\r\n")
         writer.close()
         await until(log.read_text)
-    (line,) = [json.loads(text) for text in log.read_text().splitlines()]
+    (line,) = lines_of(log)
     assert (line["path"], line["status"], line["result"]) == ("/memory/events", 200, "client_left")
     assert line["response_bytes"] >= len(received)
 
@@ -447,5 +449,5 @@ async def test_a_running_sidecar_opens_its_file_again_at_a_signal(tmp_path, unus
         await until(log.exists)
         assert log.read_text() == ""
         await asyncio.to_thread(sidecar.call, "GET", "/policy")
-    assert {json.loads(line)["path"] for line in moved.read_text().splitlines()} == {"/livez"}
-    assert [json.loads(line)["path"] for line in log.read_text().splitlines()] == ["/policy"]
+    assert {line["path"] for line in lines_of(moved)} == {"/livez"}
+    assert [line["path"] for line in lines_of(log)] == ["/policy"]

@@ -102,8 +102,6 @@ def test_every_operation_is_tried(page):
     + [(label, GenerationMode.NEGATIVE) for label in OPERATIONS if label not in TAKES_NOTHING],
 )
 def test_every_answer_fits_the_schema(page, label, mode):
-    """No 5xx but a 501 or 503 that says why; a documented status; a body and a content type as the page has them."""
-
     @given(case=page[label].as_strategy(generation_mode=mode))
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     def tried(case):

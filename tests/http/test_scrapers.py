@@ -13,7 +13,7 @@ import pytest
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from highwater.http.engine_page import EnginePage
+from highwater.http.metrics import EnginePage
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import Running, sidecar_before
@@ -76,7 +76,6 @@ def names(text: str) -> list[str]:
 
 
 async def test_one_scrape_serves_both(page):
-    """In the classic format, which is the engine's only one; no family twice; `?engine=0` gives ours alone."""
     async with scraped(page) as running:
         both, ours = await text_of(running), await text_of(running, "/metrics?engine=0")
         asked_for = await text_of(running, "/metrics?engine=1")

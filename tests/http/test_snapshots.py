@@ -134,7 +134,6 @@ async def test_where_loopback_is_trusted_only_the_machine_itself_may(running):
 
 
 async def test_problems_have_their_status(running, fake):
-    """501 on CPU, 507 where the disk is too small, 503 where the engine is away."""
     fake.snapshot.free = 3_999_999
     assert error(await running.client.post("/memory/snapshot"))[0] == 507
     fake.snapshot = None

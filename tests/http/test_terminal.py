@@ -189,7 +189,6 @@ def denials(sidecar) -> float:
 @shares
 @pytest.mark.parametrize(("token", "level"), [("", "warn"), ("wrong-wrong", "fail"), (TOKEN, "ok")])
 async def test_check_knows_whether_we_may_act(sidecar, url, token, level):
-    """And asks only: nothing is done to the engine, and nobody is denied but who brings a wrong token."""
     sidecar.fake.calls.clear()
     before = denials(sidecar)
     result = await run("check", "--json", url=url, HIGHWATER_ADMIN_TOKEN=token)
@@ -205,7 +204,6 @@ async def test_check_knows_whether_we_may_act(sidecar, url, token, level):
 
 @shares
 async def test_check_knows_a_sidecar_that_trusts_loopback():
-    """Who is here may act."""
     async with both_on_ports() as open_one:
         result = await run("check", url=f"http://127.0.0.1:{open_one.port}")
     assert "trust_loopback is set" in result.output
@@ -217,7 +215,6 @@ async def test_check_knows_a_sidecar_that_trusts_loopback():
 
 @shares
 async def test_status_and_check_ask_an_engine_that_has_no_sidecar(tmp_path):
-    """By the parts of a sidecar, with the verdict first; nothing is reset or left behind."""
     fake = FakeEngine()
     state = {"XDG_STATE_HOME": str(tmp_path)}
     async with serving(fake) as port:
@@ -226,7 +223,11 @@ async def test_status_and_check_ask_an_engine_that_has_no_sidecar(tmp_path):
             await run(command, "--engine-url", at, url="http://127.0.0.1:9", **state) for command in ("status", "check")
         ]
         told = await run("status", "--engine-url", at, "--json", url="http://127.0.0.1:9", **state)
-    first = json.loads(told.output)["verdict"]["sentence"]
+    answer = json.loads(told.output)
+    first = answer["verdict"]["sentence"]
+    # Of a policy that nobody runs.
+    assert [answer["verdict"][key] for key in ("next", "do")] == [None, None]
+    assert [answer["report"]["verdict"][key] for key in ("next", "do")] == [None, None]
     assert status.output.startswith(f"FINE: {first}"[:60])
     assert f"highwater serve --engine-url {at}" in status.output
     assert check.output.startswith("FINE: ")
@@ -248,7 +249,6 @@ def test_an_engine_that_is_not_there_is_said():
 
 
 def test_a_start_is_three_lines_and_a_taken_port_is_one(lonely):
-    """The taken port before anything else is loaded, or looked for."""
     lines = lonely.log_path.read_text().splitlines()
     serving_at = next(number for number, line in enumerate(lines) if "serving " in line)
     assert serving_at == 2, lines
@@ -339,7 +339,6 @@ def _nothing() -> Iterator[str]:
     ids=["nothing", "nginx", "not found", "no URL"],
 )
 def test_what_is_no_sidecar_is_one_line(command, there, words):
-    """That says what it is and what to do; exit status 3, on stderr, and nothing on stdout."""
     with there() as url:
         result = ran(*command, url=url)
     assert (result.exit_code, result.stdout) == (3, "")
@@ -356,7 +355,6 @@ def test_a_host_that_does_not_exist_is_one_line():
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 async def test_the_engine_itself_is_no_sidecar(command):
-    """If the URL is vLLM's own, the message says so, and the engine is not asked to do anything."""
     fake = FakeEngine()
     async with serving(fake) as port:
         result = await run(*command, url=f"http://127.0.0.1:{port}")
@@ -619,7 +617,6 @@ def at_home(tmp_path, monkeypatch) -> Iterator[DemoSidecar]:
 
 
 async def test_commands_find_the_token_of_a_sidecar_on_this_machine(at_home, tmp_path):
-    """Nobody has carried it; the start says where it is, and the end takes it away."""
     path = tmp_path / "state" / "highwater" / f"{at_home.port}.token"
     printed = await run("token", "--port", str(at_home.port), url="")
     assert (printed.exit_code, printed.stdout) == (0, path.read_text())

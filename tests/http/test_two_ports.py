@@ -334,7 +334,6 @@ async def test_while_requests_finish_probes_are_answered(tmp_path):
 @pytest.mark.slow("`highwater serve` as a process")
 @pytest.mark.parametrize("taken", ["port", "control_port"])
 async def test_a_port_that_is_in_use_is_named_by_its_setting(taken):
-    """With its number and the system's reason, in the only line of the log: nothing else was begun. The status is 4."""
     ports = {"port": free_port(), "control_port": free_port()}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ports[taken] = listener.getsockname()[1]

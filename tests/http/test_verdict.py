@@ -65,7 +65,6 @@ async def test_a_relief_twice_is_kept_up_and_each_says_why(running):
 
 
 async def test_a_dead_engine_is_dead_until_another_one_is_ready(running):
-    """Its incident is linked, and changes nothing once it is over."""
     running.fake.down = True
     for _ in range(2):
         await running.poll()

@@ -12,15 +12,15 @@ import yaml
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from helm.source import metrics
-from helm.source.__main__ import ALERTS, files
-from helm.source.__main__ import DASHBOARDS as FOLDER
+from helm.source.__main__ import HELM, files
+from helm.source.dashboards import Query, described
 from helm.source.metrics import UnknownMetricError, names_in
-from helm.source.panels import Query, described
 from highwater.diagnose.verdict import _EXIT, VerdictState
 from highwater.process.errors import ATTENTION
 from tests.observability.labels import unknown_labels
 
 DASHBOARDS = ("highwater-server", "highwater-fleet")
+FOLDER = HELM / "dashboards"
 
 
 def dashboard(name: str) -> dict:
@@ -63,7 +63,8 @@ def test_a_verdict_has_the_colour_of_its_exit_status(name, title):
 
 
 def test_what_is_generated_is_in_the_repository():
-    assert {path.name: path.read_text() for path in FOLDER.iterdir()} == files()
+    written = {path.relative_to(HELM).as_posix(): path.read_text() for path in FOLDER.iterdir()}
+    assert written == {name: text for name, text in files().items() if name.startswith("dashboards/")}
 
 
 def test_a_metric_that_is_not_exported_stops_the_generation():
@@ -137,5 +138,5 @@ def test_a_firing_alert_is_never_green(name):
     (mapping,) = alerts["fieldConfig"]["defaults"]["mappings"]
     colors = {option["text"]: option["color"] for option in mapping["options"].values()}
     assert colors == {"info": "blue", "warning": "orange", "critical": "red"}
-    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    (group,) = yaml.safe_load((HELM / "alerts" / "highwater.rules.yaml").read_text())["groups"]
     assert {rule["labels"]["severity"] for rule in group["rules"]} == colors.keys()

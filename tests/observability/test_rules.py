@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helm.source.__main__ import NAMES as WORDS
+from helm.source.__main__ import alerts as generated
 from helm.source.metrics import names_in
-from helm.source.rules import NAMES as WORDS
-from helm.source.rules import alerts as generated
 from highwater.terminal.cli import main
 from tests.observability.labels import unknown_labels
 

@@ -193,7 +193,8 @@ class Relief:
                 known = "gives back no device memory"
             is_held = remedy.needs_gate(self._poller.capabilities, mode)
             plan = self._quiescer.plan() if is_held else "no request has to wait for it"
-            result = replace(result, can_give_bytes=can_give, reason=f"dry run; {known}; {plan}")
+            would = f"{known}; {plan}"
+            result = replace(result, can_give_bytes=can_give, would=would, reason=f"dry run; {would}")
         return RemedyOutcome(result, report.ranks, report.ranks)
 
     async def drop_in(

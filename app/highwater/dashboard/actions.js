@@ -150,7 +150,7 @@ function reclaimDialog({ results, mode, then }) {
   const gain = total(able.map(({ can_give_bytes: bytes }) => bytes));
   const text = `Reclaim ${known(gain) ? gib(gain) : "memory"} now`;
   return html`<${Dialog} key="reclaim" name="reclaim" title="${text}?" submit=${able.length ? text : null} first=${mode === "now" ? "button" : "[type=submit]"} onSubmit=${then}>
-    <ul class="findings">${results.map(({ remedy, outcome, reason }) => html`<li key=${remedy}><b>${words(remedy)}</b> ${outcome === "refused" ? "would be refused: " : ""}${(reason ?? "").replace(/^dry run; /, "")}</li>`)}</ul>
+    <ul class="findings">${results.map(({ remedy, outcome, reason, would }) => html`<li key=${remedy}><b>${words(remedy)}</b> ${outcome === "refused" ? `would be refused: ${reason}` : would}</li>`)}</ul>
     ${mode === "now" ? html`<p>${CUTS_SHORT}</p>` : null}
   <//>`;
 }

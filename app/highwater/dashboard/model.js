@@ -18,11 +18,8 @@ export function deviceName({ device, host }) {
   return joined(" · ", place, device.name, host);
 }
 
-/** The ranks, those with the least free memory first; those of which it is not known stand last. */
-export function byFree(ranks) {
-  const free = (rank) => rank.free_bytes ?? Infinity;
-  return [...ranks].sort((one, other) => free(one) - free(other) || (one.rank ?? 0) - (other.rank ?? 0));
-}
+/** The ranks, the worst off first, as the sidecar orders them; none without a report. */
+export const worstFirst = (report) => (report?.rank_order ?? []).map((place) => report.ranks[place]);
 
 /** The rank as the rule sees it that acts first on its device; null where none has waters for it. */
 export function pressureOf(report, rank) {

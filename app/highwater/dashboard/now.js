@@ -6,7 +6,7 @@ import { Chart, timeSwitch } from "./chart.js";
 import { eventsPanel } from "./events.js";
 import { clock, count, decimal, duration, GIB, gib, known, percent, words } from "./format.js";
 import { html, panel, table } from "./html.js";
-import { byFree, pressureOf, rankKey, rankName } from "./model.js";
+import { pressureOf, rankKey, rankName, worstFirst } from "./model.js";
 import { partsPanel, stampOf } from "./parts.js";
 import { hrefOf } from "./place.js";
 import { numbersOf, ranksPanel } from "./ranks.js";
@@ -48,7 +48,7 @@ function movedPanel(theme) {
   const { report, place } = state;
   const shown = Object.hasOwn(CHARTS, place.chart) ? place.chart : "free";
   const chart = CHARTS[shown];
-  const ranks = byFree(report?.ranks ?? []);
+  const ranks = worstFirst(report);
   const [worst] = ranks;
   const pressure = chart.hasWaters && worst ? pressureOf(report, worst) : null;
   const waters = [

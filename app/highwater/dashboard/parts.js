@@ -6,7 +6,7 @@ import { Chart, timeSwitch } from "./chart.js";
 import { COMPONENTS } from "./facts.js";
 import { changeText, clock, exact, GIB, gib, gibNumber, joined, known, percent } from "./format.js";
 import { bar, html, panel, sized, swatch, table } from "./html.js";
-import { byFree, deviceName, pressureOf, rankKey, rankName } from "./model.js";
+import { deviceName, pressureOf, rankKey, rankName, worstFirst } from "./model.js";
 import { hrefOf } from "./place.js";
 import { rankIn } from "./series.js";
 import { shownSeries, shownTime, state } from "./store.js";
@@ -25,7 +25,7 @@ const GIVES = {
 
 /** The rank that is looked at: the chosen one, else the fullest. */
 export function chosenRank() {
-  const ranks = byFree(state.report?.ranks ?? []);
+  const ranks = worstFirst(state.report);
   return ranks.find((rank) => rankKey(rank) === state.place.rank) ?? ranks[0] ?? null;
 }
 
@@ -137,7 +137,7 @@ export function partsView(theme) {
   const value = (read) => (reading) => read(rankIn(reading, key) ?? {});
   const lines = parts.map(({ name, variable, read }) => ({ name, variable, format: gib, value: value(read) }));
   const name = rankName(rank, report.ranks);
-  const choices = byFree(report.ranks).map(
+  const choices = worstFirst(report).map(
     (one) => html`<a key=${rankKey(one)} href=${hrefOf(state.place, { rank: rankKey(one) })} aria-current=${one === rank ? "true" : undefined}>${rankName(one, report.ranks)}</a>`,
   );
   const label = `${name}: ${gib(rank.used_bytes)} of ${gib(rank.total_bytes)} used, ${percent(rank.used_ratio)}. ${parts.map((part) => `${part.name} ${gib(part.bytes)}`).join(", ")}`;

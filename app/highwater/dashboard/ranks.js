@@ -1,11 +1,11 @@
 /**
- * The ranks: those with the least free memory first, equal ones in one row; and every figure of each as a table.
+ * The ranks: the worst off first, equal ones in one row; and every figure of each as a table.
  */
 
 import { COMPONENTS } from "./facts.js";
 import { clock, gib, gibNumber, known, percent, UNKNOWN, words } from "./format.js";
 import { html, panel, sized, swatch, table } from "./html.js";
-import { byFree, deviceName, pressureOf, rankKey, rankName, skew } from "./model.js";
+import { deviceName, pressureOf, rankKey, rankName, skew, worstFirst } from "./model.js";
 import { chosenRank } from "./parts.js";
 import { hrefOf } from "./place.js";
 import { state } from "./store.js";
@@ -25,8 +25,8 @@ const COLUMNS = [
 /** Groups of ranks that have about as much free, the worst off by itself. */
 function alike(ranks) {
   const groups = [];
-  for (const rank of byFree(ranks)) {
-    const isNear = groups.length > 1 && rank.free_bytes - groups.at(-1)[0].free_bytes <= ALIKE * rank.total_bytes;
+  for (const rank of ranks) {
+    const isNear = groups.length > 1 && Math.abs(rank.free_bytes - groups.at(-1)[0].free_bytes) <= ALIKE * rank.total_bytes;
     if (isNear || groups.length >= MAX_ROWS) groups.at(-1).push(rank);
     else groups.push([rank]);
   }
@@ -48,7 +48,7 @@ export function ranksPanel() {
   const { report, place } = state;
   const ranks = report?.ranks ?? [];
   const chosen = chosenRank();
-  const rows = alike(ranks).map((group) => {
+  const rows = alike(worstFirst(report)).map((group) => {
     const [rank] = group;
     const pressure = pressureOf(report, rank);
     const water = pressure?.high_free_bytes;

@@ -114,13 +114,9 @@ async function history(since, step) {
   }
 }
 
-/** The engine's moves from one state to the next, by the words of the events: `{at, from, into}`. */
-export function engineMoves(events) {
-  return events.flatMap(({ at, kind, summary }) => {
-    const [, from, into] = (kind === "state" && summary.match(/^engine (\w+) -> (\w+)/)) || [];
-    return into ? [{ at, from, into }] : [];
-  });
-}
+/** The engine's moves from one state to the next: `{at, from, into}`. */
+export const engineMoves = (events) =>
+  events.filter((event) => event.state_after).map(({ at, state_before: from, state_after: into }) => ({ at, from, into }));
 
 /** When the engine ended or hung, by the sidecar's events. */
 function outages(events) {

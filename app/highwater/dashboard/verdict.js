@@ -7,7 +7,7 @@ import { askToken, isBusy, reclaim } from "./actions.js";
 import { hasToken } from "./api.js";
 import { clock, count, duration, gib, gibNumber, joined, known, percent, words } from "./format.js";
 import { html } from "./html.js";
-import { byFree } from "./model.js";
+import { worstFirst } from "./model.js";
 import { age, changed, state } from "./store.js";
 
 const LEVELS = ["good", "warn", "bad"];
@@ -56,7 +56,7 @@ function button({ text, path, body }, level) {
 /** The figures beside the verdict: of the worst rank, of the load, of the host. */
 export function facts() {
   const { report } = state;
-  const [worst] = byFree(report?.ranks ?? []);
+  const [worst] = worstFirst(report);
   if (!worst) return null;
   const { engine, host } = report;
   const { cgroup_used_bytes, cgroup_limit_bytes } = worst.host_memory;

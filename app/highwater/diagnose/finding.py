@@ -39,6 +39,11 @@ class Advice:
     def text(self) -> str:
         return f"{self.setting}: {self.change}" if self.setting else self.change
 
+    @property
+    def costs(self) -> str:
+        """What it costs as a sentence after the change, with a blank before it; empty where that is not said."""
+        return f" Cost: {self.cost}" if self.cost else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -90,7 +95,7 @@ def capital(text: str) -> str:
 
 
 def in_words(found: Finding) -> str:
-    first = "".join(f" First: {advice.setting}. {advice.change} {advice.cost}" for advice in found.advice[:1])
+    first = "".join(f" First: {advice.setting}. {advice.change}{advice.costs}" for advice in found.advice[:1])
     return f"{capital(found.title)}. {found.text}{first}"
 
 

@@ -90,11 +90,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedReport(Report):
+    """A report as it is shown; ``rank_order``: places in ``ranks``, the worst off first."""
+
     verdict: Verdict
+    rank_order: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, report: Report) -> JudgedReport:
-        return cls(**{field.name: getattr(report, field.name) for field in fields(Report)}, verdict=verdict(report))
+        known = {field.name: getattr(report, field.name) for field in fields(Report)}
+        return cls(**known, verdict=verdict(report), rank_order=report.worst_places)
 
 
 def verdict(report: Report) -> Verdict:

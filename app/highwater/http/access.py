@@ -1,8 +1,8 @@
 """The doors of the control plane: who may act, HEAD as GET, and a cap on request bodies.
 
 Control paths are for callers with the admin token, and for no others unless ``trust_loopback`` is set.
-A path needs the token if its route takes an ``Admin``. That is part of the OpenAPI page, where ``ControlGuard`` reads
-it: it refuses a call before the body of the request is read.
+A path needs the token if its route takes an ``Admin``; of calls with a body ``ControlGuard`` knows it before that is
+read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import JSONResponse
 from starlette.requests import HTTPConnection
-from starlette.routing import Match, compile_path
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gated_proxy.allowlist import SAFE_METHODS
@@ -143,7 +143,6 @@ class Access:
         return f"this works: curl {method}--oauth2-bearer {token} {url}"
 
     def report(self, request: HTTPConnection, denial: Denial) -> None:
-        """Count the denial, and log it with the peer at a bounded rate."""
         self._denied(denial.reason)
         method, path = request.scope["method"], ascii(request.scope["path"][:_LOGGED_CHARACTERS])
         peer = peer_of(request) or "an unknown peer"
@@ -167,7 +166,6 @@ class Access:
 
 
 def _is_basic_credential(token: str, head: bytes) -> bool:
-    """Return whether a user name or password (``curl --user``, in base64) is the token."""
     if b"asic " not in head and b"ASIC " not in head:
         return False
     with suppress(ValueError):  # not base64
@@ -233,23 +231,20 @@ class BodyLimit:
 class ControlGuard:
     """A plain ASGI class in front of all else: it refuses a call before its body is read or parsed.
 
-    Every method but GET, HEAD and OPTIONS needs the token, except on paths that only compute and dry runs; so do reads
-    for which the OpenAPI page says so. What no route serves is a 404 or 405 of the application itself, with the token
-    or without.
+    Every method but GET, HEAD and OPTIONS needs the token, except on paths that only compute and dry runs; which reads
+    do, their routes know. What no route serves is a 404 or 405 of the application itself, with the token or without.
     """
 
     def __init__(self, app: FastAPI, access: Access, max_body_bytes: int) -> None:
         self._app = app
         self._limited = BodyLimit(app, max_body_bytes)
         self._access = access
-        self._guarded = tuple(
-            compile_path(path)[0]
-            for path, methods in app.openapi()["paths"].items()
-            if methods.get("get", {}).get("security")
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._needs_token(scope["method"], scope["path"], scope["query_string"]):
+        call = scope.get("method"), scope.get("path")
+        is_dry_run = call in _HAS_DRY_RUN and scope["query_string"] == b"dry_run=true"
+        is_open = scope["type"] != "http" or is_dry_run or call in _COMPUTES_ONLY
+        if not is_open and call[0] not in SAFE_METHODS:
             request = HTTPConnection(scope)
             denial = self._access.judge(request)
             if isinstance(denial, Denial):
@@ -261,12 +256,6 @@ class ControlGuard:
                 await JSONResponse(error, denial.status, denial.headers)(scope, receive, send)
                 return
         await self._limited(scope, receive, send)
-
-    def _needs_token(self, method: str, path: str, query: bytes) -> bool:
-        is_dry_run = (method, path) in _HAS_DRY_RUN and query == b"dry_run=true"
-        if is_dry_run or (method, path) in _COMPUTES_ONLY:
-            return False
-        return method not in SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
 
 
 def peer_of(request: HTTPConnection) -> str:

@@ -84,7 +84,6 @@ class Starting(Protocol):
 
 
 def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str, Any]:
-    """Return the plan of a request. Raises CannotPlan, whose message names the key, where none can be made."""
     flags = body.model_dump(exclude={"wish", "images_per_prompt"}, exclude_none=True)
     if len(flags) > MAX_FLAGS:
         raise CannotPlan(f"{len(flags)} flags are too many; at most {MAX_FLAGS}")

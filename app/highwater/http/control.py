@@ -1,30 +1,57 @@
-"""Routes that give memory back on request: reclaim, vLLM's own resets as drop-ins, and the restore after a trim.
+"""Routes that act: reclaim, vLLM's own resets as drop-ins, the restore after a trim, memory snapshots, the policy.
 
 Also the engine's ``/server_info``, behind the token: it has the whole configuration, secrets included.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self
+from dataclasses import asdict
+from typing import Annotated, Any, BinaryIO, Final, Literal, Self
 
-from fastapi import APIRouter, Body, Query, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi import APIRouter, Body, HTTPException, Path, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import Field, TypeAdapter, model_validator
+from starlette.types import Receive, Scope, Send
 
 from highwater.act.relief import RemedyOutcome, RemedyRequest
 from highwater.act.remedies import REMEDIES
+from highwater.act.rules import PolicyChange
 from highwater.diagnose.verdict import verdict
-from highwater.http.services import NEEDS_TOKEN, NO_STORE, Admin, MaybeAdmin, Parts, StrictModel, ending, wants_text
-from highwater.http.text.control import reclaim_text, restored_text
+from highwater.http.problems import ProblemAnswer
+from highwater.http.services import (
+    NEEDS_TOKEN,
+    NO_STORE,
+    Admin,
+    MaybeAdmin,
+    Parts,
+    Services,
+    StrictModel,
+    ending,
+    wants_text,
+)
+from highwater.http.text.control import (
+    policy_text,
+    reclaim_text,
+    restored_text,
+    snapshots_text,
+    stacks_text,
+    taken_text,
+)
+from highwater.model.policy import PolicyStatus
 from highwater.model.rank import RankReading
 from highwater.model.remedies import Mode, RemedyResult, Target
-from highwater.model.report import SCHEMA
+from highwater.model.report import SCHEMA, Event
 from highwater.process.errors import FAILED, OK, EngineError, NotAvailable, Refused
+from highwater.watch.snapshots import pieces
 
 _RANKS: Final = TypeAdapter(tuple[RankReading, ...])
 _RESULT: Final = TypeAdapter(RemedyResult)
+_STATUS: Final = TypeAdapter(PolicyStatus)
+_EVENTS: Final = TypeAdapter(list[Event])
 # Taken off the query string of the drop-in paths; everything else goes to vLLM unchanged.
 _OWN_PARAMETERS: Final = ("mode", "force")
+_BINARY: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+DECISIONS_SHOWN: Final = 20
 
 router = APIRouter(tags=["control"])
 
@@ -179,3 +206,154 @@ def _shown(outcome: RemedyOutcome) -> dict[str, Any]:
 def _with_ranks(outcome: RemedyOutcome) -> dict[str, Any]:
     ranks = {"before": outcome.before, "after": outcome.after}
     return _shown(outcome) | {name: _RANKS.dump_python(readings, mode="json") for name, readings in ranks.items()}
+
+
+# --- PyTorch's memory snapshots ---
+
+
+class SnapshotRequest(StrictModel):
+    """The body of ``POST /memory/snapshot``; all of it may be left out."""
+
+    dry_run: bool = False
+
+
+class StacksRequest(StrictModel):
+    """The body of ``POST /memory/snapshot/stacks``; all of it may be left out."""
+
+    minutes: float = Field(10, ge=0, le=60, description="0 turns it off")
+    entries: int = Field(50_000, ge=1, le=200_000, description="the newest of the history that are kept")
+
+
+@router.post(
+    "/memory/snapshot",
+    responses={
+        501: {"model": ProblemAnswer, "description": "PyTorch keeps none of these devices"},
+        507: {"model": ProblemAnswer, "description": "The folder's disk has too little room"},
+    },
+)
+async def take(
+    request: Request, parts: Parts, caller: Admin, body: Annotated[SnapshotRequest | None, Body()] = None
+) -> Response:
+    """Have every worker write PyTorch's memory snapshot, or return its size. The engine is stopped meanwhile."""
+    dry_run = body is not None and body.dry_run
+    taken = await parts.snapshots.take(dry_run=dry_run, caller=caller)
+    if wants_text(request):
+        return PlainTextResponse(taken_text(taken), headers=ending(OK))
+    ranks = [
+        asdict(rank) | {"url": _url(rank.file_name) if rank.file_name in taken.here else None} for rank in taken.ranks
+    ]
+    answer = {"schema": SCHEMA, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": ranks}
+    return JSONResponse(answer, headers=ending(OK))
+
+
+@router.post(
+    "/memory/snapshot/stacks",
+    responses={501: {"model": ProblemAnswer, "description": "PyTorch keeps no history of these devices"}},
+)
+async def stacks(
+    request: Request, parts: Parts, caller: Admin, body: Annotated[StacksRequest | None, Body()] = None
+) -> Response:
+    """Have PyTorch record stacks of allocations for some minutes: a snapshot taken then names the places."""
+    wanted = body or StacksRequest()
+    ranks = await parts.snapshots.record_stacks(wanted.minutes, wanted.entries, caller=caller)
+    if wants_text(request):
+        return PlainTextResponse(stacks_text(ranks), headers=ending(OK))
+    return JSONResponse({"schema": SCHEMA, "ranks": [asdict(rank) for rank in ranks]}, headers=ending(OK))
+
+
+@router.get("/memory/snapshots", dependencies=[NEEDS_TOKEN])
+async def listed(request: Request, parts: Parts) -> Response:
+    """Return the snapshot files in the folder, newest first, of every rank that writes into it."""
+    folder = parts.snapshots.files
+    files, problem = await folder.listed()
+    named = [(_url(file.name), file) for file in files]
+    headers = NO_STORE | ending(OK)
+    if wants_text(request):
+        sizes = [(url, file.bytes) for url, file in named]
+        return PlainTextResponse(snapshots_text(sizes, folder.folder, problem), headers=headers)
+    answer = {
+        "schema": SCHEMA,
+        "snapshots": [asdict(file) | {"url": url} for url, file in named],
+        "folder": None if folder.folder is None else str(folder.folder),
+        "problem": problem,
+    }
+    return JSONResponse(answer, headers=headers)
+
+
+@router.get(
+    "/memory/snapshots/{name}",
+    dependencies=[NEEDS_TOKEN],
+    response_class=StreamingResponse,
+    responses={200: {"content": _BINARY}},
+)
+async def one(parts: Parts, name: Annotated[str, Path(description="as in the list")]) -> StreamingResponse:
+    """Return one file, for https://docs.pytorch.org/memory_viz."""
+    opened = await parts.snapshots.files.open(name)
+    if opened is None:
+        raise HTTPException(404, "there is no snapshot of that name; GET /memory/snapshots lists them")
+    return _Download(name, *opened)
+
+
+class _Download(StreamingResponse):
+    """One file, closed however the response ends: also when the client leaves in the middle."""
+
+    def __init__(self, name: str, file: BinaryIO, size: int) -> None:
+        headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}"'}
+        super().__init__(pieces(file, size), media_type="application/octet-stream", headers=NO_STORE | headers)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
+
+
+def _url(name: str | None) -> str:
+    return f"/memory/snapshots/{name}"
+
+
+# --- the policy ---
+
+
+@router.get("/policy")
+async def policy(request: Request, parts: Parts) -> Response:
+    """Return the rules, where they come from, their state, the last decisions, and whether the caller may act."""
+    return _policy(request, parts, caller=parts.control.outcome(request))
+
+
+@router.put(
+    "/policy",
+    responses={507: {"model": ProblemAnswer, "description": "The state file could not be written; all is as before"}},
+)
+async def change_policy(request: Request, parts: Parts, change: PolicyChange, caller: Admin) -> Response:
+    """Replace the mode, the rules or both; validated whole, kept, and recorded.
+
+    A rule whose waters this engine is known to be unable to reach at rest is refused.
+    """
+    parts.governor.check(change.rules or ())
+    changed = await parts.policy.change(change)
+    named = ", ".join(rule.name for rule in changed.rules) or "none"
+    kept = f"kept in {parts.policy.kept_in}" if parts.policy.kept_in else "until the next restart"
+    until = "as configured" if parts.policy.source == "settings" else kept
+    summary = f"policy changed: mode {changed.mode}, rules {named}; {until}"
+    parts.governor.replace_policy(changed.rules, changed.mode, summary, caller=caller)
+    parts.exporter.counters.policy_changed()
+    return _policy(request, parts)
+
+
+def _policy(request: Request, services: Services, **more: str) -> Response:
+    governor, store, status = services.governor, services.policy, services.governor.status()
+    decisions = [event for event in services.history.events() if event.kind == "policy" or event.trigger == "policy"]
+    decisions = decisions[:DECISIONS_SHOWN]
+    if wants_text(request):
+        return PlainTextResponse(policy_text(status, governor.rules, store, decisions), headers=ending(OK))
+    answer: dict[str, Any] = {
+        "schema": SCHEMA,
+        "mode": governor.mode,
+        "rules": [rule.model_dump(mode="json") | {"remedies": rule.ordered_remedies} for rule in governor.rules],
+        "source": store.source,
+        "kept": store.kept_in is not None,
+        "kept_in": store.kept_in,
+        "status": _STATUS.dump_python(status, mode="json"),
+        "last_decisions": _EVENTS.dump_python(decisions, mode="json"),
+    }
+    return JSONResponse(answer | more, headers=ending(OK))

@@ -1,32 +1,43 @@
-"""The sidecar's own health, and its metrics."""
+"""How the sidecar and the engine are: probes, metrics, and the findings of what is wrong. No worker is called."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
+from highwater.diagnose.case import Setup, Where, of_report
+from highwater.diagnose.finding import WEIGHTS, Finding
+from highwater.diagnose.incident import Headline
+from highwater.diagnose.rules.book import Explained, judged
+from highwater.diagnose.rules.setup import SetupCheck, checked
 from highwater.diagnose.verdict import verdict
+from highwater.host.past import GrownPart
+from highwater.host.report import HostReport
 from highwater.http.metrics import CONTENT_TYPE
-from highwater.http.services import Parts, StrictModel
+from highwater.http.services import NO_STORE, Parts, Services, StrictModel
+from highwater.model.report import SCHEMA, Report
 
-router = APIRouter(tags=["health"])
+router = APIRouter()
 
 
 class MetricsQuery(StrictModel):
     engine: bool = Field(True, description="with the engine's own families; 0: the sidecar's alone")
 
 
-@router.get("/livez", responses={503: {"description": "a loop of the sidecar has ended"}})
+@router.get("/livez", tags=["health"], responses={503: {"description": "a loop of the sidecar has ended"}})
 async def livez(parts: Parts) -> JSONResponse:
     """Report that the sidecar itself runs. Never depends on the engine."""
     alive = parts.alive()
     return JSONResponse({"status": "ok" if alive else "a loop has ended"}, 200 if alive else 503)
 
 
-@router.get("/readyz", responses={503: {"description": "requests would not be served now"}})
+@router.get("/readyz", tags=["health"], responses={503: {"description": "requests would not be served now"}})
 async def readyz(parts: Parts) -> JSONResponse:
     """Report whether the engine would serve a request sent here now, and if not, why not."""
     engine = parts.poller.current().engine
@@ -36,7 +47,11 @@ async def readyz(parts: Parts) -> JSONResponse:
     return JSONResponse(answer, 200 if ready else 503)
 
 
-@router.get("/health/deep", responses={503: {"description": "the engine does not run, or will not go on by itself"}})
+@router.get(
+    "/health/deep",
+    tags=["health"],
+    responses={503: {"description": "the engine does not run, or will not go on by itself"}},
+)
 async def deep(parts: Parts) -> JSONResponse:
     """Report whether the engine runs, or will by itself: for a liveness probe of vLLM's own container.
 
@@ -54,7 +69,7 @@ async def deep(parts: Parts) -> JSONResponse:
     return JSONResponse(answer, 200 if healthy else 503)
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", tags=["health"], response_class=Response)
 async def metrics(parts: Parts, query: Annotated[MetricsQuery, Query()]) -> Response:
     """The last report in Prometheus' classic text format, and the engine's own families as of now.
 
@@ -62,3 +77,78 @@ async def metrics(parts: Parts, query: Annotated[MetricsQuery, Query()]) -> Resp
     """
     engine = await parts.engine_page.read() if query.engine else b""
     return Response(parts.exporter.page() + engine, media_type=CONTENT_TYPE)
+
+
+# --- the findings ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFinding(Finding):
+    """A finding, and where it was found: in an open incident, the engine that runs, its start, its host, the set-up."""
+
+    where: Where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingsAnswer:
+    """The findings, the weightiest first; and every question of the set-up, with what is as it should be."""
+
+    schema: int = SCHEMA
+    findings: tuple[FoundFinding, ...]
+    checks: tuple[SetupCheck, ...]
+
+
+_ANSWER: Final = TypeAdapter(FindingsAnswer)
+
+
+@router.get("/memory/findings", tags=["memory"], response_model=FindingsAnswer)
+async def findings(parts: Parts) -> Response:
+    """Return every finding by its name, with weight, figures and advice, and the checks of the set-up.
+
+    No worker is called.
+    """
+
+    async def judge() -> bytes:
+        host, headlines = await parts.host.report(), await parts.incidents.headlines()
+        report = parts.report()
+        start = await parts.starts.explained(report)
+        return await asyncio.to_thread(_judged, parts, report, start, host, headlines)
+
+    # An incident's summary may quote the log.
+    return Response(await parts.findings.of(judge), media_type="application/json", headers=NO_STORE)
+
+
+def _judged(services: Services, report: Report, start: Explained, host: HostReport, headlines: list[Headline]) -> bytes:
+    grown: tuple[GrownPart, ...] = () if services.host.now is None else services.host.now.parts
+    at_host = of_report("host", report, host=host, host_grown=grown)
+    folder = services.incidents.folder
+    asked = Setup(
+        now=services.history.now(),
+        report=report,
+        policy_source=services.policy.source,
+        policy_kept_in=services.policy.kept_in,
+        incidents=headlines,
+        incidents_folder=None if folder is None else str(folder),
+        incidents_problem=services.incidents.problem,
+        has_engine_log=services.incidents.has_log,
+        events=services.history.events(),
+    )
+    setup = of_report("set-up", report, explanation=start.explanation, host=host, setup=asked)
+    running = of_report("running", report, baseline=services.poller.life.baseline, series=services.growth.verdicts())
+    found: dict[Where, Iterable[Finding]] = {
+        "incident": services.incidents.open_findings,
+        "running": judged(running),
+        "start": start.findings,
+        "host": judged(at_host),
+        "set-up": judged(setup),
+    }
+    # The set-up names what another place has found no second time.
+    named = {one.name for where, findings in found.items() if where != "set-up" for one in findings}
+    placed = [
+        FoundFinding(where=where, **{part.name: getattr(one, part.name) for part in fields(one)})
+        for where, findings in found.items()
+        for one in findings
+        if where != "set-up" or one.name not in named
+    ]
+    placed.sort(key=lambda one: WEIGHTS.index(one.weight))
+    return _ANSWER.dump_json(FindingsAnswer(findings=tuple(placed), checks=checked(setup)))

@@ -1,15 +1,23 @@
-"""The page of ``/metrics``, from the last report and from what is counted as it happens: ``Counters``.
+"""The page of ``/metrics``: ours, from the last report and what is counted as it happens, and vLLM's own behind it.
 
-A page needs no I/O: it shows the last report, and per-rank families vanish while that is stale, so that a dead engine's
+Ours needs no I/O: it shows the last report, and per-rank families vanish while that is stale, so that a dead engine's
 numbers do not look current. Endpoint pickers scrape twenty times a second, so each part of the page is rendered once
 and then only when what it shows has changed. The golden file ``tests/unit/http/golden/metrics.txt`` shows every family.
+
+vLLM's is fetched for each scrape, so that scrapers of vLLM keep working. It is not cached: without a response in time
+it is left out, because old figures look like a running engine. And it is checked: one invalid line, or a family that
+is on the page twice, costs a scraper the whole page.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Final, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -22,6 +30,7 @@ from gated_proxy.traffic import Connections, ProxyTraffic
 from highwater import __version__
 from highwater.diagnose.incident import IncidentKind
 from highwater.diagnose.verdict import verdict
+from highwater.engine.client import Engine
 from highwater.host.kernel import memory_limit
 from highwater.host.watch import HostNow
 from highwater.http.families import (
@@ -42,6 +51,7 @@ from highwater.model.growth import SeriesGrowth
 from highwater.model.policy import PolicyStatus
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Report, Trigger
+from highwater.process.errors import EngineError, EngineGarbled
 from highwater.process.logs import InternalErrors
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -49,6 +59,8 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 _POLL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _RESET_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
 
 
 class Counters:
@@ -206,3 +218,95 @@ class Exporter:
 
 def _value(name: str, read: Callable[[], float | None]) -> _Part[float | None]:
     return _Part(read, lambda value: known(name, value))
+
+
+# --- vLLM's own page ---
+
+SECONDS: Final = 0.25
+# 64 data-parallel engines behind one API server have a page of 3 MB.
+MAX_BYTES: Final = 8 * 1024 * 1024
+# Read in one go: checking it takes less than a millisecond, for which every stream of the proxy waits.
+_PIECE_BYTES: Final = 64 * 1024
+
+_NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*+"
+_LABEL = rb'[a-zA-Z_][a-zA-Z0-9_]*+="[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
+_NUMBER = rb"[-+]?(?:\d++(?:\.\d*+)?(?:[eE][-+]?\d++)?|Inf|NaN)"
+_SAMPLE = _NAME + rb"(?:\{(?:" + _LABEL + rb",?)*+\})?+ " + _NUMBER + rb"(?: -?\d++)?"
+_TYPE = rb"# TYPE " + _NAME + rb" (?:counter|gauge|histogram|summary|untyped)"
+_LINES = re.compile(rb"(?:(?:" + _SAMPLE + rb"|" + _TYPE + rb"|#(?! TYPE )[^\n]*+|)\n)*+")
+_DECLARATION = re.compile(rb"\n# (HELP|TYPE) (" + _NAME + rb")")
+_OURS = re.compile(rb"^highwater_[^\n]*\n", re.MULTILINE)
+
+
+class EnginePage:
+    """The engine's page; scrapes at the same time share one request, and wait for it at most ``seconds``."""
+
+    def __init__(self, engine: Engine, *, seconds: float = SECONDS) -> None:
+        self._engine = engine
+        self._seconds = seconds
+        self._request: asyncio.Task[bytes] | None = None
+        self._problem: str | None = None
+
+    async def read(self) -> bytes:
+        """Return the engine's families in the classic text format; nothing if it does not return them in time."""
+        if self._request is None or self._request.done():
+            self._request = asyncio.create_task(self._fetch())
+        # A scraper that disconnects must not cancel the request for the others.
+        return await asyncio.shield(self._request)
+
+    async def _fetch(self) -> bytes:
+        page, problem = b"", None
+        try:
+            response = await self._engine.get_within("/metrics", seconds=self._seconds, max_bytes=MAX_BYTES)
+            if response.status != HTTPStatus.OK or not response.content_type.startswith("text/plain"):
+                raise EngineGarbled(f"GET /metrics: status {response.status}, content type {response.content_type!r}")
+            families, pieces, begin = _Families(), list[bytes](), 0
+            while begin < len(response.body):
+                end = response.body.find(b"\n", begin + _PIECE_BYTES) + 1 or len(response.body)
+                pieces.append(families.take(response.body[begin:end]))
+                begin = end
+                await asyncio.sleep(0)
+            page = b"".join(pieces)
+        except EngineError as exc:
+            problem = f"vLLM's own families are left out of /metrics: {exc}"
+        if problem != self._problem:  # logged once: there may be twenty scrapes a second
+            log.info("%s", problem or "vLLM's own families are in /metrics again")
+            self._problem = problem
+        return page
+
+
+class _Families:
+    """vLLM's families, piece by piece, without those that are declared twice or have our names."""
+
+    def __init__(self) -> None:
+        self._declared: set[tuple[bytes, bytes]] = set()
+        self._name = b""
+        self._is_kept = True
+
+    def take(self, piece: bytes) -> bytes:
+        """Return the part of some whole lines that is passed on. Raises EngineGarbled for no exposition."""
+        try:
+            piece.decode()
+        except UnicodeDecodeError as exc:
+            raise EngineGarbled("GET /metrics is no Prometheus exposition") from exc
+        if not _LINES.fullmatch(piece):
+            raise EngineGarbled("GET /metrics is no Prometheus exposition")
+        lines, parts, at = b"\n" + piece, list[bytes](), 1
+        for declaration in _DECLARATION.finditer(lines):
+            parts.append(self._samples(lines[at : declaration.start() + 1]))
+            kind, name = declaration[1], declaration[2]
+            if name == self._name:  # its HELP and then its TYPE, unless it begins again
+                self._is_kept = self._is_kept and (kind, name) not in self._declared
+            else:
+                is_again = {(b"HELP", name), (b"TYPE", name)} & self._declared
+                self._is_kept = not is_again and not name.startswith(b"highwater_")
+            self._declared.add((kind, name))
+            self._name = name
+            at = declaration.start() + 1
+        parts.append(self._samples(lines[at:]))
+        return b"".join(parts)
+
+    def _samples(self, lines: bytes) -> bytes:
+        if not self._is_kept:
+            return b""
+        return _OURS.sub(b"", lines) if b"highwater_" in lines else lines

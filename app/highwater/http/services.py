@@ -1,10 +1,15 @@
-"""What the handlers share: the parts that ``main`` has wired, strict models, and the forms of a response."""
+"""What the handlers share: the parts that ``main`` has wired, strict models, and the forms of a response.
+
+Any caller may ask for what takes a while (the start explained, a plan, the findings): one at a time, off the loop that
+proxies.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import Depends, Request
@@ -16,24 +21,118 @@ from gated_proxy.door_items import RequestItems
 from highwater.act.governor import Governor, PolicyStore
 from highwater.act.relief import Relief
 from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.rules.book import Explained, explained
 from highwater.engine.client import EngineResponse
+from highwater.explain.explanation import explain
+from highwater.explain.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.growth.watch import GrowthWatch
 from highwater.host.watch import HostWatch
 from highwater.http.access import Access
-from highwater.http.engine_page import EnginePage
-from highwater.http.metrics import Exporter
-from highwater.http.starts import Fresh, StartReports, Turns
+from highwater.http.metrics import EnginePage, Exporter
+from highwater.model.rank import RankReading
 from highwater.model.report import Caller, Report
-from highwater.process.errors import EXIT_STATUS_HEADER
+from highwater.process.errors import EXIT_STATUS_HEADER, TooManyWaiting
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 from highwater.watch.recorder.recorders import Recorders
 from highwater.watch.snapshots import Snapshots
-from highwater.watch.sources import EncoderCacheEntries
+from highwater.watch.sources import EncoderCacheEntries, EngineBudgets
 
 # Plans that may wait for the one that is computed.
 MAX_WAITING: Final = 4
 FINDINGS_SECONDS: Final = 1.0
+WHY_MISSING: Final = (
+    "nothing reports its start; set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the sidecar, or load the "
+    "worker extension in development mode"
+)
+
+
+class StartReports:
+    """The running engine's start, as its workers reported it: for the budget, and for plans that begin from it."""
+
+    def __init__(self, budgets: EngineBudgets) -> None:
+        self._budgets = budgets
+        self._last: tuple[Report, Explained] | None = None
+        self._turn = asyncio.Lock()
+
+    def live_engine(self, report: Report) -> LiveEngine:
+        """Return the first data-parallel engine; raises PlanError with rank and figure where one is not reported."""
+        first = report.ranks[0].dp_rank if report.ranks else None
+        return live_engine(
+            [
+                LiveWorker(reading, budget)
+                for reading in report.ranks
+                if reading.dp_rank == first and (budget := self._budgets.budget_of(reading)) is not None
+            ]
+        )
+
+    async def explained(self, report: Report) -> Explained:
+        """Return the memory explained, once for each round: its readings and the engine's state are all it needs."""
+        async with self._turn:
+            last = self._last
+            if last is None or last[0].ranks is not report.ranks or last[0].engine is not report.engine:
+                last = self._last = report, await asyncio.to_thread(self._explained, report)
+            return last[1]
+
+    def _explained(self, report: Report) -> Explained:
+        engine, budgets = report.engine, self._budgets
+
+        def with_start(reading: RankReading) -> RankReading:
+            reported = None if reading.start else budgets.of(reading.process)
+            return reading if reported is None else replace(reading, start=reported.start)
+
+        readings = [with_start(reading) for reading in report.ranks]
+        explanation = explain(
+            readings,
+            budgets.budget_of,
+            model=engine.model,
+            vllm_version=engine.version,
+            why_missing=WHY_MISSING,
+        )
+        if not readings:
+            why = engine.hint or "its workers report nothing of their memory yet"
+            explanation = replace(explanation, problems=(f"no rank is reported: {why}",))
+        return explained(replace(report, ranks=tuple(readings)), explanation)
+
+
+class Turns:
+    """Lets one plan be computed at a time, and up to `most_waiting` wait."""
+
+    def __init__(self, most_waiting: int) -> None:
+        self._most_waiting = most_waiting
+        self._present = 0
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def next(self) -> AsyncIterator[None]:
+        """Wait for the turn, which lasts until the context ends; raises TooManyWaiting where no more may wait."""
+        waiting = self._present - 1
+        if waiting >= self._most_waiting:
+            raise TooManyWaiting(
+                f"a plan is computed and {waiting} wait for theirs; at most {self._most_waiting} may wait"
+            )
+        self._present += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._present -= 1
+
+
+class Fresh:
+    """A response that is made once in so many seconds, whoever asks for it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last: tuple[float, bytes] | None = None
+        self._turn = asyncio.Lock()
+
+    async def of(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        async with self._turn:
+            now = asyncio.get_running_loop().time()
+            if self._last is None or now - self._last[0] >= self._seconds:
+                self._last = now, await make()
+            return self._last[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +171,7 @@ async def services_of(request: Request) -> Services:
 
 
 class _AdminToken(SecurityBase):
-    """The caller of a control path; on the OpenAPI page, where ``ControlGuard`` reads which paths these are."""
+    """The caller of a control path, which the OpenAPI page says of it."""
 
     def __init__(self) -> None:
         self.model = HTTPBearer(description="the admin token; `highwater token` prints it")

@@ -68,6 +68,7 @@ class RemedyResult:
     credited_bytes: int | None = None
     credited_components: Components = Components()  # noqa: RUF009 - as above
     can_give_bytes: int | None = None  # of a dry run: what it could give back now, over all ranks, at most
+    would: str | None = None  # of a dry run that is not refused: what it would do, in a few words
     frees: str = ""  # what this remedy can free, in words; `does_not_free`: what it cannot
     does_not_free: str = ""
     quiesced_by: QuiescedBy | None = None  # what kept requests away from it; `None` where it did not come to that

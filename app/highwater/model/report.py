@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from highwater.model.engine import EngineStatus, MissingRank, Progress, StartFailure
+from highwater.model.engine import EngineState, EngineStatus, MissingRank, Progress, StartFailure
 from highwater.model.growth import Growth
 from highwater.model.policy import PolicyStatus, RankPressure
 from highwater.model.rank import EncoderCacheTotals, RankReading
@@ -45,6 +45,9 @@ class Event:
     result: RemedyResult | None = None
     caller: Caller | None = None
     why: str | None = None  # why the policy did it, as a clause
+    incident: str | None = None  # the id of the incident that it tells of
+    state_before: EngineState | None = None  # the engine's, where it changed
+    state_after: EngineState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,14 +171,19 @@ class Report:
 
     @property
     def worst_first(self) -> list[RankReading]:
-        """The ranks, the one that is short of most first, then by what is free; where that is not known, last."""
+        return [self.ranks[place] for place in self.worst_places]
 
-        def key(rank: RankReading) -> tuple[int, float]:
+    @property
+    def worst_places(self) -> tuple[int, ...]:
+        """Places in ``ranks``, of the one that is short of most first, then by what is free; not known stands last."""
+
+        def key(place: int) -> tuple[int, float]:
+            rank = self.ranks[place]
             pressure = self.pressure_of(rank)
             short = 0 if pressure is None else pressure.short_bytes or 0
             return -short, math.inf if rank.free_bytes is None else rank.free_bytes
 
-        return sorted(self.ranks, key=key)
+        return tuple(sorted(range(len(self.ranks)), key=key))
 
     def high_water_of(self, rank: RankReading) -> float | None:
         """Return the share of its device that a rank uses at high water."""

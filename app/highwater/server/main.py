@@ -25,24 +25,11 @@ from starlette.types import ASGIApp
 
 from gated_proxy.routes import SidecarPaths
 from highwater import __version__
-from highwater.http import (
-    budget,
-    control,
-    findings,
-    health,
-    history,
-    incidents,
-    memory,
-    pages,
-    policy,
-    snapshots,
-)
+from highwater.http import budget, control, health, history, memory, pages
 from highwater.http.access import ControlGuard, HeadAsGet
-from highwater.http.engine_page import EnginePage
-from highwater.http.metrics import Exporter
+from highwater.http.metrics import EnginePage, Exporter
 from highwater.http.problems import PROBLEM_RESPONSES, SIDECAR_PATHS_HINT, answer_problems
-from highwater.http.services import Services
-from highwater.http.starts import StartReports
+from highwater.http.services import Services, StartReports
 from highwater.model.report import ProxyLoad, Report
 from highwater.model.units import MIB
 from highwater.process.clocks import SYSTEM, Clocks
@@ -237,9 +224,8 @@ def _control_plane(
         lifespan=lifespan,  # type: ignore[arg-type]
     )
     app.state.services = services
-    readers = (memory, findings, budget, history)
     # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
-    for routes in (health, *readers, control, snapshots, policy, incidents, pages):
+    for routes in (health, memory, budget, history, control, pages):
         app.include_router(routes.router)
     answer_problems(app, internal_error)
     exact = frozenset(app.openapi()["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}

@@ -1,5 +1,4 @@
-"""The commands of an operator at a terminal: ``top``, ``status``, ``reclaim``, ``mark``, ``check``, ``completion``.
+"""The commands. Each speaks to a sidecar's URL and knows nothing that the sidecar does not report.
 
-Each speaks to a sidecar's URL and knows nothing that the sidecar does not report. What came over the wire is made plain
-before it is drawn: a terminal obeys control characters, whoever sent them.
+What came over the wire is made plain before it is drawn: a terminal obeys control characters, whoever sent them.
 """

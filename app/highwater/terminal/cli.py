@@ -1,11 +1,17 @@
-"""The command line: the group of all commands, each imported when it is used, so that `--help` is immediate."""
+"""The command line: the group of all commands, and what those that call a sidecar share on theirs.
+
+A command is imported when it is used, so that `--help` is immediate; and nothing but click is loaded here: `highwater
+healthcheck` runs often, beside a sidecar that serves traffic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,7 +24,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "status": ("status", "is all well; where the memory is"),
         "top": ("top.top", "the memory, live"),
         "events": ("events", "what happened, or happens"),
-        "incidents": ("incidents", "what the engine died of"),
+        "incidents": ("verbs", "what the engine died of"),
         "explain": ("explain", "why the memory is as it is"),
         "host": ("verbs", "who has the host memory"),
         "growth": ("verbs", "what grows: leak or plateau, until when"),
@@ -33,7 +39,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Set up": {
         "serve": ("serve", "run the sidecar beside a vLLM server"),
-        "check": ("check", "what is not set up right, and the change"),
+        "check": ("status", "what is not set up right, and the change"),
         "token": ("setup", "the admin token of this machine's sidecar"),
         "extension": ("setup", "copy the worker package for vLLM"),
         "healthcheck": ("healthcheck", "the sidecar's health as an exit status"),
@@ -42,7 +48,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Plan and measure": {
         "plan": ("plan.command", "what other vLLM flags would do"),
         "measure": ("measure.command", "run a load, and report the memory under it"),
-        "demo": ("demo.command", "a real engine on CPU, and the story on it"),
+        "demo": ("demo.story", "a real engine on CPU, and the story on it"),
     },
 }
 
@@ -109,3 +115,50 @@ class _Grouped(click.Group):
 @click.version_option(__version__, prog_name="highwater")
 def main() -> None:
     """Highwater: where a vLLM server's memory went, and how to get it back without failing a request."""
+
+
+# --- what commands share ---
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+DEFAULT_URL: Final = "http://127.0.0.1:8001"
+URL_VARIABLE: Final = "HIGHWATER_URL"
+# Where a sidecar with this environment serves its control plane; the first that is set. Kubernetes writes tcp://...
+# into variables of these names, for Services called highwater and highwater-control.
+PORT_VARIABLES: Final = ("HIGHWATER_CONTROL_PORT", "HIGHWATER_PORT")
+_EVERYWHERE: Final = {"", "0.0.0.0", "::"}  # noqa: S104 - compared with, not bound to
+
+
+def own_port(environ: Mapping[str, str]) -> int:
+    given = (environ.get(name, "") for name in PORT_VARIABLES)
+    return next((int(port) for port in given if port.isdecimal()), urlsplit(DEFAULT_URL).port or 0)
+
+
+def own_url(environ: Mapping[str, str]) -> str:
+    """Return where a sidecar with these environment variables serves its control plane, as seen from its machine."""
+    host = environ.get("HIGHWATER_HOST", "")
+    scheme = "https" if environ.get("HIGHWATER_TLS__CERT_FILE") else "http"
+    name = str(urlsplit(DEFAULT_URL).hostname) if host in _EVERYWHERE else f"[{host}]" if ":" in host else host
+    return f"{scheme}://{name}:{own_port(environ)}"
+
+
+def url_option_of(text: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--url",
+        envvar=URL_VARIABLE,
+        default=lambda: own_url(os.environ),
+        show_default="the port that HIGHWATER_CONTROL_PORT or HIGHWATER_PORT names on this machine, else 8001",
+        show_envvar=True,
+        metavar="URL",
+        help=text,
+    )
+
+
+url_option: Final = url_option_of("the sidecar; its admin token is found as `highwater token` finds it")
+engine_option: Final = click.option(
+    "--engine-url", metavar="URL", help="ask vLLM itself at this URL: no sidecar need run; what needs one is said"
+)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="as JSON")
+
+
+def examples(*lines: str) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -82,8 +82,7 @@ def remedy_of(data: Any) -> RemedyResult:  # noqa: ANN401 - JSON
 
 
 def events_of(data: object) -> list[Event]:
-    events = map(event_of, data if isinstance(data, list) else ())
-    return [event for event in events if event is not None]
+    return [event for one in (data if isinstance(data, list) else ()) if (event := event_of(one)) is not None]
 
 
 def event_of(data: object) -> Event | None:
@@ -157,22 +156,22 @@ class SidecarClient:
         self._client.close()
 
     def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
-        return self._json("GET", path, params=params)
+        return self.call("GET", path, params=params)
 
     def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401 - JSON
-        return self._json("POST", path, body=body)
+        return self.call("POST", path, body=body)
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: Any = None,  # noqa: ANN401 - JSON
-        accept: str = "*/*",
-    ) -> Answer:
+    def call(self, method: str, path: str, **given: Any) -> Any:  # noqa: ANN401 - JSON
+        headers, content = self._call(method, path, **given)
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as exc:
+            shown = "a web page" if "html" in headers.get("content-type", "") else "what is no JSON"
+            raise self._no_sidecar(shown, headers) from exc
+
+    def ask(self, method: str, path: str, **given: Any) -> Answer:  # noqa: ANN401 - as `_call` takes it
         """Return the answer of any path as it is, also another server's web page."""
-        headers, content = self._call(method, path, params=params, body=body, accept=accept, is_shown=True)
+        headers, content = self._call(method, path, is_shown=True, **given)
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         status = headers.get(EXIT_STATUS_HEADER, "")
         return Answer(media_type, content, int(status) if len(status) == 1 and status.isdecimal() else None)
@@ -197,14 +196,6 @@ class SidecarClient:
                 except (ValueError, RecursionError) as exc:
                     raise self._no_sidecar("events that are no JSON", response.headers) from exc
                 yield event.event, data
-
-    def _json(self, method: str, path: str, **options: Any) -> Any:  # noqa: ANN401 - JSON
-        headers, content = self._call(method, path, **options)
-        try:
-            return json.loads(content)
-        except (ValueError, RecursionError) as exc:
-            shown = "a web page" if "html" in headers.get("content-type", "") else "what is no JSON"
-            raise self._no_sidecar(shown, headers) from exc
 
     def _call(
         self,
@@ -273,18 +264,16 @@ class SidecarClient:
             when = "accepts no connection" if isinstance(exc, httpx.ConnectTimeout) else "does not answer"
             raise _unreachable(f"{self.url} {when} in time; is a sidecar there? {_ANOTHER}") from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise _unreachable(self._broken(exc)) from exc
-
-    def _broken(self, exc: Exception) -> str:
-        reason = str(exc) or type(exc).__name__
-        if "CERTIFICATE_VERIFY_FAILED" in reason:
-            return f"the certificate of {self.url} is not trusted; SSL_CERT_FILE names its authority ({reason})"
-        if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:
-            return f"{self.url} speaks no TLS; try http://"
-        if isinstance(exc, httpx.RemoteProtocolError):
-            hint = "; does it want https://?" if self.url.startswith("http:") else ""
-            return f"what answers at {self.url} is no sidecar{hint} ({reason}); {_ANOTHER}"
-        return f"no sidecar answers at {self.url} ({reason}); start one with `highwater serve`; {_ANOTHER}"
+            reason = str(exc) or type(exc).__name__
+            text = f"no sidecar answers at {self.url} ({reason}); start one with `highwater serve`; {_ANOTHER}"
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                text = f"the certificate of {self.url} is not trusted; SSL_CERT_FILE names its authority ({reason})"
+            elif "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER_FAILURE" in reason:
+                text = f"{self.url} speaks no TLS; try http://"
+            elif isinstance(exc, httpx.RemoteProtocolError):
+                hint = "; does it want https://?" if self.url.startswith("http:") else ""
+                text = f"what answers at {self.url} is no sidecar{hint} ({reason}); {_ANOTHER}"
+            raise _unreachable(text) from exc
 
     def _no_sidecar(self, shown: str, headers: httpx.Headers) -> SidecarUnreachable:
         server = f" from {headers['server']}" if headers.get("server") else ""

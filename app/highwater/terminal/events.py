@@ -14,8 +14,8 @@ import click
 from highwater.http.text.control import event_text
 from highwater.process.errors import INTERRUPTED
 from highwater.terminal.asking import ASK_SECONDS, ending_well, sidecar_at
+from highwater.terminal.cli import examples, url_option
 from highwater.terminal.client import SidecarClient, StreamEnded, event_of, follow, not_a_sidecar
-from highwater.terminal.options import examples, url_option
 
 MAX_PAUSE_SECONDS: Final = 5.0
 # The most that the sidecar keeps and returns at once.

@@ -19,7 +19,7 @@ from highwater.model.report import SCHEMA
 from highwater.process.errors import FAILED
 from highwater.process.untrusted import cleaned, flaw
 from highwater.terminal.asking import ask_and_show, sidecar_at
-from highwater.terminal.options import examples, json_option, url_option
+from highwater.terminal.cli import examples, json_option, url_option
 from kvplan import PlanError
 
 PATH: Final = "/memory/budget"

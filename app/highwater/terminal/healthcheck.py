@@ -16,11 +16,12 @@ import click
 
 from highwater.process.errors import FAILED
 from highwater.process.untrusted import plain, without_credentials
-from highwater.terminal.options import examples, own_url, url_option_of
+from highwater.terminal.cli import examples, own_url, url_option_of
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
 _OK: Final = 200
 _SHOWN_LENGTH: Final = 400
+_NO_URL: Final = "it is not a URL such as http://127.0.0.1:8001"
 
 
 @click.command(
@@ -45,7 +46,15 @@ def ask(base: str, path: str, seconds: float) -> str | None:
     """Return what is wrong where ``path`` is not a 200; ``seconds`` are for connecting, and for each piece."""
     try:
         parts = urlsplit(base)
-        connection = _connection(parts.scheme, parts.hostname or "", parts.port, seconds)
+        connection = HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
+        if parts.scheme == "https":
+            # The certificate is for the name that clients use, and this is its own machine: nothing secret is sent, and
+            # only a status is read.
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connection = HTTPSConnection(parts.hostname or "", parts.port, timeout=seconds, context=context)
+        elif parts.scheme != "http":
+            return f"no sidecar answers at {without_credentials(base)}: {_NO_URL}"
         try:
             connection.request("GET", f"{parts.path.rstrip('/')}{path}")
             answer = connection.getresponse()
@@ -53,19 +62,7 @@ def ask(base: str, path: str, seconds: float) -> str | None:
         finally:
             connection.close()
     except (ValueError, InvalidURL):  # its text quotes the URL, which may hold a password
-        return f"no sidecar answers at {without_credentials(base)}: it is not a URL such as http://127.0.0.1:8001"
+        return f"no sidecar answers at {without_credentials(base)}: {_NO_URL}"
     except (OSError, HTTPException) as exc:
         return f"no sidecar answers at {without_credentials(base)}: {exc or type(exc).__name__}"
     return None if answer.status == _OK else f"{without_credentials(base)}{path} answered {answer.status}: {text}"
-
-
-def _connection(scheme: str, host: str, port: int | None, seconds: float) -> HTTPConnection:
-    if scheme == "http":
-        return HTTPConnection(host, port, timeout=seconds)
-    if scheme != "https":
-        raise ValueError(scheme)
-    # The certificate is for the name that clients use, and this is its own machine: nothing secret is sent, and only a
-    # status is read.
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return HTTPSConnection(host, port, timeout=seconds, context=context)

@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 
 from highwater.process.admin_token import TOKEN_FILE_VARIABLE, find_token
 from highwater.process.worker_package import WorkerPackageError, copy_worker_package
-from highwater.terminal.options import URL_VARIABLE, examples, own_port
+from highwater.terminal.cli import URL_VARIABLE, examples, own_port
 
 _PROGRAM, _COMPLETION_VARIABLE = "highwater", "_HIGHWATER_COMPLETE"
 

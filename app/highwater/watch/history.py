@@ -18,7 +18,7 @@ from itertools import chain, takewhile
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from highwater.model.components import ROW, MemoryPoint
-from highwater.model.engine import LOAD_FIGURES
+from highwater.model.engine import LOAD_FIGURES, EngineState
 from highwater.model.pace import Track
 from highwater.model.rank import RankKey, RankReading
 from highwater.model.remedies import RemedyResult, used_total
@@ -195,6 +195,9 @@ class History:
         result: RemedyResult | None = None,
         caller: Caller | None = None,
         why: str | None = None,
+        incident: str | None = None,
+        state_before: EngineState | None = None,
+        state_after: EngineState | None = None,
     ) -> Event:
         event = Event(
             id=self._next_id,
@@ -206,6 +209,9 @@ class History:
             result=result,
             caller=caller,
             why=why,
+            incident=incident,
+            state_before=state_before,
+            state_after=state_after,
         )
         self._next_id += 1
         self._events.append(event)

@@ -266,7 +266,7 @@ class Poller:
         self._history.add(self.reports.last)
         if before.state != self._verdict.state:
             change = f"engine {before.state} -> {status.state}{f': {status.hint}' if status.hint else ''}"
-            self._history.record("state", change)
+            self._history.record("state", change, state_before=before.state, state_after=status.state)
             log.warning("%s", change)
 
     def _with_silent_core(self, seen: Round, before: EngineVerdict, *, is_lost: bool) -> Round:

@@ -60,10 +60,9 @@ async def test_a_dry_run_does_nothing():
     core = await grown(version="0.12.0")
     events = core.summaries()
     would, would_not = await core.relief.reclaim(requests("release", "reset_encoder_cache"), mode="safe", dry_run=True)
-    assert (would.result.outcome, would.result.reason) == (
-        "observed",
-        "dry run; could give back 5.22 GiB; no request has to wait for it",
-    )
+    words = "could give back 5.22 GiB; no request has to wait for it"
+    assert (would.result.outcome, would.result.would, would.result.reason) == ("observed", words, f"dry run; {words}")
+    assert would_not.result.would is None
     assert would_not.result.outcome == "refused"
     assert (core.fake.resets(), core.summaries(), core.counted.remedies) == ([], events, [])
 

@@ -166,6 +166,11 @@ NOT_FOUND: list[tuple[str, dict, str, str]] = [
 ]
 
 
+def test_what_a_change_costs_is_said_by_that_word():
+    change = result("/dev/shm", facts(host=shm_of(64, 64, 0, NEEDS_664_MIB))).change
+    assert change.endswith(f" Cost: {wording.ADVICE['shm_size'].cost}")
+
+
 @pytest.mark.parametrize(("topic", "changed", "level", "name"), FOUND)
 def test_what_is_wrong_is_found(topic, changed, level, name):
     found = result(topic, facts(**changed))

@@ -12,7 +12,7 @@ import pytest
 
 from highwater.diagnose.engine_verdict import brief
 from highwater.diagnose.verdict import JudgedReport, Reason, VerdictState, verdict
-from highwater.http.text.status import status_text
+from highwater.http.text.report import status_text
 from highwater.model.engine import MissingRank, Progress, StartFailure
 from highwater.model.growth import Growth, GrowthRate, RankGrowth, RecentGrowth, SeriesGrowth
 from highwater.model.policy import PolicyAct
@@ -404,5 +404,5 @@ def test_a_rank_that_is_short_is_the_worst_though_another_has_less_free():
     short = (*rule.ranks[:5], replace(rule.ranks[5], short_bytes=1024 * MIB), *rule.ranks[6:])
     found = told(**{**parts, "policy": policy(replace(rule, ranks=short))})
     assert verdict(found).sentence.startswith("Rank 5 of 8 has too little free, ")
-    assert found.worst_first[0].rank == 5
+    assert JudgedReport.of(found).rank_order[0] == 5
     assert "\nworst  rank 5: " in status_text(JudgedReport.of(found), (), url="http://h", now=NOW, width=200)

@@ -109,7 +109,6 @@ def test_a_page_of_another_site_may_not(origin, code):
 @pytest.mark.parametrize("header", ["host", "origin"])
 @pytest.mark.parametrize("value", ["[::1", "http://[::1", "a b", "http://[", "]", "[v1.x]", "[127.0.0.1]"])
 def test_a_malformed_header_is_refused_not_an_error(header, value):
-    """401, never a traceback."""
     assert status(TRUSTING, asked(**{header: value})) == 401
 
 
@@ -206,14 +205,12 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: e\r\n%bcontent-length: 7\r\
 
 @pytest.mark.parametrize("line", [b"Authorization: Bearer %b", b"AUTHORIZATION:%b", b"x-api-key: %b", b"api-key: %b"])
 def test_the_token_is_taken_out_of_a_head_for_the_engine(line):
-    """However the client sends it; all else stays as it was."""
     head = HEAD % (line % TOKEN.encode() + b"\r\n", b"b")
     assert access().without_token(head) == HEAD % (b"", b"b")
 
 
 @pytest.mark.parametrize("pair", ["highwater:%s", "%s:", "%s"])
 def test_the_token_as_a_password_is_taken_out_too(pair):
-    """As `curl --user` sends it, in base64; another password goes on."""
     given, other = (b64encode((pair % word).encode()) for word in (TOKEN, "x" * len(TOKEN)))
     for name in (b"Authorization", b"authorization"):
         assert access().without_token(HEAD % (name + b": Basic " + given + b"\r\n", b"b")) == HEAD % (b"", b"b")

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from highwater.engine.client import Engine
-from highwater.http import engine_page
-from highwater.http.engine_page import MAX_BYTES, EnginePage
+from highwater.http import metrics
+from highwater.http.metrics import MAX_BYTES, EnginePage
 
 PAGE = b"""\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -114,7 +114,7 @@ async def test_a_family_that_is_there_twice_is_passed_on_once(declared, between)
 
 async def test_a_page_of_many_engines_is_checked_piece_by_piece(monkeypatch):
     """So that no stream of the proxy waits for all of it; what lies on a border is seen like everything else."""
-    monkeypatch.setattr(engine_page, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(metrics, "_PIECE_BYTES", 1)
     assert await read(PAGE) == PAGE
     assert await read(PAGE + PAGE) == PAGE
     assert await read(PAGE + b"no exposition\n") == b""

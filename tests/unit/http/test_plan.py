@@ -10,7 +10,7 @@ import pytest
 
 from highwater.explain.live_engine import LiveEngine
 from highwater.http.budget import PlanRequest, plan_answer
-from highwater.http.starts import Turns
+from highwater.http.services import Turns
 from highwater.model.rank import EncoderCache
 from highwater.model.report import Report
 from highwater.process.errors import CannotPlan, TooManyWaiting

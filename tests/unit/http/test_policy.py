@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from highwater.act.governor import PolicyStore
 from highwater.act.rules import PolicySettings
 from highwater.http.access import Access
+from highwater.http.control import router
 from highwater.http.metrics import Counters
-from highwater.http.policy import router
 from highwater.http.problems import answer_problems
 from highwater.process.admin_token import AdminToken
 from highwater.process.state_file import StateFile
@@ -96,7 +96,6 @@ async def test_without_a_state_file_the_answer_says_that_it_is_not_kept():
 
 
 async def test_what_cannot_be_kept_is_not_done(path, monkeypatch):
-    """507, naming file and reason; policy, file and events are as before."""
     async with sidecar(path) as (client, core):
         await client.put("/policy", json={"rules": [RULE]})
         before, content = told(await client.get("/policy")), path.read_bytes()
@@ -144,7 +143,6 @@ async def test_a_wrong_change_changes_nothing(path, change, words):
 
 @pytest.mark.parametrize(("waters", "key"), [((0.86, 0.80), "low_water: 0.8 "), ((0.5, 0.4), "low_water: 0.4 ")])
 async def test_a_rule_that_the_engine_cannot_reach_at_rest_is_refused(path, waters, key):
-    """The key, its value, and what would be right; nothing is written or taken."""
     rule = {"name": "mine", "signal": "device_used_ratio", "high_water": waters[0], "low_water": waters[1]}
     async with sidecar(path) as (client, core):
         await core.tick()
@@ -165,7 +163,6 @@ async def test_the_three_resets_may_stand_in_an_operator_s_rule(path, remedy):
 
 
 async def test_changing_needs_the_token_and_looking_does_not(path):
-    """Nothing is written for who may not."""
     async with sidecar(path, token="a-long-token") as (client, _):
         assert (await client.put("/policy", json={"mode": "observe"})).status_code == 401
         assert not path.exists()

@@ -77,7 +77,6 @@ def test_a_reason_of_several_remedies_is_said_once():
 
 
 def test_a_dry_run_tells_what_could_come_back():
-    """Nothing has come back: there is neither an outcome nor a time."""
     could = replace(ended("observed", "dry run").result, can_give_bytes=3 * GIB)
     shown = reclaim_text([replace(DONE, result=could)], dry_run=True).splitlines()
     assert shown[0].split() == ["remedy", "would", "be", "could", "give", "back"]
@@ -89,14 +88,15 @@ def test_nothing_done_is_said():
 
 
 def test_a_mark_names_the_command_that_compares():
-    """As a shell takes it; where no rank could be read there is nothing to compare."""
     marked = Mark("before bench", 0.0, (rank(1, 1),))
     assert marked_text(marked).endswith("highwater status --since 'before bench'\n")
     assert marked_text(replace(marked, ranks=())).endswith("so there is nothing to compare with later\n")
 
 
 def test_nothing_to_bring_back_is_said():
-    assert restored_text([]) == "nothing was on the host\n"
+    nothing = {"rank": 0, "restored_entries": 0, "restored_bytes": 0, "left_entries": 0}
+    assert restored_text([]) == restored_text([nothing]) == "nothing was on the host\n"
+    assert "nothing" not in restored_text([nothing | {"left_entries": 5}]), "it could not be brought back"
 
 
 @pytest.mark.parametrize(("name", "head"), [("a", "snapshot a is written:"), (None, "would write, now:")])

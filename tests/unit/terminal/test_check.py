@@ -9,7 +9,7 @@ import pytest
 
 from highwater import __version__
 from highwater.diagnose.rules.setup import Caller, SetupCheck, caller_checks, checked, exit_code, without_sidecar
-from highwater.terminal.check import check_json, check_text
+from highwater.terminal.status import check_json, check_text
 from tests.unit.diagnose.test_setup import GONE, facts
 from tests.unit.terminal.reports import policy
 
@@ -56,7 +56,6 @@ def test_an_engine_that_starts_is_nothing_that_is_wrong():
 
 
 def test_the_lines_tell_what_to_change():
-    """The verdict and the counts first; nothing is wider than the terminal."""
     shown = check_text(checked(facts(rules=policy(mode="observe"))), "FINE: it is calm.", 80)
     first, counts, *lines = click.unstyle(shown).splitlines()
     assert (first, counts) == ("FINE: it is calm.", "0 failed, 0 warnings, 15 ok, 1 could be better")

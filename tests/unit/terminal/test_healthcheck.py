@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater.terminal.cli import main
-from highwater.terminal.options import own_url
+from highwater.terminal.cli import main, own_url
 
 STATUSES = {"/livez": 200, "/readyz": 503, "/health/deep": 200}
 
@@ -43,7 +42,6 @@ def check(*words: str, **environ: str) -> Result:
 
 
 def test_a_sidecar_that_is_well_is_0(url):
-    """And says nothing; its port is found where its settings are."""
     for told in (check("--url", url), check("deep", "--url", url), check(HIGHWATER_PORT=url.rpartition(":")[2])):
         assert (told.exit_code, told.output) == (0, "")
 
@@ -84,5 +82,4 @@ def test_nobody_there_is_1_too(url):
     ],
 )
 def test_it_asks_where_the_sidecar_listens(environ, url):
-    """All addresses are asked by loopback; TLS where there is a certificate."""
     assert own_url(environ) == url

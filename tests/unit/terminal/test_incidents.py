@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.diagnose.incidents.store import IncidentStore
-from highwater.terminal.incidents import incidents
+from highwater.terminal.verbs import incidents
 from tests.fakes.incident import ID, incident, numbered
 
 
@@ -26,7 +26,6 @@ def folder(tmp_path):
 
 
 def test_the_files_are_listed(folder):
-    """Newest first, the one that cannot be read with its reason, and nothing that a terminal would obey."""
     result = invoke("--folder", str(folder))
     assert result.exit_code == 0
     assert result.output.index(ID) < result.output.index(numbered(2)) < result.output.index(numbered(1))

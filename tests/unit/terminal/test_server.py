@@ -37,14 +37,11 @@ def error(number: int) -> OSError:
     ],
 )
 def test_the_setting_that_is_wrong_is_named(exc, words):
-    """Each with what would be right."""
     assert words in listening_problem(exc, "port", "127.0.0.1", 80)
 
 
 @pytest.mark.parametrize(("path", "words"), [("/livez", "as a sidecar does"), ("/health", "as vLLM does"), ("/x", "")])
 def test_what_has_the_port_is_said_where_it_tells(path, words):
-    """By its health paths; anything else is not guessed."""
-
     class There(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200 if self.path == path else 404)
@@ -67,7 +64,6 @@ def test_what_has_the_port_is_said_where_it_tells(path, words):
 
 
 def test_each_port_is_listened_on_at_every_address_of_the_host(monkeypatch):
-    """Or none of them: the setting whose port is taken is named, and nothing else was begun."""
     here = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
     with socket.create_server(("127.0.0.1", 0)) as other:
         found = {1: [(*here, ("127.0.0.1", 0)), (*here, ("127.0.0.2", 0))], 2: [(*here, other.getsockname())]}

@@ -74,7 +74,6 @@ def test_a_size_is_typed_as_people_type_it(text, size):
 
 @pytest.mark.parametrize("text", ["", "x", "1Gigs", "-1GiB", "0", "nan"])
 def test_what_is_no_size_is_said(text):
-    """With what would be one."""
     with pytest.raises(ValueError, match="1GiB"):
         size_given(text)
 

@@ -9,8 +9,9 @@ import pytest
 
 from highwater.diagnose.finding import Advice
 from highwater.diagnose.verdict import Deed, JudgedReport, Verdict
-from highwater.http.findings import FoundFinding
-from highwater.http.text.status import ranks_text, since_text, status_text, why_text
+from highwater.http.health import FoundFinding
+from highwater.http.text.report import ranks_text, since_text, status_text, why_text
+from highwater.model.engine import Progress
 from highwater.model.growth import SeriesGrowth
 from highwater.model.rank import names_text
 from highwater.model.remedies import RemedyResult
@@ -26,7 +27,7 @@ LAST = replace(
     rule="device",
     why="no request ran for 30 s and 1.9 GiB are unused",
 )
-DIED = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
+DIED = replace(event("the engine died", kind="incident", at=NOW - 100), incident="20261121T143233Z-died")
 
 # Each state with its exit status, its sentence, what grew, what is next, and what to do.
 VERDICTS = {
@@ -71,7 +72,6 @@ def screen(told: JudgedReport, events: tuple[Event, ...] = (LAST, DIED), **optio
 
 @pytest.mark.parametrize("state", VERDICTS)
 def test_the_screen_of_a_state_is_the_golden_one(state):
-    """The state's word and the sentence first, then seven facts, each by its name; nothing is wider than 80."""
     changed = {"policy": short_policy(can_release=2**30)} if "short" in state else {}
     shown = screen(judged(state, **changed))
     facts = [line.split()[0] for line in shown.splitlines() if not line.startswith(" ")]
@@ -86,6 +86,10 @@ def test_without_a_sidecar_it_says_what_needs_one():
     assert shown.count("needs a sidecar") == 3
     assert "highwater serve --engine-url http://gpu-7:8000" in shown
     assert "reclaim" not in shown
+    assert "acts at" not in shown, "no policy runs there"
+    again = "--engine-url http://gpu-7:8000"
+    assert " ".join(shown.split()).endswith(f"look highwater status {again} --why or --ranks, highwater check {again}")
+    assert why_text(report(), [], 200, engine_url="http://gpu-7:8000").endswith(f"look   highwater check {again}")
 
 
 def test_why_it_acted_is_said_once():
@@ -132,7 +136,6 @@ def test_ranks_are_named_in_runs(labels, name):
 
 
 def test_why_is_short():
-    """The leak, the counts, and of what is running or was started each finding with the first thing to change."""
     change = Advice(setting="--max-num-seqs", change="Lower it, say to 32. Each takes memory.", cost="Less at once.")
     found = FoundFinding(
         name="x", weight="likely", title="it was planned too tightly", text="Long.", advice=(change,), where="start"
@@ -148,6 +151,10 @@ def test_why_is_short():
         "look   highwater growth, highwater explain",
     ]
     assert "no known cause was found" in why_text(report(), [], 80)
+    slow = replace(
+        told, progress=Progress(verdict="busy", since_seconds=12.0, ranks=(), summary="rank 0 is in one step for 12 s")
+    )
+    assert why_text(slow, [], 80).startswith("ranks  rank 0 is in one step for 12 s\ngrows  ")
 
 
 def series(**changed) -> SeriesGrowth:
@@ -160,7 +167,6 @@ def series(**changed) -> SeriesGrowth:
 
 
 def test_for_programs_the_report_is_as_it_was_told():
-    """Today's keys, and the verdict."""
     told = judged("dead")
     last = replace(event(), result=RemedyResult(remedy="release", outcome="done"))
     body = json.loads(json.dumps(status_json(told, as_json(told), [last])))
@@ -181,5 +187,4 @@ def test_what_changed_since_a_mark_is_a_row_for_each_rank():
 
 @pytest.mark.parametrize("since", [None, {}, {"ranks": []}])
 def test_nothing_known_since_a_mark_is_said(since):
-    """As when no rank could be read then."""
     assert "nothing is known" in since_text("x", since)

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from highwater.process.admin_token import TOKEN_VARIABLE
 from highwater.server.settings.sources import load
-from highwater.terminal.cli import main
-from highwater.terminal.options import DEFAULT_URL, URL_VARIABLE
+from highwater.terminal.cli import DEFAULT_URL, URL_VARIABLE, main
 
 # Those that the page describes with each of their options; others have pages of their own.
 ALL = [main.commands[name] for name in ("top", "status", "reclaim", "mark", "check", "token", "completion")]

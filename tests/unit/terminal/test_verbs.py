@@ -94,7 +94,6 @@ def test_each_asks_once_and_shows_what_comes(sidecar, typed, method, path, body)
 
 @pytest.mark.parametrize("status", [0, 1, 2])
 def test_the_sidecar_says_what_it_ends_with(sidecar, status):
-    """Also of a reclaim that was refused, whose text says why."""
     sidecar.answer = httpx.Response(409, text="no", headers={"Highwater-Exit-Status": str(status)})
     result = invoke("reclaim")
     assert (result.exit_code, result.output) == (status, "no\n")
@@ -113,7 +112,6 @@ def test_the_sidecar_says_what_it_ends_with(sidecar, status):
     ],
 )
 def test_what_goes_wrong_is_one_line(sidecar, answer, status, problem):
-    """With an exit status; the incidents say what to try instead."""
     sidecar.answer = answer
     for typed in ("host", "incidents"):
         result = invoke(typed)
@@ -155,7 +153,6 @@ def test_the_remedies_are_those_that_there_are():
 
 
 def test_remedies_go_out_in_their_order():
-    """With dashes too; none means that the sidecar chooses."""
     assert remedies_of("release", "reset-mm-cache") == ["release", "reset_mm_cache"]
     assert remedies_of() is None
 

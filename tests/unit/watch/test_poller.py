@@ -42,6 +42,7 @@ async def test_the_first_good_poll_is_the_baseline(core):
     assert (report.growth.since_ready_bytes, report.taken_at) == (0, core.clock.now)
     assert (report.engine.version, report.engine.model) == ("0.32.0", "Qwen/Qwen3-VL-32B-Instruct")
     assert core.summaries() == ["engine starting -> ready"]
+    assert [(one.state_before, one.state_after) for one in core.history.events()] == [("starting", "ready")]
 
 
 async def test_without_recorders_only_the_workers_own_answers_count(core):

@@ -313,7 +313,7 @@ class IncidentWatcher:
 
     async def _end_all(self) -> None:
         for ended in await self._incidents.close_all():
-            self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
+            self._history.record("incident", f"incident {ended.id} ended: the engine is ready", incident=ended.id)
 
     async def _hear(self, report: Report, life: _LifeKnown | None) -> None:
         """Record that a sleeping engine could not be woken up: it lives on, and nothing else shows it."""
@@ -366,10 +366,11 @@ class IncidentWatcher:
             return
         headline, is_new = opened
         if is_new:
-            self._history.record("incident", f"incident {headline.id}: {headline.summary}")
+            self._history.record("incident", f"incident {headline.id}: {headline.summary}", incident=headline.id)
             log.warning("incident %s: %s", headline.id, headline.summary)
         elif headline.kind == "start_failed":  # each takes as long as a start: no storm
-            self._history.record("incident", f"incident {headline.id}, {headline.count} times: {headline.summary}")
+            summary = f"incident {headline.id}, {headline.count} times: {headline.summary}"
+            self._history.record("incident", summary, incident=headline.id)
         if self._incidents.problem is not None:
             log.warning("%s", self._incidents.problem)
 

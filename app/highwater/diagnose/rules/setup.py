@@ -56,7 +56,7 @@ class SetupCheck:
 
 def shown(topic: str, answer: Answer) -> SetupCheck:
     if isinstance(answer, Finding):
-        change = " ".join(f"{one.text} {one.cost}".rstrip() for one in answer.advice) or None
+        change = " ".join(f"{one.text}{one.costs}" for one in answer.advice) or None
         return SetupCheck(topic, LEVELS[answer.weight], answer.sentence, change, answer.name)
     is_known = answer is not None and not isinstance(answer, NotKnown)
     return SetupCheck(topic, "ok" if is_known else "skip", _UNTIL_FIXED if answer is None else answer)

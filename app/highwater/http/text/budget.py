@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
 
 from highwater.diagnose.rules.book import Explained
 from highwater.explain.budget import BudgetPart, RankBudget
@@ -32,9 +33,22 @@ def budget_text(answer: Explained) -> str:
             outside_bytes=rank.outside_bytes,
         )
         parts += [bar.text(), _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
-        parts += [_observed_table(explanation.ranks), *(_pool(pool) for pool in explanation.pools)]
-        parts += [_encoder(explanation.encoder), _environment(explanation.ranks), _findings(answer)]
-        parts.append(explanation.paragraph)
+        rows = []
+        for one in explanation.ranks:
+            for row in one.observed:
+                sizes = map(gib_text, (row.profiled_bytes, row.observed_bytes, row.risk_bytes))
+                rows.append([f"{one.label} {row.title}", *sizes, ", ".join(row.settings)])
+        headers = ["rank, seen since the start", "profiled", "observed", "risk", "covered by"]
+        parts += [table(headers, rows, words=1) if rows else "", *(_pool(pool) for pool in explanation.pools)]
+        parts.append(_encoder(explanation.encoder))
+        variables = list(dict.fromkeys(name for one in explanation.ranks for name in one.environment))
+        rows = [[name, *(one.environment.get(name) or UNKNOWN for one in explanation.ranks)] for name in variables]
+        parts.append(table(["environment of the worker", *_names(explanation.ranks)], rows) if rows else "")
+        lines = []
+        for finding in answer.findings:
+            lines.append(f"{finding.weight}: {finding.title}. {finding.text}")
+            lines += [f"    {advice.text}{advice.costs}" for advice in finding.advice]
+        parts += ["\n".join(lines), explanation.paragraph]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -70,16 +84,6 @@ def _sizes(ranks: Sequence[RankBudget], key: str) -> tuple[BudgetPart, list[str]
     parts = [rank.part(key) for rank in ranks]
     known = next(part for part in parts if part is not None)
     return known, [UNKNOWN if part is None else gib_text(part.bytes) for part in parts]
-
-
-def _observed_table(ranks: Sequence[RankBudget]) -> str:
-    rows = []
-    for rank in ranks:
-        for row in rank.observed:
-            sizes = (row.profiled_bytes, row.observed_bytes, row.risk_bytes)
-            rows.append([f"{rank.label} {row.title}", *map(gib_text, sizes), ", ".join(row.settings)])
-    headers = ["rank, seen since the start", "profiled", "observed", "risk", "covered by"]
-    return table(headers, rows, words=1) if rows else ""
 
 
 def _pool(pool: PoolView) -> str:
@@ -133,103 +137,78 @@ def _encoder(encoder: EncoderView | None) -> str:
     return table(["encoder", "", ""], rows, words=1)
 
 
-def _environment(ranks: Sequence[RankBudget]) -> str:
-    names = list(dict.fromkeys(name for rank in ranks for name in rank.environment))
-    rows = [[name, *(rank.environment.get(name) or UNKNOWN for rank in ranks)] for name in names]
-    return table(["environment of the worker", *_names(ranks)], rows) if rows else ""
-
-
-def _findings(answer: Explained) -> str:
-    lines = []
-    for finding in answer.findings:
-        lines.append(f"{finding.weight}: {finding.title}. {finding.text}")
-        lines += [f"    {advice.setting}: {advice.change} Cost: {advice.cost}" for advice in finding.advice]
-    return "\n".join(lines)
-
-
 def comparison_text(before: Explained, after: Explained) -> str:
     rows = comparison(before, after)
     if not before.explanation.ranks and not after.explanation.ranks:
         return "nothing is known of either start, and so of what moved\n"
     if not rows:
         return "nothing moved: both have the same figures and settings\n"
-    cells = [row for row in rows if _is_short(row)]
-    sentences = [row for row in rows if not _is_short(row)]
+    cells = [row for row in rows if all(len(cell) <= MAX_CELL for cell in row[1:])]
     parts = [table(["what moved", "before", "after", "by"], cells)] if cells else []
+    sentences = (row for row in rows if row not in cells)
     parts += [f"{what}\n    before: {one}\n    after:  {two}" for what, one, two, _ in sentences]
     return "\n\n".join(parts) + "\n"
-
-
-def _is_short(row: tuple[str, str, str, str]) -> bool:
-    return all(len(cell) <= MAX_CELL for cell in row[1:])
-
-
-def _moved(one: float | None, two: float | None) -> str:
-    return "" if one is None or two is None else f"{two - one:+,.2f}".removesuffix(".00")
 
 
 def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, str, str, str]]:
     """Return what differs between two starts: its name, the figure before, the one after, and by how much."""
     before, after = old_answer.explanation, new_answer.explanation
-    # The served model is not known while the engine is unreachable.
-    names = [("model", before.model, after.model), ("architecture", before.architecture, after.architecture)]
-    plain = [
-        ("vLLM", before.vllm_version, after.vllm_version),
-        ("vllm-ascend", before.ascend_version, after.ascend_version),
-        *((what, old, new) for what, old, new in names if old is not None and new is not None),
-        *((name, getattr(before.limits, name, None), getattr(after.limits, name, None))
-          for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "async_scheduling")),
-        *((name, before.parallel.get(name), after.parallel.get(name))
-          for name in dict.fromkeys((*before.parallel, *after.parallel))),
-    ]  # fmt: skip
-    rows = [(what, _word(old), _word(new), "") for what, old, new in plain if old != new]
+    rows = [
+        *_differing("vLLM", before.vllm_version, after.vllm_version),
+        *_differing("vllm-ascend", before.ascend_version, after.ascend_version),
+    ]
+    for name in ("model", "architecture"):
+        one, two = getattr(before, name), getattr(after, name)
+        # The served model is not known while the engine is unreachable.
+        rows += [] if one is None or two is None else _differing(name, one, two)
+    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "async_scheduling"):
+        rows += _differing(name, getattr(before.limits, name, None), getattr(after.limits, name, None))
+    for name in dict.fromkeys((*before.parallel, *after.parallel)):
+        rows += _differing(name, before.parallel.get(name), after.parallel.get(name))
     old_ranks = {(rank.dp_rank, rank.rank): rank for rank in before.ranks}
     for rank in after.ranks:
         old = old_ranks.pop((rank.dp_rank, rank.rank), None)
-        if old is None:
-            rows.append((rank.name, UNKNOWN, "there", ""))
-        else:
-            rows += _rank_differences(old, rank)
+        rows += [(rank.name, UNKNOWN, "there", "")] if old is None else _rank_differences(old, rank)
     rows += [(rank.name, "there", UNKNOWN, "") for rank in old_ranks.values()]
     for old_pool, pool in zip(before.pools, after.pools, strict=False):
-        counts = [
-            ("blocks", old_pool.blocks, pool.blocks),
-            ("tokens", old_pool.tokens, pool.tokens),
-            ("maximum concurrency", old_pool.max_concurrency, pool.max_concurrency),
-        ]
-        rows += [
-            (what, _number(one), _number(two), _moved(one, two))
-            for what, one, two in counts if one != two
-        ]  # fmt: skip
-        if old_pool.tokens_meaning != pool.tokens_meaning and old_pool.tokens != pool.tokens:
-            rows.append(("what tokens means", old_pool.tokens_meaning or UNKNOWN, pool.tokens_meaning or UNKNOWN, ""))
+        for what, name in (("blocks", "blocks"), ("tokens", "tokens"), ("maximum concurrency", "max_concurrency")):
+            one, two = getattr(old_pool, name), getattr(pool, name)
+            rows += _differing(what, one, two, _number, lambda change: f"{change:+,.2f}".removesuffix(".00"))
+        if old_pool.tokens != pool.tokens:
+            rows += _differing("what tokens means", old_pool.tokens_meaning or None, pool.tokens_meaning or None)
     return rows
 
 
-def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, str, str, str]]:
-    name = f"{after.name}: "
+def _rank_differences(before: RankBudget, after: RankBudget) -> Iterator[tuple[str, str, str, str]]:
+    old = {part.key: part for part in (*before.parts, *before.uncounted)}
+    new = {part.key: part for part in (*after.parts, *after.uncounted)}
     sizes: list[tuple[str, int | None, int | None]] = [
         ("total", before.total_bytes, after.total_bytes),
         ("free at the start", before.init_free_bytes, after.init_free_bytes),
         ("requested", before.requested_bytes, after.requested_bytes),
     ]
-    old = {part.key: part for part in (*before.parts, *before.uncounted)}
-    new = {part.key: part for part in (*after.parts, *after.uncounted)}
     for key in dict.fromkeys((*old, *new)):
-        title = (new.get(key) or old[key]).title
-        sizes.append((title, old[key].bytes if key in old else None, new[key].bytes if key in new else None))
-    rows = []
+        was, now = (parts[key].bytes if key in parts else None for parts in (old, new))
+        sizes.append(((new.get(key) or old[key]).title, was, now))
     for what, was, now in sizes:
-        if was != now:
-            moved = "" if was is None or now is None else size_text(now - was, signed=True)
-            rows.append((name + what, gib_text(was), gib_text(now), moved))
-    if before.formula != after.formula:
-        rows.append((name + "formula", before.formula or UNKNOWN, after.formula or UNKNOWN, ""))
-    for variable in dict.fromkeys((*before.environment, *after.environment)):
-        one, two = before.environment.get(variable), after.environment.get(variable)
-        if one != two:
-            rows.append((name + variable, one or UNKNOWN, two or UNKNOWN, ""))
-    return rows
+        yield from _differing(f"{after.name}: {what}", was, now, gib_text, partial(size_text, signed=True))
+    yield from _differing(f"{after.name}: formula", before.formula or None, after.formula or None)
+    for name in dict.fromkeys((*before.environment, *after.environment)):
+        one, two = before.environment.get(name) or None, after.environment.get(name) or None
+        yield from _differing(f"{after.name}: {name}", one, two)
+
+
+def _differing(
+    what: str,
+    old: Any,  # noqa: ANN401 - any figure or word
+    new: Any,  # noqa: ANN401 - likewise
+    shown: Callable[[Any], str] = str,
+    moved: Callable[[Any], str] | None = None,
+) -> list[tuple[str, str, str, str]]:
+    if old == new:
+        return []
+    before, after = (UNKNOWN if one is None else shown(one) for one in (old, new))
+    return [(what, before, after, "" if moved is None or old is None or new is None else moved(new - old))]
 
 
 def _names(ranks: Sequence[RankBudget]) -> list[str]:
@@ -238,7 +217,3 @@ def _names(ranks: Sequence[RankBudget]) -> list[str]:
 
 def _number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
-
-
-def _word(value: object) -> str:
-    return UNKNOWN if value is None else str(value)

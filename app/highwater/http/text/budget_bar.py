@@ -1,4 +1,7 @@
-"""The memory of one card as a bar with its budget line, in letters to paste, or as segments for colours."""
+"""The memory of one card as a bar with its budget line, in letters to paste, or as segments for colours.
+
+Apart from the tables of an explanation: `highwater plan` draws it too, and loads no part of the sidecar.
+"""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from highwater.act.governor import PolicyStore
 from highwater.act.relief import RemedyOutcome
 from highwater.act.rules import Rule
 from highwater.model.components import COMPONENT_NAMES, component_title
-from highwater.model.policy import WORDS, PolicyStatus, RuleStatus, signal_text, waters_text
+from highwater.model.policy import WORDS, PolicyStatus, signal_text, waters_text
 from highwater.model.rank import RankReading, rank_title
-from highwater.model.remedies import RemedyResult, compare, reasons_of
+from highwater.model.remedies import compare, reasons_of
 from highwater.model.report import Event
 from highwater.model.units import UNKNOWN, gib_text, size_text, span_text, table
 from highwater.process.untrusted import plain
@@ -24,23 +24,23 @@ from highwater.watch.snapshots import RankStacks, Taken
 def reclaim_text(results: Sequence[RemedyOutcome], *, dry_run: bool) -> str:
     if not results:
         return "nothing was done\n"
-    headers = ["remedy", "outcome", "quiesced by", "given back", "less in use now", "seconds", "held"]
+    found = [each.result for each in results]
     if dry_run:
-        headers = ["remedy", "would be", "could give back"]
-    parts = [table(headers, [_row(each.result, dry_run=dry_run) for each in results])]
-    parts += reasons_of((each.result.remedy, each.result.reason) for each in results if each.result.reason)
-    if any(each.result.outcome == "done" for each in results):
+        would_be = {"observed": "done"}
+        rows = [[one.remedy, would_be.get(one.outcome, one.outcome), gib_text(one.can_give_bytes)] for one in found]
+        parts = [table(["remedy", "would be", "could give back"], rows)]
+    else:
+        rows = []
+        for one in found:
+            held = UNKNOWN if one.held_seconds is None else f"{one.held_seconds:.2f} s"
+            sizes = gib_text(one.credited_bytes), gib_text(one.freed_bytes)
+            rows.append([one.remedy, one.outcome, one.quiesced_by or UNKNOWN, *sizes, f"{one.seconds:.2f}", held])
+        headers = ["remedy", "outcome", "quiesced by", "given back", "less in use now", "seconds", "held"]
+        parts = [table(headers, rows)]
+    parts += reasons_of((one.remedy, one.reason) for one in found if one.reason)
+    if any(one.outcome == "done" for one in found):
         parts.append(_by_rank(results[0].before, results[-1].after))
     return "\n".join(part for part in parts if part) + "\n"
-
-
-def _row(result: RemedyResult, *, dry_run: bool) -> list[str]:
-    outcome = "done" if dry_run and result.outcome == "observed" else result.outcome
-    if dry_run:
-        return [result.remedy, outcome, gib_text(result.can_give_bytes)]
-    held = UNKNOWN if result.held_seconds is None else f"{result.held_seconds:.2f} s"
-    sizes = gib_text(result.credited_bytes), gib_text(result.freed_bytes)
-    return [result.remedy, outcome, result.quiesced_by or UNKNOWN, *sizes, f"{result.seconds:.2f}", held]
 
 
 def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str:
@@ -59,15 +59,13 @@ def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str
 
 
 def restored_text(ranks: Sequence[Mapping[str, Any]]) -> str:
+    if not any(one["restored_entries"] or one.get("left_entries") for one in ranks):
+        return "nothing was on the host\n"
     rows = [
-        [
-            rank_title(rank.get("dp_rank"), rank["rank"]),
-            str(rank["restored_entries"]),
-            size_text(rank["restored_bytes"]),
-        ]
-        for rank in ranks
+        [rank_title(one.get("dp_rank"), one["rank"]), str(one["restored_entries"]), size_text(one["restored_bytes"])]
+        for one in ranks
     ]
-    return (table(["rank", "entries brought back", "bytes"], rows) if rows else "nothing was on the host") + "\n"
+    return table(["rank", "entries brought back", "bytes"], rows) + "\n"
 
 
 def marked_text(mark: Mark) -> str:
@@ -79,12 +77,7 @@ def marked_text(mark: Mark) -> str:
 
 def taken_text(taken: Taken) -> str:
     rows = [
-        [
-            rank.label,
-            size_text(rank.bytes),
-            f"{rank.elapsed_ms / 1000:.2f} s",
-            rank.path or UNKNOWN,
-        ]
+        [rank.label, size_text(rank.bytes), f"{rank.elapsed_ms / 1000:.2f} s", rank.path or UNKNOWN]
         for rank in taken.ranks
     ]
     head = "would write, now:" if taken.snapshot is None else f"snapshot {taken.snapshot} is written:"
@@ -102,7 +95,6 @@ def stacks_text(ranks: Sequence[RankStacks]) -> str:
 
 
 def snapshots_text(files: Sequence[tuple[str, int]], folder: object | None, problem: str | None) -> str:
-    """Return the list of snapshots from the path of each and its bytes."""
     rows = [[size_text(size), path] for path, size in files]
     if rows:
         shown = table(["size", "highwater get PATH > FILE"], rows, words=1)
@@ -133,20 +125,15 @@ def policy_text(status: PolicyStatus, rules: Sequence[Rule], store: PolicyStore,
         f"mode: {status.mode}, {origin}",
         f"{WORDS[status.level]}: {status.summary}",
         f"actions in the last hour: {status.actions_last_hour}",
-        *(_rule_text(rule, configured.get(rule.name)) for rule in status.rules),
-        *(["last decisions:"] if decisions else []),
-        *map(event_text, reversed(decisions)),
     ]
-    return "\n".join(lines) + "\n"
-
-
-def _rule_text(rule: RuleStatus, configured: Rule | None) -> str:
-    waters = waters_text(rule) or "waters not known yet"
-    remedies = ", ".join(configured.ordered_remedies if configured is not None else ()) or "none"
-    sustain = 0.0 if configured is None else configured.sustain_seconds
-    times = [f"for {span_text(sustain)}"] if sustain else []
-    times.append(f"cooldown {span_text(None if configured is None else configured.cooldown_seconds)}")
-    why = f"; {rule.reason}" if rule.reason else ""
-    now = signal_text(rule.signal, rule.value)
-    phase = f"rule {rule.name}: {WORDS[rule.phase]}"
-    return f"{phase}, {rule.signal} {now}, {waters}, {', '.join(times)}; runs {remedies}{why}"
+    for rule in status.rules:
+        own = configured.get(rule.name)
+        remedies = ", ".join(own.ordered_remedies if own is not None else ()) or "none"
+        times = [f"for {span_text(own.sustain_seconds)}"] if own is not None and own.sustain_seconds else []
+        times.append(f"cooldown {span_text(None if own is None else own.cooldown_seconds)}")
+        waters = waters_text(rule) or "waters not known yet"
+        state = f"{WORDS[rule.phase]}, {rule.signal} {signal_text(rule.signal, rule.value)}, {waters}"
+        why = f"; {rule.reason}" if rule.reason else ""
+        lines.append(f"rule {rule.name}: {state}, {', '.join(times)}; runs {remedies}{why}")
+    lines += ["last decisions:"] if decisions else []
+    return "\n".join([*lines, *map(event_text, reversed(decisions))]) + "\n"

@@ -8,12 +8,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gated_proxy.door_items import RequestItems
 from highwater.diagnose.case import known_points, latest
-from highwater.diagnose.finding import Finding, advices, all_advice, without_effect
+from highwater.diagnose.finding import advices, all_advice, without_effect
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import exception_title
-from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
 from highwater.http.text.report import memory_rows, requests_text
@@ -76,10 +74,24 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     pointless = advices(without_effect(rank.reading for rank in incident.ranks if rank.reading is not None))
     of_messages = (each for message in incident.messages for each in message.advice if each not in pointless)
     given = dict.fromkeys((*all_advice(causes), *of_messages, *all_advice(incident.findings)))
-    raised = ""
+    raised, messages, findings = "", [], []
+    for message in incident.messages:
+        often = f" ({message.count} lines)" if message.count > 1 else ""
+        item = _item(f"**{text(plain(message.title))}**{often}", text(plain(message.meaning, 2000)))
+        messages.append(f"{item}\n\n{textwrap.indent(_lines(map(plain, message.lines)), '  ')}")
     if incident.exception is not None:
         lines = textwrap.indent(_lines([plain(incident.exception.text)]), "  ")
         raised = f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{lines}"
+    for one in incident.findings:
+        figures = ", ".join(text(figure(name, value)) for name, value in one.figures.items())
+        title = f"{WEIGHT_WORDS[one.weight]}: **{text(plain(one.title))}**"
+        findings.append(_item(title, text(plain(one.text, 2000)), figures and f"({figures})"))
+    requests = (
+        f"{plain(one.request_id, 40)}  {plain(one.client or 'no key', 12):12}  {plain(one.state, 8):8}"
+        f"  {one.cost.items} of {size_text(one.cost.decoded_bytes)}, {one.cost.encoder_tokens} tokens: "
+        + ", ".join(f"{plain(each.form, 8)} {each.width} x {each.height}" for each in one.largest[:MAX_SHOWN])
+        for one in incident.requests
+    )
     status = incident.policy
     level = "" if status is None else WORDS.get(status.level, status.level)  # another version's may be none of ours
     policy = "" if status is None else code(f"{level} (mode {status.mode}): {status.summary}")
@@ -87,8 +99,8 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
-        *section("What the log says", (*map(_message, incident.messages), raised)),
-        *section("What the numbers say", map(_finding, incident.findings)),
+        *section("What the log says", (*messages, raised)),
+        *section("What the numbers say", findings),
         *section(
             "What to change",
             (
@@ -97,7 +109,7 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
             ),
         ),
         *section("The ranks", _ranks(incident.ranks, charts=charts)),
-        *section("Requests with images or videos, the largest first", [_requests(incident.requests)]),
+        *section("Requests with images or videos, the largest first", [_lines(requests)]),
         *section("What happened before", [_events(incident.events)]),
         *section("The policy", [policy, _events(incident.decisions)]),
         *section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
@@ -114,19 +126,6 @@ def _item(head: str, *sentences: str) -> str:
     return "\n".join(_wrapped(line, indent="  ") for line in lines)
 
 
-def _message(message: LogMessage) -> str:
-    often = f" ({message.count} lines)" if message.count > 1 else ""
-    item = _item(f"**{text(plain(message.title))}**{often}", text(plain(message.meaning, 2000)))
-    return f"{item}\n\n{textwrap.indent(_lines(map(plain, message.lines)), '  ')}"
-
-
-def _finding(finding: Finding) -> str:
-    figures = ", ".join(text(figure(name, value)) for name, value in finding.figures.items())
-    title = f"**{text(plain(finding.title))}**"
-    head = f"{WEIGHT_WORDS[finding.weight]}: {title}"
-    return _item(head, text(plain(finding.text, 2000)), figures and f"({figures})")
-
-
 def _events(events: Sequence[Event]) -> str:
     return _lines(
         f"{moment(event.at).rpartition(' ')[2]}  {plain(event.kind, 20):9} {plain(event.summary)}"
@@ -135,19 +134,19 @@ def _events(events: Sequence[Event]) -> str:
     )
 
 
-def _requests(requests: Sequence[RequestItems]) -> str:
-    return _lines(
-        f"{plain(one.request_id, 40)}  {plain(one.client or 'no key', 12):12}  {plain(one.state, 8):8}"
-        f"  {one.cost.items} of {size_text(one.cost.decoded_bytes)}, {one.cost.encoder_tokens} tokens: "
-        + ", ".join(f"{plain(each.form, 8)} {each.width} x {each.height}" for each in one.largest[:MAX_SHOWN])
-        for one in requests
-    )
-
-
 def _ranks(ranks: Sequence[RankEvidence], *, charts: bool) -> Iterator[str]:
     if not ranks:
         return
-    yield _table(ranks)
+    stood = [latest(rank) for rank in ranks]
+    rows = [
+        ["status", *(code(rank.status, 20) for rank in ranks)],
+        ["read", *(moment(rank.taken_at or None).rpartition(" ")[2] for rank in stood)],
+        *memory_rows(stood),
+        ["free", *(gib(rank.free_bytes) for rank in stood)],
+        ["torch reserved", *(gib(rank.torch.reserved_bytes) for rank in stood)],
+        ["torch allocated", *(gib(rank.torch.allocated_bytes) for rank in stood)],
+    ]
+    yield table(["GiB", *(text(rank.name) for rank in ranks)], rows)
     for rank in ranks:
         yield _line(rank, drawn=charts)
         if rank.doing or rank.stack:
@@ -164,19 +163,6 @@ def _ranks(ranks: Sequence[RankEvidence], *, charts: bool) -> Iterator[str]:
 def _lines(lines: Iterable[str]) -> str:
     shown = "\n".join(lines)
     return block(shown) if shown else ""
-
-
-def _table(ranks: Sequence[RankEvidence]) -> str:
-    stood = [latest(rank) for rank in ranks]
-    rows = [
-        ["status", *(code(rank.status, 20) for rank in ranks)],
-        ["read", *(moment(rank.taken_at or None).rpartition(" ")[2] for rank in stood)],
-        *memory_rows(stood),
-        ["free", *(gib(rank.free_bytes) for rank in stood)],
-        ["torch reserved", *(gib(rank.torch.reserved_bytes) for rank in stood)],
-        ["torch allocated", *(gib(rank.torch.allocated_bytes) for rank in stood)],
-    ]
-    return table(["GiB", *(text(rank.name) for rank in ranks)], rows)
 
 
 def _line(rank: RankEvidence, *, drawn: bool) -> str:

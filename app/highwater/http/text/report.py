@@ -1,25 +1,182 @@
-"""The report as an operator reads it at a terminal: the verdict first, sizes in GiB."""
+"""The report as text: at most eight lines for `highwater status` and what stands behind them, and all of it. Pure.
+
+The verdict comes first, and sizes are in GiB.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
 
-from highwater.diagnose.verdict import JudgedReport
+from highwater.diagnose.engine_verdict import worst_rank
+from highwater.diagnose.rules.setup import NEEDS_SIDECAR
+from highwater.diagnose.verdict import Deed, JudgedReport
 from highwater.growth.words import growth_line
-from highwater.http.text.status import headline
-from highwater.model.components import COMPONENTS, component_title
+from highwater.http.health import FoundFinding
+from highwater.model.components import COMPONENT_NAMES, COMPONENTS, component_title
 from highwater.model.engine import EngineStatus, missing_text
 from highwater.model.policy import WORDS, RuleStatus, signal_text, signal_title, waters_text
-from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase, device_title
+from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase, device_title, names_text, rank_title
 from highwater.model.remedies import can_give
-from highwater.model.report import DoorState, HostSummary, Report
-from highwater.model.units import UNKNOWN, gib, gib_text, share_text, span_text, table
+from highwater.model.report import DoorState, Event, HostSummary, Report
+from highwater.model.units import GIB, UNKNOWN, gib, gib_text, narrow_table, share_text, span_text, table
+from highwater.process.errors import OK
+
+_MOST_FINDINGS: Final = 6
+
+
+def wrapped(text: str, width: int, *, indent: int = 0) -> str:
+    """Return the text in lines of at most ``width`` columns, all but the first indented; no word is cut."""
+    return textwrap.fill(
+        text,
+        max(width, 40),
+        subsequent_indent=" " * indent,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def headline(report: JudgedReport) -> str:
+    verdict = report.verdict
+    return f"{verdict.state.replace('_', ' ').upper()}: {verdict.sentence}"
+
+
+def status_text(
+    report: JudgedReport, events: Sequence[Event], *, url: str, now: float, width: int, is_alone: bool = False
+) -> str:
+    """Return at most eight lines; ``is_alone``: the engine was asked at ``url`` itself, and no sidecar is there.
+
+    Then no policy runs: what one would do, or somebody by it, is not said.
+    """
+    verdict, again = report.verdict, f"--engine-url {shlex.quote(url)}"
+    page = "dashboard" if verdict.do is not None and verdict.do.path == verdict.runbook else verdict.runbook
+    if is_alone:
+        ways = [f"highwater status {again} --why or --ranks", f"highwater check {again}"]
+    else:
+        ways = [f"{url}/{page or 'dashboard'}", "highwater status --why or --ranks"]
+        ways += [f"highwater incidents {one.incident}" for one in events if one.incident is not None][:1]
+    start_one = f"highwater serve {again}: a sidecar knows the past, and gives memory back"
+    facts = {
+        "worst": _worst(report, is_watched=not is_alone),
+        "grew": NEEDS_SIDECAR if is_alone else verdict.grew or "nothing that is known",
+        "next": NEEDS_SIDECAR if is_alone else verdict.next or "nothing by itself",
+        "do": start_one if is_alone else _deed(verdict.do, url),
+        "step": verdict.step or "none is needed",
+        "last": NEEDS_SIDECAR if is_alone else _last_act_text(events, now),
+        "look": ", ".join(ways),
+    }
+    # Where all is well nobody needs the memory back: what could be given back is said in `next`.
+    if verdict.exit_status == OK and not is_alone:
+        del facts["do"]
+    first = wrapped(headline(report), width)
+    return "\n".join([first, *(wrapped(f"{name:<6} {fact}", width, indent=7) for name, fact in facts.items())])
+
+
+def _worst(report: Report, *, is_watched: bool) -> str:
+    rank = worst_rank(report)
+    if rank is None:
+        return "no rank was read yet"
+    waters = report.pressure_of(rank) if is_watched and not report.stale else None
+    acts = "as last read" if report.stale else "no rule watches it"
+    if waters is not None:
+        acts = f"acts at {gib_text(waters.high_free_bytes)}, stops at {gib_text(waters.low_free_bytes)}"
+    return f"{rank.name}: {gib_text(rank.free_bytes)} free of {gib_text(rank.total_bytes)}; {acts}"
+
+
+def _deed(deed: Deed | None, url: str) -> str:
+    if deed is None or deed.path is None:
+        return "nothing" if deed is None else deed.text
+    if deed.path == "memory/reclaim" and deed.body is not None:
+        return f"{deed.text}: {shlex.join(['highwater', 'reclaim', *(deed.body.get('remedies') or ())])}"
+    if deed.path.startswith("memory/incidents/"):
+        return f"{deed.text}: highwater incidents {deed.path.rpartition('/')[2]}"
+    return f"{deed.text}: {url}/{deed.path}"
+
+
+def last_act(events: Sequence[Event]) -> Event | None:
+    return next((one for one in events if one.kind == "reset" and one.result is not None), None)
+
+
+def _last_act_text(events: Sequence[Event], now: float) -> str:
+    act = last_act(events)
+    if act is None:
+        return "none that the sidecar remembers"
+    by = f"rule {act.rule}" if act.rule else act.trigger or "?"
+    if act.caller is not None:
+        by += f" from {act.caller.address or 'an unknown address'}"
+    why = "" if act.why is None or act.why in act.summary else f". Why: {act.why}"
+    return f"{span_text(max(now - act.at, 0.0))} ago by {by}: {act.summary}{why}"
+
+
+def ranks_text(report: Report) -> str:
+    """Return a row for each rank, the worst off first, equal ones in one; sizes in GiB."""
+    if not report.ranks:
+        return "no rank was read yet"
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for rank in report.worst_first:
+        sizes = (rank.total_bytes, rank.free_bytes, *(getattr(rank.components, name) for name in COMPONENT_NAMES))
+        rows.setdefault(tuple(map(gib, sizes)), []).append(rank.label)
+    return _folded(["of", "free"], rows)
+
+
+def _folded(first: Sequence[str], rows: Mapping[tuple[str, ...], Sequence[str]]) -> str:
+    """Return the rows by their ranks, without columns of which nothing is known, in 80 columns."""
+    parts = (component.title.replace("-", "- ").partition(" ") for component in COMPONENTS)
+    titles = [("GiB", ""), *((name, "") for name in first), *((above, below) for above, _, below in parts)]
+    named = [[names_text(labels), *sizes] for sizes, labels in rows.items()]
+    known = [column for column in range(len(titles)) if any(row[column] != UNKNOWN for row in named)]
+    lines = [[row[column] for column in known] for row in (*map(list, zip(*titles, strict=True)), *named)]
+    return narrow_table(lines)
+
+
+def why_text(report: Report, findings: Sequence[FoundFinding], width: int, *, engine_url: str | None = None) -> str:
+    """Return what the ranks do, what grows, and each finding of `growth` and `explain` with the first thing to change.
+
+    ``engine_url``: that engine was asked itself, and no sidecar is there.
+    """
+    lines = [] if report.progress is None else [f"ranks  {report.progress.summary}"]
+    lines.append(f"grows  {growth_line(report.growth.series) or 'nothing was judged yet: that takes some minutes'}")
+    found = [one for one in findings if one.where in ("running", "start")]
+    for one in islice(found, _MOST_FINDINGS):
+        change = "".join(f"; {advice.text.partition('. ')[0].rstrip('.')}" for advice in one.advice[:1])
+        lines.append(f"why    {one.title}{change}")
+    lines += [] if found else ["why    no known cause was found"]
+    lines += [f"       and {len(found) - _MOST_FINDINGS} more"] if len(found) > _MOST_FINDINGS else []
+    look = "highwater growth, highwater explain"
+    lines.append(f"look   {look if engine_url is None else f'highwater check --engine-url {shlex.quote(engine_url)}'}")
+    return "\n".join(wrapped(line, width, indent=7) for line in lines)
+
+
+def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned
+    ranks = since.get("ranks", []) if isinstance(since, dict) else []
+    if not ranks:
+        return f"nothing is known of what changed since {mark!r}: no rank was read then and now"
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for rank in ranks:
+        sizes = (rank.get("used_bytes"), *(rank.get("components", {}).get(name) for name in COMPONENT_NAMES))
+        texts = tuple(UNKNOWN if size is None else f"{size / GIB:+.2f}" for size in sizes)
+        rows.setdefault(texts, []).append(rank_title(rank.get("dp_rank"), rank.get("rank")))
+    return f"since {mark!r}\n" + _folded(["used"], rows)
+
+
+# --- all of it ---
 
 
 def report_text(report: JudgedReport) -> str:
-    verdict = report.verdict
+    verdict, engine = report.verdict, report.engine
     said = {"grew": verdict.grew, "next": verdict.next, "step": verdict.step}
-    parts = [headline(report), *(f"{name}: {fact}" for name, fact in said.items() if fact), _engine(report)]
+    parts = [headline(report), *(f"{name}: {fact}" for name, fact in said.items() if fact)]
+    what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
+    ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
+    if report.stale and report.ranks and engine.traits.is_absent:
+        ranks += ", as the engine that ended had them"
+    age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
+    state = f"{engine.state_text}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
+    parts.append(f"{what} at {engine.url}: {state}")
     if report.ranks_missing and not report.are_workers_hidden:
         parts.append(f"missing: {missing_text(report.ranks_missing)}")
     if report.start_failure is not None:
@@ -33,20 +190,10 @@ def report_text(report: JudgedReport) -> str:
         notes = [(name, note) for name, rank in zip(names, report.ranks, strict=True) for note in rank.notes]
         parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
     parts += [f"{name}: {fact}" for name, fact in engine_facts(report).items()]
-    if report.policy is not None:
-        parts.append(f"policy: {WORDS[report.policy.level]} ({report.policy.mode}): {report.policy.summary}")
-        parts += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
+    if (policy := report.policy) is not None:
+        parts.append(f"policy: {WORDS[policy.level]} ({policy.mode}): {policy.summary}")
+        parts += [f"rule {rule.name}: {_rule(rule, policy.summary)}" for rule in policy.rules]
     return "\n".join(part for part in parts if part) + "\n"
-
-
-def _engine(report: Report) -> str:
-    engine = report.engine
-    what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
-    ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
-    age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
-    if report.stale and report.ranks and engine.traits.is_absent:
-        ranks += ", as the engine that ended had them"
-    return f"{what} at {engine.url}: {engine.state_text}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
 
 
 def _ranks_table(report: Report) -> str:
@@ -85,17 +232,14 @@ def start_table(names: Sequence[str], starts: Sequence[Sequence[StartPhase]]) ->
     for name in order:
         phases = [phases.get(name) for phases in by_rank]
         slowest = max(phase.seconds for phase in phases if phase is not None)
-        rows.append([name, *(_after(phase) for phase in phases), f"{slowest:.1f}"])
+        cells = []
+        for phase in phases:
+            if phase is None or phase.error is not None:
+                cells.append(UNKNOWN if phase is None else "failed")
+            else:  # on CPU nothing is on a device
+                cells.append(gib(phase.rss_bytes if phase.used_bytes is None else phase.used_bytes))
+        rows.append([name, *cells, f"{slowest:.1f}"])
     return table(["start: GiB after", *names, "s"], rows) if rows else ""
-
-
-def _after(phase: StartPhase | None) -> str:
-    if phase is None:
-        return UNKNOWN
-    # On CPU nothing is on a device.
-    return (
-        "failed" if phase.error is not None else gib(phase.rss_bytes if phase.used_bytes is None else phase.used_bytes)
-    )
 
 
 def engine_facts(report: Report) -> dict[str, str]:
@@ -182,10 +326,9 @@ def requests_text(engine: EngineStatus) -> str:
 
 
 def _rule(rule: RuleStatus, summary: str) -> str:
-    waters = waters_text(rule)
-    value = f"{signal_title(rule.signal)} {signal_text(rule.signal, rule.value)}"
-    shown = f"{WORDS[rule.phase]}, {value}{f' ({waters})' if waters else ''}"
-    why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
-    short = rule.short_ranks
+    waters, short = waters_text(rule), rule.short_ranks
+    shown = f"{WORDS[rule.phase]}, {signal_title(rule.signal)} {signal_text(rule.signal, rule.value)}"
+    shown += f" ({waters})" if waters else ""
+    shown += f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
     gains = ", ".join(f"{name} {gib_text(size)}" for name, size in can_give(short).items())
-    return f"{shown}{why}{f'; could give there{together(short)}: {gains}' if gains else ''}"
+    return f"{shown}; could give there{together(short)}: {gains}" if gains else shown

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import yaml
 
 from highwater.engine.capabilities import EXTENSION
 from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package, package_folder
+from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import DemoError, KeptServer, signs_of_life
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from highwater.terminal.demo.environment import EngineEnvironment
 
 START_SECONDS = 400.0
 """The time that a start may take: half a minute on two free cores, many times that where others keep them busy."""
@@ -73,9 +70,6 @@ class DemoEngine(KeptServer):
     @property
     def served_model(self) -> str:
         return "tiny-qwen3-vl" if self.options.multimodal else "tiny-qwen3"
-
-    def is_running(self) -> bool:
-        return self._process.is_running()
 
     def start(self) -> Self:
         """Return when the server is ready. Raises DemoError, with its processes ended, where that is not in time."""

@@ -5,7 +5,6 @@ It refuses to leave a process behind, also when its starter is killed (see `keep
 
 from __future__ import annotations
 
-import http.client
 import os
 import random
 import socket
@@ -14,19 +13,16 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from highwater.model.units import span_text
 from highwater.process.errors import HighwaterError
 from highwater.process.untrusted import plain
 from highwater.terminal.demo import keeper
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+from highwater.terminal.healthcheck import ask
 
 TAIL_LINES = 20
 SIGN_SECONDS = 8.0
@@ -164,6 +160,9 @@ class KeptServer(ABC):
     def start(self) -> Self:
         """Return when it serves. Raises DemoError, with its processes ended, where that is not in time."""
 
+    def is_running(self) -> bool:
+        return self._process.is_running()
+
     def stop(self) -> None:
         self._process.stop()
 
@@ -186,14 +185,7 @@ def free_port(wanted: int = 0) -> int:
 
 
 def answers(port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return ask(f"http://127.0.0.1:{port}", path, 2.0) is None
 
 
 def environ_with(extra: Mapping[str, str], *, without_prefix: str | None = None) -> dict[str, str]:

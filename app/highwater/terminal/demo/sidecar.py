@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
-
 from highwater.process.admin_token import find_token
+from highwater.process.errors import SidecarError
+from highwater.terminal.client import SidecarClient
 from highwater.terminal.demo.process import DemoError, KeptServer, environ_with, free_port
 
 START_SECONDS = 600.0
@@ -28,7 +28,6 @@ class DemoSidecar(KeptServer):
         self.settings = dict(settings or {})
         self._engine_url = engine_url
         self.control_port = int(self.settings.get("HIGHWATER_CONTROL_PORT", self.port))
-        self._client = httpx.Client(base_url=self.control_url, timeout=CALL_SECONDS, trust_env=False)
 
     @property
     def control_url(self) -> str:
@@ -43,27 +42,24 @@ class DemoSidecar(KeptServer):
         self._process.wait_until_answers(self.control_port, "/livez", START_SECONDS)
         return self
 
-    def stop(self) -> None:
-        self._client.close()
-        super().stop()
-
     def _environ(self) -> dict[str, str]:
         # Settings of the caller's own sidecar must not leak into this one.
         return environ_with(self.settings, without_prefix="HIGHWATER_")
 
+    @property
+    def _token(self) -> str | None:
+        return find_token(self.control_url, self._environ()).value
+
     def authorization(self) -> dict[str, str]:
-        token = find_token(self.control_url, self._environ()).value
-        return {} if token is None else {"Authorization": f"Bearer {token}"}
+        return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
     def call(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
         """Return the JSON of one call. Raises DemoError where it did not respond, or responded with an error."""
         try:
-            response = self._client.request(method, path, json=body, headers=self.authorization())
-        except httpx.HTTPError as exc:
+            with SidecarClient(self.control_url, token=self._token, timeout_seconds=CALL_SECONDS) as client:
+                return client.call(method, path, body=body)
+        except SidecarError as exc:
             raise DemoError.with_log(f"{method} {path}: {exc}", self.log_path) from exc
-        if response.is_error:
-            raise DemoError.with_log(f"{method} {path} returned {response.status_code}: {response.text}", self.log_path)
-        return response.json()
 
     def command(self, *words: str) -> str:
         own = [sys.executable, "-m", "highwater", *words, "--url", self.control_url]

@@ -12,13 +12,11 @@ import hashlib
 import struct
 import time
 import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 IMAGE_SIDE = 512
 REQUEST_SECONDS = 600.0
@@ -98,8 +96,13 @@ async def send(
         # The workers share one generator: each image is made when its turn comes, never all at once.
         for body in bodies:
             sent += 1
-            if error := await _post(client, f"{url}/v1/chat/completions", body):
-                errors.append(error)
+            try:
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    response = await client.post(f"{url}/v1/chat/completions", json=body)
+                if not response.is_success:
+                    errors.append(f"HTTP {response.status_code}: {response.text[:300]}")
+            except (httpx.HTTPError, TimeoutError) as error:
+                errors.append(f"{type(error).__name__}: {error}")
             if on_done is not None:
                 on_done()
 
@@ -112,12 +115,3 @@ async def send(
         for _ in range(concurrency):
             group.create_task(work(client))
     return TrafficResult(sent, len(errors), tuple(errors[:KEPT_ERRORS]), time.monotonic() - began)
-
-
-async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> str | None:
-    try:
-        async with asyncio.timeout(REQUEST_SECONDS):
-            response = await client.post(url, json=body)
-    except (httpx.HTTPError, TimeoutError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None if response.is_success else f"HTTP {response.status_code}: {response.text[:300]}"

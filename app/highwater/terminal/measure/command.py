@@ -19,10 +19,10 @@ from highwater.diagnose.rules.book import judged
 from highwater.process.errors import FAILED, INTERRUPTED, OK
 from highwater.process.untrusted import printable
 from highwater.terminal.asking import sidecar_at
+from highwater.terminal.cli import examples, url_option
 from highwater.terminal.measure.load import Interrupts, LoadNotStarted, find
 from highwater.terminal.measure.recording import Measurement
 from highwater.terminal.measure.report import CannotWriteReport, ReportFiles, report
-from highwater.terminal.options import examples, url_option
 
 # A mark makes the sidecar read the workers; a remedy may have to wait until no request runs.
 CALL_SECONDS = 600.0

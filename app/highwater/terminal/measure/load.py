@@ -146,7 +146,6 @@ class Load:
 
 
 def shell_code(code: int) -> tuple[int, str | None]:
-    """Return a code of ``Popen`` as a shell reports it, and the signal's name where it is one."""
     if code >= 0:
         return code, None
     try:

@@ -97,7 +97,13 @@ class Measurement:
         load = Load(self.command, self.interrupts)
         with Sampler(self.reader, self._started_at - LEAD_SECONDS, self._gap_seconds) as sampler:
             try:
-                self._under_load(load, sampler)
+                self.say(f"load starts: {shown_command(masked(self.command), SHOWN_LENGTH)}")
+                self.interrupts.is_patient = True
+                try:
+                    load.run(lambda: self._progress(load, sampler))
+                finally:
+                    self.interrupts.is_patient = False
+                    self._was_interrupted = self.interrupts.count > 0
                 # Without a sidecar the end's time is computed from the duration.
                 self._ended_at = self._started_at + load.seconds
                 self._ended_at = self._mark("load ended")
@@ -110,8 +116,13 @@ class Measurement:
                 self.complete = False
                 self.say(str(exc))
                 self._notes.append(f"The sidecar was lost: {exc}")
-            self._finish(sampler)
-        return self._experiment(report, sampler, self._load_run(load))
+            if self.interrupts.count <= 1:
+                if self._after and self._after[-1].name != AFTER:
+                    self._read_cache(self._after[-1].title, self._after[-1])
+                sampler.read()
+                if sampler.problem:
+                    self._notes.append(f"The last reading failed: {sampler.problem}")
+        return self._experiment(report, sampler, load)
 
     # --- before the load ---
 
@@ -148,15 +159,6 @@ class Measurement:
 
     # --- the load ---
 
-    def _under_load(self, load: Load, sampler: Sampler) -> None:
-        self.say(f"load starts: {shown_command(masked(self.command), SHOWN_LENGTH)}")
-        self.interrupts.is_patient = True
-        try:
-            load.run(lambda: self._progress(load, sampler))
-        finally:
-            self.interrupts.is_patient = False
-            self._was_interrupted = self.interrupts.count > 0
-
     def _progress(self, load: Load, sampler: Sampler) -> None:
         now = time.monotonic()
         self._spoke_at = max(self._spoke_at, load.started)
@@ -171,7 +173,13 @@ class Measurement:
     # --- afterwards ---
 
     def _read_after(self, sampler: Sampler) -> None:
-        self._settle()
+        if self.settle_seconds and not self.interrupts.count:
+            try:
+                self.say(f"load ended; waiting {self.settle_seconds:g} s for the memory to settle")
+                time.sleep(self.settle_seconds)
+            except KeyboardInterrupt:
+                if self.interrupts.count > 1:
+                    raise
         at = self._mark("settled")
         report = report_of(self.reader.get("/memory"))
         if report.ranks:
@@ -180,16 +188,6 @@ class Measurement:
         if report.stale:
             self._notes.append("The reading after the load is stale: the engine did not answer for its memory.")
         sampler.read()
-
-    def _settle(self) -> None:
-        if not self.settle_seconds or self.interrupts.count:
-            return
-        try:
-            self.say(f"load ended; waiting {self.settle_seconds:g} s for the memory to settle")
-            time.sleep(self.settle_seconds)
-        except KeyboardInterrupt:
-            if self.interrupts.count > 1:
-                raise
 
     def _try_remedies(self, sampler: Sampler) -> None:
         self._not_tried = self.remedies
@@ -219,15 +217,6 @@ class Measurement:
         self.say(f"  {result.outcome}{what}")
         return result
 
-    def _finish(self, sampler: Sampler) -> None:
-        if self.interrupts.count > 1:
-            return
-        if self._after and self._after[-1].name != AFTER:
-            self._read_cache(self._after[-1].title, self._after[-1])
-        sampler.read()
-        if sampler.problem:
-            self._notes.append(f"The last reading failed: {sampler.problem}")
-
     # --- with the sidecar ---
 
     def _mark(self, what: str) -> float:
@@ -253,19 +242,17 @@ class Measurement:
 
     # --- the experiment ---
 
-    def _load_run(self, load: Load) -> LoadRun:
-        exit_code, signal_name = shell_code(load.code)
-        return LoadRun(
+    def _experiment(self, report: Report, sampler: Sampler, ran: Load) -> Experiment:
+        exit_code, signal_name = shell_code(ran.code)
+        load = LoadRun(
             command=masked(self.command),
             started_at=self._started_at,
-            ended_at=self._started_at + load.seconds if self._ended_at is None else self._ended_at,
-            seconds=load.seconds,
+            ended_at=self._started_at + ran.seconds if self._ended_at is None else self._ended_at,
+            seconds=ran.seconds,
             exit_code=exit_code,
             signal_name=signal_name,
             interrupted=self._was_interrupted,
         )
-
-    def _experiment(self, report: Report, sampler: Sampler, load: LoadRun) -> Experiment:
         series = sampler.series.points()
         return Experiment(
             name=self.name,

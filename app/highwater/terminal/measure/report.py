@@ -12,13 +12,12 @@ from typing import Final
 
 from highwater.diagnose.case import of_load
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, highest, host_used, part_of, total
-from highwater.diagnose.finding import COMPONENT_MEANING, Finding, all_advice
+from highwater.diagnose.finding import COMPONENT_MEANING, all_advice
 from highwater.diagnose.markdown import block, chart, code, moment, section, table, text
 from highwater.diagnose.rules.book import judged
 from highwater.model.components import COMPONENT_NAMES, component_title
 from highwater.model.policy import RuleStatus, signal_traits
 from highwater.model.rank import RankKey, RankReading, device_title
-from highwater.model.remedies import RemedyResult
 from highwater.model.units import MIB, UNKNOWN, mib, span_text
 from highwater.process.errors import HighwaterError
 from highwater.terminal.measure.load import shown_command
@@ -62,6 +61,13 @@ _MEANINGS: Final[Sequence[tuple[str, str]]] = (
 
 def report(experiment: Experiment, *, written_at: float) -> str:
     found = judged(of_load(experiment))
+    findings = []
+    for one in found:
+        settings = ", ".join(code(each.setting) for each in one.advice)
+        see = f" See: {settings}." if settings else ""
+        # A capital, unless it begins with a name.
+        title = one.title if "_" in one.title.partition(" ")[0] else one.title[:1].upper() + one.title[1:]
+        findings.append(f"- **{text(title)}** ({WEIGHT_WORDS[one.weight]}). {text(one.text)}{see}")
     changes = (f"- {code(one.setting)}: {text(one.change)} *Costs:* {text(one.cost)}" for one in all_advice(found))
     engine, load = experiment.engine, experiment.load
     how = "was interrupted" if load.interrupted else "ended"
@@ -74,7 +80,7 @@ def report(experiment: Experiment, *, written_at: float) -> str:
         f"{_ranks(experiment)} ({code(device, 120)}), {moment(experiment.load.started_at)}",
         _figures(experiment),
         *section("The load", [block(shown_command(load.command), "sh"), ended]),
-        *section("What the numbers say", ["\n".join(map(_finding, found)) or "Nothing that is known stands out."]),
+        *section("What the numbers say", ["\n".join(findings) or "Nothing that is known stands out."]),
         *section("Where the memory was", _tables(experiment)),
         *section("Timeline", _timeline(experiment)),
         *section("Remedies", _remedies(experiment)),
@@ -88,15 +94,6 @@ def report(experiment: Experiment, *, written_at: float) -> str:
         text(f"Highwater {experiment.version}, written by highwater measure at {moment(written_at)}"),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _finding(finding: Finding) -> str:
-    settings = ", ".join(code(each.setting) for each in finding.advice)
-    see = f" See: {settings}." if settings else ""
-    first = finding.title.partition(" ")[0]
-    # A capital, unless it begins with a name.
-    title = finding.title if "_" in first else finding.title[:1].upper() + finding.title[1:]
-    return f"- **{text(title)}** ({WEIGHT_WORDS[finding.weight]}). {text(finding.text)}{see}"
 
 
 def _figures(experiment: Experiment) -> str:
@@ -223,23 +220,24 @@ def _timeline(experiment: Experiment) -> Iterator[str]:
 
 def _remedies(experiment: Experiment) -> Iterator[str]:
     headers = ["remedy", "outcome", "less in use, MiB", "took, s", "requests held, s", "why, or what moved (in MiB)"]
+    rows = []
+    for result in experiment.remedies:
+        moved = {component_title(name): _moved(getattr(result.freed_components, name)) for name in COMPONENT_NAMES}
+        parts = [f"{name} {part}" for name, part in moved.items() if part not in {_ZERO, UNKNOWN}]
+        rows.append(
+            [
+                text(result.remedy),
+                text(result.outcome),
+                _moved(result.freed_bytes) if result.outcome == "done" else UNKNOWN,
+                f"{result.seconds:.2f}",
+                UNKNOWN if result.held_seconds is None else f"{result.held_seconds:.2f}",
+                code(result.reason, 300) if result.reason else ", ".join(parts) or "nothing moved",
+            ]
+        )
     left_out = ["interrupted", UNKNOWN, UNKNOWN, UNKNOWN, "Ctrl-C came before it, or before its response"]
-    rows = [*map(_remedy, experiment.remedies), *([name, *left_out] for name in experiment.not_tried)]
+    rows += [[name, *left_out] for name in experiment.not_tried]
     if rows:
         yield f"One by one, in safe mode:\n\n{table(headers, rows, left=(0, 1, 5))}"
-
-
-def _remedy(result: RemedyResult) -> list[str]:
-    moved = {component_title(name): _moved(getattr(result.freed_components, name)) for name in COMPONENT_NAMES}
-    parts = [f"{name} {part}" for name, part in moved.items() if part not in {_ZERO, UNKNOWN}]
-    return [
-        text(result.remedy),
-        text(result.outcome),
-        _moved(result.freed_bytes) if result.outcome == "done" else UNKNOWN,
-        f"{result.seconds:.2f}",
-        UNKNOWN if result.held_seconds is None else f"{result.held_seconds:.2f}",
-        code(result.reason, 300) if result.reason else ", ".join(parts) or "nothing moved",
-    ]
 
 
 def _encoder_cache(experiment: Experiment) -> Iterator[str]:
@@ -359,7 +357,18 @@ class ReportFiles:
             else:
                 stem = (out.with_suffix("") if out.suffix.lower() in SUFFIXES else out).absolute()
             self.paths = tuple(stem.with_name(stem.name + suffix) for suffix in SUFFIXES)
-            self._check()
+            for path in self.paths:
+                if path.is_dir():
+                    raise CannotWriteReport(
+                        f"{path} is a folder; --out takes the path of a file, with or without .html or .md"
+                    )
+                if path.exists() and not force:
+                    raise CannotWriteReport(f"{path} is there already; --force replaces it, another --out leaves it")
+            if not (stem.parent.is_dir() and os.access(stem.parent, os.W_OK | os.X_OK)):
+                raise CannotWriteReport(
+                    f"the report cannot be written into {stem.parent}: it is missing or not writable; --out names "
+                    "another place"
+                )
         except OSError as exc:  # a folder on the way that cannot be searched, a name that is too long
             raise CannotWriteReport(
                 f"the report cannot be written to {out}: {exc.strerror}; --out names another place"
@@ -367,31 +376,18 @@ class ReportFiles:
 
     def write(self, texts: Mapping[str, str]) -> tuple[Path, ...]:
         """Write each text, beside a file that came there meanwhile. Raises CannotWriteReport where that failed."""
-        return tuple(self._write(path, texts[suffix]) for path, suffix in zip(self.paths, SUFFIXES, strict=True))
-
-    def _check(self) -> None:
-        for path in self.paths:
-            if path.is_dir():
-                raise CannotWriteReport(
-                    f"{path} is a folder; --out takes the path of a file, with or without .html or .md"
-                )
-            if path.exists() and not self._force:
-                raise CannotWriteReport(f"{path} is there already; --force replaces it, another --out leaves it")
-        folder = self.paths[0].parent
-        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-            raise CannotWriteReport(
-                f"the report cannot be written into {folder}: it is missing or not writable; --out names another place"
-            )
-
-    def _write(self, path: Path, text: str) -> Path:
-        try:
+        written = []
+        for wanted, suffix in zip(self.paths, SUFFIXES, strict=True):
+            path = wanted
             try:
-                file = path.open("w" if self._force else "x", encoding="utf-8")
-            except FileExistsError:
-                path = path.with_name(f"{path.stem}-{self._stamp}-{secrets.token_hex(2)}{path.suffix}")
-                file = path.open("x", encoding="utf-8")
-            with file:
-                file.write(text)
-        except OSError as exc:
-            raise CannotWriteReport(f"{path} could not be written: {exc.strerror}") from exc
-        return path
+                try:
+                    file = path.open("w" if self._force else "x", encoding="utf-8")
+                except FileExistsError:
+                    path = path.with_name(f"{path.stem}-{self._stamp}-{secrets.token_hex(2)}{path.suffix}")
+                    file = path.open("x", encoding="utf-8")
+                with file:
+                    file.write(texts[suffix])
+            except OSError as exc:
+                raise CannotWriteReport(f"{path} could not be written: {exc.strerror}") from exc
+            written.append(path)
+        return tuple(written)

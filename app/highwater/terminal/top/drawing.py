@@ -19,13 +19,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from highwater.diagnose.verdict import SOON_SECONDS
-from highwater.http.text.report import engine_facts
-from highwater.http.text.status import headline
+from highwater.http.text.report import engine_facts, headline
 from highwater.model.components import COMPONENTS, Component
-from highwater.model.engine import MissingRank
 from highwater.model.policy import WORDS, RuleStatus, signal_text, signal_title, waters_text
 from highwater.model.rank import RankReading, device_title, names_text
-from highwater.model.report import Event
 from highwater.model.units import GIB, UNKNOWN, gib, gib_text, share_text, span_text
 from highwater.process.errors import ATTENTION, CRITICAL, OK
 from highwater.terminal.top.feed import HISTORY_SECONDS, View
@@ -205,7 +202,11 @@ class _Sections:
         report, missing = self.report, self.report.ranks_missing
         alike: dict[object, list[RankReading]] = {}
         for rank in report.ranks if self.look.by_number else report.worst_first:
-            alike.setdefault(self._looks(rank), []).append(rank)
+            pressure = report.pressure_of(rank)
+            sizes = (rank.total_bytes, rank.used_bytes, *(getattr(rank.components, part.name) for part in COMPONENTS))
+            seen = tuple(None if size is None else round(size / (GIB / 10)) for size in sizes)
+            is_short = pressure is not None and bool(pressure.short_bytes)
+            alike.setdefault((seen, rank.host, is_short, report.high_water_of(rank)), []).append(rank)
         rows = list(alike.values())
         count = len(rows) + len(missing)
         if most is not None and count > most - 1:
@@ -218,29 +219,25 @@ class _Sections:
             grid.add_row(*self._rank(row))
         pressures = (report.pressure_of(rank) for rank in report.ranks)
         waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
-        sizes = " to ".join(dict.fromkeys(map(gib_text, (waters[0], waters[-1])))) if waters else ""
+        span = " to ".join(dict.fromkeys(map(gib_text, (waters[0], waters[-1])))) if waters else ""
         expected = UNKNOWN if report.ranks_expected is None else report.ranks_expected
         parts: list[RenderableType] = [
             self._title(
                 f"ranks {report.ranks_reported} of {expected}",
-                f"{self.glyphs.mark} acts at {sizes} free" if waters else "",
+                f"{self.glyphs.mark} acts at {span} free" if waters else "",
             ),
             grid,
-            *map(_missing_line, missing),
         ]
+        for gone in missing:
+            had = "" if gone.used_bytes is None else f", had {gib_text(gone.used_bytes)} in use"
+            place = f"dp {gone.dp_rank} pp {gone.pp_rank} tp {gone.tp_rank}"
+            parts.append(_text(f"{place} is missing: {gone.status}{had}", "bold red"))
         if left_out := len(report.ranks) + len(report.ranks_missing) - shown - len(missing):
             which = "" if self.look.by_number else ", better off"
             parts.append(_text(f"  and {left_out} more{which}", _DIM))
         if not report.ranks:
             parts.append(_text("  no reading of any worker yet", _DIM))
         return Group(*parts)
-
-    def _looks(self, rank: RankReading) -> object:
-        """Return what decides how a rank is drawn."""
-        pressure = self.report.pressure_of(rank)
-        sizes = (rank.total_bytes, rank.used_bytes, *(getattr(rank.components, part.name) for part in COMPONENTS))
-        shown = tuple(None if size is None else round(size / (GIB / 10)) for size in sizes)
-        return shown, rank.host, pressure is not None and bool(pressure.short_bytes), self.report.high_water_of(rank)
 
     def _rank(self, alike: Sequence[RankReading]) -> Iterator[RenderableType]:
         rank = alike[0]
@@ -272,12 +269,13 @@ class _Sections:
         if not ranks:
             return Group()
         rank, span = ranks[0], self._span(ranks[0])
-        scale = max((self._moved(rank, component.name, span) for component in COMPONENTS), default=0.0)
+        knowns = (self._known(rank, component.name, span) for component in COMPONENTS)
+        scale = max((max(known, default=0.0) - min(known, default=0.0) for known in knowns), default=0.0)
         grid = _grid(_left(), _left(), _right(), _right(), _left(ratio=1), _right())
         for index, component in enumerate(COMPONENTS):
             size: int | None = getattr(rank.components, component.name)
             share = size / rank.used_bytes if size is not None and rank.used_bytes else None
-            cells = (component.title, _gib(size), share_text(share))
+            cells = (component.title, UNKNOWN if size is None else f"{gib(size)} GiB", share_text(share))
             graph, change = self._change(rank, component, span, scale)
             legend = component_cell(self.console, self.options, index)
             grid.add_row(legend, *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
@@ -288,10 +286,6 @@ class _Sections:
         if span is None or getattr(rank.components, name) is None:
             return []
         return [value for at, value in self.view.points(rank, name) if value is not None and at >= span[0]]
-
-    def _moved(self, rank: RankReading, name: str, span: _Span | None) -> float:
-        known = self._known(rank, name, span)
-        return max(known, default=0.0) - min(known, default=0.0)
 
     def _change(
         self, rank: RankReading, component: Component, span: _Span | None, scale: float
@@ -384,7 +378,12 @@ class _Sections:
     def events(self, most: int) -> Group:
         if most < 1 or not self.view.events:
             return Group()
-        return Group(self._title("events"), *map(_event_line, self.view.events[:most]))
+        lines = []
+        for event in self.view.events[:most]:
+            failed = event.result is not None and event.result.outcome in ("failed", "refused")
+            style = "yellow" if failed else _KINDS.get(event.kind, "")
+            lines.append(_row((f"{_clock(event.at)} ", _DIM), (f"{event.kind:<9}", style), event.summary))
+        return Group(self._title("events"), *lines)
 
     @staticmethod
     def _title(left: str, right: str = "") -> RenderableType:
@@ -396,27 +395,12 @@ class _Sections:
         return grid
 
 
-def _gib(size: int | None) -> str:
-    return UNKNOWN if size is None else f"{gib(size)} GiB"
-
-
 def _whole(rank: RankReading) -> float:
     return float(rank.total_bytes or rank.used_bytes or 1)
 
 
 def _grid(*columns: Column) -> Table:
     return Table.grid(*columns, padding=(0, 1), expand=True)
-
-
-def _missing_line(rank: MissingRank) -> Text:
-    had = "" if rank.used_bytes is None else f", had {gib_text(rank.used_bytes)} in use"
-    return _text(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} is missing: {rank.status}{had}", "bold red")
-
-
-def _event_line(event: Event) -> Text:
-    failed = event.result is not None and event.result.outcome in ("failed", "refused")
-    style = "yellow" if failed else _KINDS.get(event.kind, "")
-    return _row((f"{_clock(event.at)} ", _DIM), (f"{event.kind:<9}", style), event.summary)
 
 
 def _clock(at: float) -> str:

@@ -23,8 +23,8 @@ from rich.live import Live
 
 from highwater.process.errors import HUNG_UP, INTERRUPTED, TERMINATED
 from highwater.terminal.asking import ASK_SECONDS, sidecar_at
+from highwater.terminal.cli import examples, json_option, url_option
 from highwater.terminal.client import SidecarClient, report_of
-from highwater.terminal.options import examples, json_option, url_option
 from highwater.terminal.top.drawing import Drawing, Look
 from highwater.terminal.top.feed import Feed, View, first_view, follow_memory
 

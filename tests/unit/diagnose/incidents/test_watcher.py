@@ -176,6 +176,7 @@ async def test_a_dead_engine_is_one_incident(either):
     await either.tick()
     assert (await either.only()).ended_at == either.clock.now
     assert either.told()[1:] == [f"incident {incident.id} ended: the engine is ready"]
+    assert {one.incident for one in either.core.history.events() if one.kind == "incident"} == {incident.id}
     await either.come_up()
     assert len(either.told()) == 2
 

@@ -63,7 +63,6 @@ def phase(name, used_mib, seconds=1.0, **more):
 
 
 def test_a_start_is_shown_phase_by_phase(story):
-    """By what was in use after it, and the time of the slowest rank; a rank may lack a phase."""
     first, second = story.ranks
     first = replace(first, start=(phase("before", 3400), phase("weights", 33_400, 41.26), phase("warm_up", 57_766)))
     second = replace(second, start=(phase("before", 3200), phase("weights", 33_200, 39.0)))
@@ -190,7 +189,6 @@ def test_eight_ranks_fit_a_terminal():
     ],
 )
 def test_a_device_is_named_as_torch_does(device, title):
-    """Type and index; on CPU there is only one."""
     assert device_title(device) == title
 
 
@@ -220,7 +218,6 @@ def test_bytes_are_shown_as_mib(size, signed, shown):
     ],
 )
 def test_bytes_are_shown_as_gib(size, signed, column, words):
-    """In a column, and in a sentence."""
     assert (gib(size, signed=signed), gib_text(size, signed=signed)) == (column, words)
 
 

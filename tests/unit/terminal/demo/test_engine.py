@@ -107,6 +107,5 @@ def test_any_free_port_is_one_that_the_system_gives_to_nobody():
 
 
 def test_a_port_that_is_wanted_is_taken_or_refused():
-    """Nothing else is chosen in its place."""
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="in use"):
         free_port(server.getsockname()[1])

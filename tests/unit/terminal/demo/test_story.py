@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from highwater.terminal.demo import command, story
+from highwater.terminal.demo import story
 from highwater.terminal.demo.engine import EngineOptions
 from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import DemoError
@@ -88,8 +88,6 @@ def test_an_engine_that_dies_in_the_story_is_told_as_its_incident_first_and_last
 
 
 def test_where_an_engine_died_the_sidecar_stays_for_who_wants_to_read(staged, tmp_path, monkeypatch):
-    """Until Ctrl-C; who does not stay is told the same at once."""
-
     def wait() -> None:
         assert "sidecar stopped" not in staged
         staged.append("waited")
@@ -149,12 +147,12 @@ def test_the_first_half_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None
     def stage(*_: object, **__: object) -> Iterator[tuple[None, None]]:
         yield None, None
 
-    monkeypatch.setattr(command, "ensure_environment", lambda **_: ENVIRONMENT)
+    monkeypatch.setattr(story, "ensure_environment", lambda **_: ENVIRONMENT)
     monkeypatch.setattr(story, "watch", lambda *_, **__: seen.append("watch"))
     monkeypatch.setattr(story, "tell", lambda *_, **__: seen.append("tell"))
     monkeypatch.setattr(story, "stage", stage)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     for given in (["--skip", "watch"], []):
-        result = CliRunner().invoke(command.demo, [*given, "--no-stay", "--port", "8017"], catch_exceptions=False)
+        result = CliRunner().invoke(story.demo, [*given, "--no-stay", "--port", "8017"], catch_exceptions=False)
         assert max(map(len, result.output.splitlines())) <= 80
     assert seen == ["tell", "watch", "tell"]

@@ -42,7 +42,6 @@ def test_the_fullest_ranks_encoder_cache_is_told():
 
 
 def test_settings_go_by_their_flags():
-    """Those that are not told are left out, wherever vLLM keeps the multimodal ones."""
     config = {
         "cache_config": {"gpu_memory_utilization": 0.9},
         "model_config": {
@@ -173,7 +172,6 @@ def test_secrets_are_masked_and_nothing_else(command, shown):
 
 
 def test_a_program_is_looked_for_before_the_load(tmp_path):
-    """As a shell would tell it."""
     (tmp_path / "plain").write_text("")
     for name, code in (("no-such-program", 127), (str(tmp_path / "plain"), 126), (str(tmp_path), 126)):
         with pytest.raises(LoadNotStarted) as caught:
@@ -186,7 +184,6 @@ def test_a_program_is_looked_for_before_the_load(tmp_path):
     ("code", "told"), [(0, (0, None)), (3, (3, None)), (-15, (143, "SIGTERM")), (-40, (168, None))]
 )
 def test_codes_are_told_as_a_shell_tells_them(code, told):
-    """128 and the number of the signal."""
     number, name = shell_code(code)
     assert number == told[0]
     assert told[1] is None or name == told[1]

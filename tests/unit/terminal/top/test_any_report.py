@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from highwater.diagnose.case import Case, Setup, of_report
 from highwater.diagnose.rules.setup import checked, exit_code
 from highwater.diagnose.verdict import Deed, JudgedReport
-from highwater.http.text.status import ranks_text, status_text
+from highwater.http.text.report import ranks_text, status_text
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.engine import EngineStatus
 from highwater.model.remedies import RemedyResult
@@ -71,7 +71,6 @@ def of_hint(hint: typing.Any) -> st.SearchStrategy:
     height=st.integers(1, 60),
 )
 def test_any_report_is_drawn_judged_and_checked(first, second, event, height):
-    """Nothing raises, no line is too long, none too many, nothing is there that a terminal obeys."""
     told = [report_of(as_json(replace(report, schema=1))) for report in (first, second)]
     event = event_of(as_json(event))
     assert event is not None

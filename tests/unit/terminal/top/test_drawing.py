@@ -52,7 +52,6 @@ FULL = view()
 
 
 def test_the_storys_numbers_are_read_at_a_glance():
-    """Used, total, share, each component, the change, the cache, the load, the policy, the reset."""
     shown = drawn(FULL)
     for words in (
         "vLLM 0.32.0 Qwen/Qwen3-VL-32B-Instruct",
@@ -122,7 +121,6 @@ def test_equal_ranks_are_one_row():
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
 def test_the_whole_screen_is_the_golden_one(width, height):
-    """The verdict in its frame, the keys in the last line, and no line of the terminal unused by the chart."""
     verdict = Verdict(
         state="short",
         exit_status=1,
@@ -153,7 +151,6 @@ def test_the_whole_screen_is_the_golden_one(width, height):
     ],
 )
 def test_a_key_shows_one_view_and_the_first_shows_all(key, there, not_there):
-    """The verdict stays above each; `?` again goes back; what is no key changes nothing."""
     look = Look().after(key)
     shown = drawn(FULL, 100, 24, look=look)
     assert (there in shown, not_there in shown, "FINE: " in shown) == (True, False, True)
@@ -163,7 +160,6 @@ def test_a_key_shows_one_view_and_the_first_shows_all(key, there, not_there):
 
 
 def test_a_long_verdict_is_wrapped_and_loses_nothing():
-    """Of four facts of two lines each on 80 columns; where all is well nobody is asked to do anything."""
     words = " ".join(["word"] * 18)
     told = Verdict(
         state="short", exit_status=1, reason="growing", sentence=f"{words} one.", grew=f"{words} two.",
@@ -211,7 +207,6 @@ def test_a_sidecar_that_has_gone_is_said_with_the_age():
 
 
 def test_an_engine_that_is_not_there_leaves_a_screen_all_the_same():
-    """The hint says what to do; nothing is drawn that is not known."""
     shown = drawn(View("http://s", report(
         state="starting", hint="nothing answers yet at http://127.0.0.1:8000", version=None, ranks=(), ranks_reported=0,
         ranks_expected=None, taken_at=None, age_seconds=None, stale=True, encoder_cache=None, growth=Growth(),
@@ -247,7 +242,6 @@ def test_a_shortage_says_what_is_missing_where():
 
 
 def test_a_rule_that_cannot_act_says_why():
-    """By its name, where there are several; one without waters tells none."""
     bare = replace(HELD, name="bare", high_water=None, low_water=None, ranks=())
     shown = drawn(view(minutes=0, policy=policy(DEVICE, bare, level="held")))
     assert "cannot act bare: used -" in shown
@@ -290,7 +284,6 @@ def _named(model: str) -> dict:
 
 @pytest.mark.parametrize(("dp_rank", "number", "name"), [(0, 1, "1"), (1, 0, "1.0"), (1, None, "1.?")])
 def test_ranks_of_two_engines_are_told_apart(dp_rank, number, name):
-    """In the bars and in the title of the worst off: each engine numbers its ranks from 0."""
     first, second = ranks(images=31)
     second = replace(second, dp_rank=dp_rank, rank=number, used_ratio=1.0, free_bytes=0, used_bytes=second.total_bytes)
     made = replace(FULL.report, ranks=(first, second))

@@ -21,7 +21,6 @@ def view() -> View:
 
 
 def test_a_report_becomes_a_sample(view):
-    """Once: a report that tells of the same reading again adds none."""
     later = view.with_report(report(), 101.0).with_report(report(), 102.0)
     assert [(point.at, point.used_bytes) for point in later.past[KEY]] == [(NOW, ranks()[0].used_bytes)]
 
@@ -104,14 +103,12 @@ def test_a_history_out_of_shape_is_left_out(readings):
 
 
 def test_a_history_is_read():
-    """As the sidecar gives it; what is not known stays so."""
     entry = {"at": NOW, "requests_running": 2, "ranks": [{"dp_rank": None, "rank": 0, "used_bytes": 5}]}
     (point,) = past_of([entry])[KEY]
     assert (point.at, point.used_bytes, point.components.weights_bytes) == (NOW, 5, None)
 
 
 def test_what_is_told_finds_its_place(view):
-    """Reports, events, history, and that the sidecar has gone."""
     view = updated(view, "report", as_json(report(taken_at=NOW + 1)), 101.0)
     view = updated(view, "event", as_json(event("reset")), 101.0)
     view = updated(view, "past", {"readings": [], "events": [as_json(event("old", id_=0, at=NOW - 9))]}, 101.0)

@@ -36,7 +36,6 @@ def test_a_bar_over_high_water_shows_the_line_in_red(used, cells, style):
 
 
 def test_a_bar_is_never_longer_than_its_width():
-    """Also where more is used than there is, or the mark lies outside."""
     assert bar([300], width=5, mark=3.0) == "WWWW|"
     assert len(bar([], width=5, mark=-1.0)) == 5
 
@@ -54,12 +53,10 @@ def test_colours_draw_where_there_are_some():
     ids=["from lowest to highest", "noise looks like noise", "nothing moved", "nothing is known"],
 )
 def test_a_sparkline_goes_from_lowest_to_highest(values, least_range, cells):
-    """The newest at the right; movement under the least range is not blown up."""
     assert spark(values, len(values), least_range) == cells
 
 
 def test_a_chart_fills_its_lines_from_the_bottom():
-    """The highest first; the lowest value is still seen."""
     points = [(0.0, 0.0), (1.0, 10.0)]
     assert drawn(AreaChart(points, 0.0, 1.5, 0.0, height=2), 2, colours=True) == [" █", "▁█"]
 
@@ -69,7 +66,6 @@ def test_resets_stand_beneath_their_time():
 
 
 def test_points_fall_into_their_spans():
-    """The last of each counts; one without repeats the one before."""
     points = [(0.0, 1.0), (1.0, 2.0), (9.9, 4.0)]
     assert binned(points, 0.0, 10.0, 5) == [2.0, 2.0, 2.0, 2.0, 4.0]
 

@@ -62,7 +62,7 @@ def values_schema() -> Schema:
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Highwater",
-        "description": "Made by `python -m helm.generator`; `config` follows app/highwater/server/settings/.",
+        "description": "Made by `python -m helm.source`; `config` follows app/highwater/server/settings/.",
         **table,
         "allOf": [
             {
