@@ -17,8 +17,7 @@ from highwater.diagnose.incident import Headline
 from highwater.diagnose.rules.book import Explained, judged
 from highwater.diagnose.rules.setup import SetupCheck, checked
 from highwater.diagnose.verdict import verdict
-from highwater.host.past import GrownPart
-from highwater.host.report import HostReport
+from highwater.host.report import GrownPart, HostReport
 from highwater.http.metrics import CONTENT_TYPE
 from highwater.http.services import NO_STORE, Parts, Services, StrictModel
 from highwater.model.report import SCHEMA, Report
