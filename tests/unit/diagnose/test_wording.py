@@ -99,7 +99,7 @@ def test_every_finding_is_there():
 # --- the catalogues: the rules and messages that name sentences and advice ---
 
 AREA = Path(finding.__file__).parents[1]
-SOURCES = [*(AREA / "diagnose").rglob("*.py"), AREA / "terminal" / "check.py"]
+SOURCES = [*(AREA / "diagnose").rglob("*.py"), AREA / "terminal" / "status.py"]
 WORDING = tomllib.loads(Path(finding.__file__).with_name("findings.toml").read_text())
 MESSAGES = tomllib.loads(Path(messages.__file__).with_name("messages.toml").read_text())
 
