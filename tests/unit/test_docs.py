@@ -159,10 +159,3 @@ def test_the_list_has_every_rule_with_its_severity_and_runbook():
         for reason in re.findall(r"(\w*) ?(?:\d+\w|at once)", cell)
     ]
     assert sorted(told) == sorted(alerts())
-
-
-def test_former_names_lead_to_reasons_that_exist():
-    page = (ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([A-Z]\w+) \| (.*) \|$", page, re.MULTILINE)
-    now = [(f"Highwater{name}", reason) for name, cell in rows for reason in re.findall(r"(?:^|; )`(\w+)`", cell)]
-    assert sorted(now) == sorted((name, reason) for name, _, reason in alerts() if reason)
