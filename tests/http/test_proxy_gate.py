@@ -233,6 +233,26 @@ async def test_an_early_answer_counts_though_its_request_is_not_whole(front, ups
     assert (front.gate.in_flight, front.gate.held) == (0, 0)
 
 
+async def test_a_connection_whose_engine_lacks_the_last_piece_is_not_used_again(front, upstream):
+    """It would take the next request for that piece."""
+    go = asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def refuse(call):
+        await go.wait()
+        await call.answer(b"{}", 401)
+
+    wire = await front.connect()
+    await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{")
+    await until(lambda: upstream.calls)
+    with front.gate.closed(60):
+        await wire.send(b"}")
+        await until(lambda: front.gate.held == 1)
+        go.set()
+        assert (await wire.answer()).status == 401
+        assert front.proxy.pool.idle == 0
+
+
 async def test_an_answer_with_a_length_has_left_the_engine(front, upstream):
     go = asyncio.Event()
 
