@@ -285,14 +285,19 @@ async def test_a_body_that_lent_its_room_and_finds_none_gets_503(start_proxy, an
 async def test_a_request_at_the_door_does_not_hold_up_a_reset(start_proxy, answered):
     """It does not count at the gate before the engine can act on it."""
     async with full(start_proxy) as (front, first, second):
-        await second.request("POST", PATH, body=chat(png()))
+        body = chat(png())
+        await second.request("POST", PATH, ("content-length", str(len(body))))
+        await second.send(body[:-4])
         await until(lambda: front.door.waiting == 1)
+        await second.send(body[-4:])
+        await until(lambda: all(exchange.request_bytes == len(body) for exchange in front.proxy.exchanges))
         with front.gate.closed(60):
             answered.set()
             await front.gate.drained()
             assert (await first.answer()).status == 200
             await until(lambda: front.gate.held == 1)
-        assert (await second.answer()).status == 200
+        answer = await second.answer()
+        assert (answer.status, answer.body) == (200, body)
 
 
 async def test_a_response_that_comes_early_ends_the_wait(start_proxy, upstream, answered):
