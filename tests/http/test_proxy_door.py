@@ -314,6 +314,38 @@ async def test_a_response_that_comes_early_ends_the_wait(start_proxy, upstream, 
         await first.answer()
 
 
+async def test_a_response_that_comes_early_ends_the_wait_of_a_last_piece(start_proxy, upstream, answered):
+    go, end = asyncio.Event(), asyncio.Event()
+
+    @upstream.on("/v1/early")
+    async def stream(call):
+        await go.wait()
+        await call.begin()
+        await call.chunk(b"1")
+        await end.wait()
+        await call.end()
+        call.close()
+
+    body = chat(png())
+    async with start_proxy(door=door(wait_seconds=1)) as front:
+        slow, other = [await front.connect() for _ in range(2)]
+        await slow.request("POST", "/v1/early", ("content-length", str(len(body))))
+        await slow.send(body[:-4])
+        await until(lambda: front.door.inside.items == 1)
+        await other.request("POST", PATH, body=body)
+        await until(lambda: front.door.waiting == 1)
+        await until(lambda: front.door.waiting == 0)
+        await slow.send(body[-4:])
+        await until(lambda: front.door.waiting == 1)
+        go.set()
+        await slow.head()
+        await until(lambda: front.door.waiting == 0)
+        assert not front.door.counts.refused
+        end.set()
+        assert [await slow.chunk(), await slow.chunk()] == [b"1", b""]
+        answered.set()
+
+
 async def test_the_engines_death_ends_the_wait(start_proxy, upstream, answered):
     async with full(start_proxy) as (front, first, second):
         await second.request("POST", PATH, body=chat(png()))
