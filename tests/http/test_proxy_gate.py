@@ -13,6 +13,7 @@ import pytest
 from gated_proxy.exchange import EngineExchange, State
 from gated_proxy.gate import Gate
 from gated_proxy.heads import parse_head
+from gated_proxy.transports import ReadSide
 from highwater.act.rules import PolicySettings
 from highwater.server.main import create_app
 from highwater.server.settings.sections import GateSettings
@@ -283,14 +284,18 @@ async def test_a_websocket_is_held_like_a_request(front, upstream):
     await until(lambda: upstream.calls)
 
 
-async def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted():
+@pytest.mark.parametrize("where", ["gate", "door"])
+async def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted(where):
     """Its place at the gate would never be given back, and no reset would be safe again."""
     gate = Gate()
-    client = SimpleNamespace(read_side=None, write_side=SimpleNamespace(write=lambda _: None))
+    client = SimpleNamespace(read_side=ReadSide(asyncio.Transport()), write_side=SimpleNamespace(write=lambda _: None))
     head = parse_head(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
     exchange = EngineExchange(SimpleNamespace(gate=gate), client, head, "completions")
-    exchange._state = State.OVER
-    await exchange._wait_at_gate()
+    exchange._state, exchange._last = State.OVER, b"{}"
+    if where == "gate":
+        await exchange._wait_at_gate()
+    else:
+        exchange._door_opens()
     assert gate.in_flight == 0
 
 
