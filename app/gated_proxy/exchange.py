@@ -196,6 +196,8 @@ class EngineExchange(RequestRecord):
                         self._at_door.add(later)
                 return
             self._pass_on(piece, is_followed=at < len(pieces))
+        if self._state is State.OVER:  # the client left before, or the last piece was refused
+            return
         if self._last is not None and self._held_since is None:
             self._send_last(self._last)
         if pieces and self._has_request:

@@ -200,6 +200,8 @@ async def test_what_follows_the_waiting_piece_stays_with_the_client(start_proxy,
         (exchange,) = [each for each in front.proxy.exchanges if each._at_door]
         await asyncio.sleep(0.05)
         assert exchange._at_door._bytes < MIB
+        for _ in range(10_000):  # looks at the clock: no limit but the door's own counts
+            exchange.tick()
         answered.set()
         await first.answer()
         assert (await second.answer()).body == body
@@ -283,14 +285,19 @@ async def test_a_body_that_lent_its_room_and_finds_none_gets_503(start_proxy, an
 async def test_a_request_at_the_door_does_not_hold_up_a_reset(start_proxy, answered):
     """It does not count at the gate before the engine can act on it."""
     async with full(start_proxy) as (front, first, second):
-        await second.request("POST", PATH, body=chat(png()))
+        body = chat(png())
+        await second.request("POST", PATH, ("content-length", str(len(body))))
+        await second.send(body[:-4])
         await until(lambda: front.door.waiting == 1)
+        await second.send(body[-4:])
+        await until(lambda: all(exchange.request_bytes == len(body) for exchange in front.proxy.exchanges))
         with front.gate.closed(60):
             answered.set()
             await front.gate.drained()
             assert (await first.answer()).status == 200
             await until(lambda: front.gate.held == 1)
-        assert (await second.answer()).status == 200
+        answer = await second.answer()
+        assert (answer.status, answer.body) == (200, body)
 
 
 async def test_a_response_that_comes_early_ends_the_wait(start_proxy, upstream, answered):
@@ -305,6 +312,38 @@ async def test_a_response_that_comes_early_ends_the_wait(start_proxy, upstream, 
         await until(lambda: front.door.waiting == 0)
         answered.set()
         await first.answer()
+
+
+async def test_a_response_that_comes_early_ends_the_wait_of_a_last_piece(start_proxy, upstream, answered):
+    go, end = asyncio.Event(), asyncio.Event()
+
+    @upstream.on("/v1/early")
+    async def stream(call):
+        await go.wait()
+        await call.begin()
+        await call.chunk(b"1")
+        await end.wait()
+        await call.end()
+        call.close()
+
+    body = chat(png())
+    async with start_proxy(door=door(wait_seconds=1)) as front:
+        slow, other = [await front.connect() for _ in range(2)]
+        await slow.request("POST", "/v1/early", ("content-length", str(len(body))))
+        await slow.send(body[:-4])
+        await until(lambda: front.door.inside.items == 1)
+        await other.request("POST", PATH, body=body)
+        await until(lambda: front.door.waiting == 1)
+        await until(lambda: front.door.waiting == 0)
+        await slow.send(body[-4:])
+        await until(lambda: front.door.waiting == 1)
+        go.set()
+        await slow.head()
+        await until(lambda: front.door.waiting == 0)
+        assert not front.door.counts.refused
+        end.set()
+        assert [await slow.chunk(), await slow.chunk()] == [b"1", b""]
+        answered.set()
 
 
 async def test_the_engines_death_ends_the_wait(start_proxy, upstream, answered):

@@ -13,6 +13,7 @@ import pytest
 from gated_proxy.exchange import EngineExchange, State
 from gated_proxy.gate import Gate
 from gated_proxy.heads import parse_head
+from gated_proxy.transports import ReadSide
 from highwater.act.rules import PolicySettings
 from highwater.server.main import create_app
 from highwater.server.settings.sections import GateSettings
@@ -157,6 +158,9 @@ async def test_a_request_that_has_not_come_whole_does_not_count(front, upstream,
         await until(lambda: got.startswith(b"abcde"))  # it is streamed on all the same
         await wire.send(pieces[2])
         await until(lambda: front.gate.held == 1)
+        (exchange,) = front.proxy.exchanges
+        for _ in range(10_000):  # looks at the clock: no limit but the gate's own counts
+            exchange.tick()
         assert (front.gate.in_flight, front.observed.ended) == (0, [])
         assert (got == b"abcde") or framing == "chunked"
     answer = await wire.answer()
@@ -229,6 +233,26 @@ async def test_an_early_answer_counts_though_its_request_is_not_whole(front, ups
     assert (front.gate.in_flight, front.gate.held) == (0, 0)
 
 
+async def test_a_connection_whose_engine_lacks_the_last_piece_is_not_used_again(front, upstream):
+    """It would take the next request for that piece."""
+    go = asyncio.Event()
+
+    @upstream.on("/v1/completions")
+    async def refuse(call):
+        await go.wait()
+        await call.answer(b"{}", 401)
+
+    wire = await front.connect()
+    await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{")
+    await until(lambda: upstream.calls)
+    with front.gate.closed(60):
+        await wire.send(b"}")
+        await until(lambda: front.gate.held == 1)
+        go.set()
+        assert (await wire.answer()).status == 401
+        assert front.proxy.pool.idle == 0
+
+
 async def test_an_answer_with_a_length_has_left_the_engine(front, upstream):
     go = asyncio.Event()
 
@@ -259,14 +283,18 @@ async def test_a_websocket_is_held_like_a_request(front, upstream):
     await until(lambda: upstream.calls)
 
 
-async def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted():
+@pytest.mark.parametrize("where", ["gate", "door"])
+async def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted(where):
     """Its place at the gate would never be given back, and no reset would be safe again."""
     gate = Gate()
-    client = SimpleNamespace(read_side=None, write_side=SimpleNamespace(write=lambda _: None))
+    client = SimpleNamespace(read_side=ReadSide(asyncio.Transport()), write_side=SimpleNamespace(write=lambda _: None))
     head = parse_head(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
     exchange = EngineExchange(SimpleNamespace(gate=gate), client, head, "completions")
-    exchange._state = State.OVER
-    await exchange._wait_at_gate()
+    exchange._state, exchange._last = State.OVER, b"{}"
+    if where == "gate":
+        await exchange._wait_at_gate()
+    else:
+        exchange._door_opens()
     assert gate.in_flight == 0
 
 

@@ -446,7 +446,7 @@ def test_a_body_that_lent_its_room_goes_in_at_once_where_there_is_some():
 def test_an_observing_door_only_counts():
     desk = Desk(mode="observe")
     assert desk.client().brings(8)
-    assert desk.client().brings(100)
+    assert desk.client().brings(60, 40)
     assert desk.client().brings(4)
     desk.door.hold(5, "why")
     assert desk.client().brings(1)
@@ -473,6 +473,15 @@ def test_a_fault_of_the_scanner_fails_nobody(monkeypatch, caplog):
         assert desk.door.take(one.visit, b"anything")
     assert desk.door.take(one.visit, b"more")
     assert desk.door.counts.faults == 1
+
+
+def test_once_the_engine_responds_the_rest_of_a_body_is_not_looked_at():
+    desk = Desk()
+    one = desk.client()
+    one.brings(1)
+    desk.door.leave(one.visit)
+    assert desk.door.take(one.visit, b'"image_url":"https://example.com/x.png"')
+    assert desk.door.inside == NOTHING
 
 
 def test_the_largest_items_are_kept_with_their_sizes():

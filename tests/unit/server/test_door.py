@@ -42,6 +42,17 @@ class Situation:
         self.clock.advance(seconds)
         self.watch.notice(SimpleNamespace(ranks=self.ranks))
 
+    def see_peak(self, mib: int) -> None:
+        """Of a rank whose start did not count the encoder."""
+        torch = TorchMemory(allocated_bytes=1000 * MIB, reserved_bytes=1050 * MIB, peak_allocated_bytes=mib * MIB)
+        launch = Launch(encoder_unprofiled_by="vllm_ascend")
+        self.ranks = (
+            reading(
+                pid=1, taken_at=self.clock.now, launch=launch, free_bytes=150 * MIB, torch=torch, encoder_cache=None
+            ),
+        )
+        self.poll(1.0)
+
 
 def test_before_anything_is_seen_the_door_observes():
     situation = Situation()
@@ -87,23 +98,23 @@ def test_an_engine_that_does_not_profile_its_encoder_closes_the_door():
 
 def test_what_an_image_took_bounds_the_next_ones():
     situation = Situation(mode="on")
-    launch = Launch(encoder_unprofiled_by="vllm_ascend")
-
-    def poll(peak: int) -> None:
-        torch = TorchMemory(allocated_bytes=1000 * MIB, reserved_bytes=1050 * MIB, peak_allocated_bytes=peak * MIB)
-        at = situation.clock.now
-        situation.ranks = (
-            reading(pid=1, taken_at=at, launch=launch, free_bytes=150 * MIB, torch=torch, encoder_cache=None),
-        )
-        situation.poll(1.0)
-
-    poll(1000)
+    situation.see_peak(1000)
     assert situation.watch.state().encoder_tokens.limit == 1
     situation.door.encoded_tokens = situation.door.most_tokens = 1000
-    poll(1100)
-    poll(1100)
+    situation.see_peak(1100)
+    situation.see_peak(1100)
     state = situation.watch.state()
     assert (state.bytes_per_token, state.device_tokens, state.encoder_tokens.limit) == (round(MIB / 10), 1000, 1000)
+
+
+def test_no_more_is_encoded_at_once_than_a_step_takes():
+    situation = Situation(mode="on")
+    situation.budget = EngineBudget(encoder=EncoderLimits(cache_size=8192, compute_budget=500))
+    situation.see_peak(1000)
+    situation.door.encoded_tokens, situation.door.most_tokens = 100, 1000
+    situation.see_peak(1100)
+    situation.see_peak(1100)
+    assert situation.watch.state().bytes_per_token == round(MIB / 5)
 
 
 def test_a_request_that_can_never_fit_is_one_larger_than_the_container_allows():
