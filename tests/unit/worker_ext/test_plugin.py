@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from highwater_worker import plugin
-from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
+from highwater_worker.memory.start_phases import MAX_PHASES
 from highwater_worker.memory.storages import Residency
 from highwater_worker.recorder import DIRECTORY, end_recorder, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
@@ -359,10 +359,6 @@ def test_nothing_keeps_a_worker_alive(vllm):
     del worker
     gc.collect()
     assert reference() is None
-
-
-def test_the_phases_are_methods_of_every_version():
-    assert list(PHASES.values()) == [name for name in NAMES if name not in ("before", "graphs")]
 
 
 def phases_of(worker) -> dict[str, dict[str, Any]]:
