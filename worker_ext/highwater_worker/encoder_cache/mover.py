@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from highwater_worker.devices import Device, HostMemory, read_host
 from highwater_worker.encoder_cache.groups import Groups, Movability
 from highwater_worker.encoder_cache.spilling_dict import Entry, Spilled, SpilledGroup, SpillingDict, read_entry
-from highwater_worker.engine_view import ranks_on_machine
+from highwater_worker.engine_view import needed_hashes, ranks_on_machine
 from highwater_worker.errors import Notes, RefusedError, describe
 from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage_of, view_bytes
 
@@ -253,11 +253,13 @@ class Mover:
             "remaining_bytes": self.remaining_bytes,
         }
 
-    def plan(self, cache: SpillingDict, target: Target, needed: set[str] | None) -> SpillPlan:
+    def plan(self, worker: object, cache: SpillingDict, target: Target) -> SpillPlan:
         """Decide which groups go, of what can be copied to the host and back.
 
-        `needed` are the keys that running requests need; None where unknown, and then nothing is held back.
+        Where the runner does not show what running requests need, nothing is held back. That is no danger: an entry
+        that is needed after all comes back, later by a copy.
         """
+        needed = needed_hashes(worker)
         groups = Groups(self._device.type)
         views: dict[Storage, dict[Any, Tensor]] = {}  # what can be copied, by the storage that goes with it
         on_device = 0
@@ -269,9 +271,9 @@ class Mover:
                 views.setdefault(movability.storages[0], {})[key] = value
         movable = [Group(one.nbytes, tensors) for one, tensors in views.items() if groups.can_leave(one)]
         unspillable = on_device - sum(len(group.tensors) for group in movable)
-        asked = target.asked_bytes(groups.device_bytes)
+        asked, none_kept = target.asked_bytes(groups.device_bytes), None if needed is None else 0
         if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
-            return SpillPlan([], asked, 0, unspillable)
+            return SpillPlan([], asked, none_kept, unspillable)
         if asked is None and target.idle_seconds:
             movable = [group for group in movable if min(map(cache.idle_seconds, group.tensors)) >= target.idle_seconds]
         for group in movable:
@@ -280,8 +282,8 @@ class Mover:
         # Stable: groups not used since the cache is watched keep the order in which they were made.
         movable.sort(key=lambda group: (group.is_needed, group.last_use))
         if asked is not None:
-            return SpillPlan(movable, asked, 0, unspillable)
-        kept = sum(len(group.tensors) for group in movable if group.is_needed)
+            return SpillPlan(movable, asked, none_kept, unspillable)
+        kept = none_kept if needed is None else sum(len(group.tensors) for group in movable if group.is_needed)
         return SpillPlan([group for group in movable if not group.is_needed], None, kept, unspillable)
 
     def spill(
