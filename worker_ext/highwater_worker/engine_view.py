@@ -64,7 +64,7 @@ def as_bool(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def short_text(value: object, limit: int) -> str | None:
+def short_text(value: object, limit: int = 200) -> str | None:
     return None if value is None else printable(str(value), limit)
 
 

@@ -30,19 +30,8 @@ from typing import Any, NamedTuple
 
 from highwater_worker.engine_view import engine_settings, identity
 from highwater_worker.errors import Notes, printable
+from highwater_worker.kernel import proc
 from highwater_worker.kernel.cgroup import list_processes, read_container, read_oom_kills
-from highwater_worker.kernel.proc import (
-    ROOT,
-    boot_id,
-    count_descriptors,
-    descriptors_limit,
-    file_system_of,
-    is_remote,
-    pid_namespace,
-    pid_started,
-    read_figures,
-    read_machine,
-)
 from highwater_worker.kernel.shm import SPARED, read_shm
 from highwater_worker.wire import (
     MAX_PROCESS_BYTES,
@@ -107,7 +96,7 @@ class ProcessWriter(Writer):
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        root: Path = ROOT,
+        root: Path = proc.ROOT,
         shm: str = "/dev/shm",  # noqa: S108 - looked at, never written to
     ) -> None:
         super().__init__("highwater-process")
@@ -175,7 +164,7 @@ class ProcessWriter(Writer):
             if self._file is None:
                 self._kills = read_oom_kills(self._root)
                 remove_silent(self.folder, PROCESS_SUFFIX, self._wall_clock() - _OLD_SECONDS)
-                path = self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{PROCESS_SUFFIX}"
+                path = self.folder / f"highwater-{self.pid}-{proc.pid_started(self._root)}{PROCESS_SUFFIX}"
                 self._file = make_process_file(path, self._body())
             elif not self._file.is_there():
                 return False  # swept, or the folder is gone
@@ -205,7 +194,7 @@ class ProcessWriter(Writer):
     def record(self, now: float) -> dict[str, Any]:
         """Return the file's content as of `now`, in monotonic seconds."""
         notes = Notes()
-        figures = notes.attempt("figures", lambda: read_figures("self", self._root)) or {}
+        figures = notes.attempt("figures", lambda: proc.read_figures("self", self._root)) or {}
         self._at_most_every("role", _SELDOM_SECONDS, now, self._update_role)
         container = self._at_most_every(
             "container", SECONDS if self._is_first else _SELDOM_SECONDS, now, lambda: read_container(self._root)
@@ -220,8 +209,8 @@ class ProcessWriter(Writer):
             "index": self._role.number,
             **self._worker,
             **figures,
-            "descriptors": notes.attempt("descriptors", lambda: count_descriptors(self._root)),
-            "descriptors_limit": descriptors_limit(),
+            "descriptors": notes.attempt("descriptors", lambda: proc.count_descriptors(self._root)),
+            "descriptors_limit": proc.descriptors_limit(),
             "cgroup": container,
             "cost_ms": self._last_cost_ms,
             "cpu_seconds": round(time.thread_time() + self._shm_cpu_seconds, 6),
@@ -231,7 +220,9 @@ class ProcessWriter(Writer):
             record["engine"] = self._engine
         if self._is_first:
             record["shm"] = self._last.get("shm")
-            record["machine"] = self._at_most_every("machine", _SELDOM_SECONDS, now, lambda: read_machine(self._root))
+            record["machine"] = self._at_most_every(
+                "machine", _SELDOM_SECONDS, now, lambda: proc.read_machine(self._root)
+            )
             record["others"] = self._at_most_every(
                 "others", _SELDOM_SECONDS, now, lambda: list_processes(_writers(self.folder), self._root)
             )
@@ -253,10 +244,10 @@ class ProcessWriter(Writer):
         attempt, root = Notes().attempt, self._root
         vllm = getattr(sys.modules.get("vllm.version"), "__version__", None)
         return {
-            "started": attempt("started", lambda: pid_started(root)),
-            "boot_id": attempt("boot_id", lambda: boot_id(root)),
+            "started": attempt("started", lambda: proc.pid_started(root)),
+            "boot_id": attempt("boot_id", lambda: proc.boot_id(root)),
             "host": attempt("host", lambda: printable(socket.gethostname(), 64)),
-            "pid_namespace": attempt("pid_namespace", lambda: pid_namespace(root)),
+            "pid_namespace": attempt("pid_namespace", lambda: proc.pid_namespace(root)),
             # Never imported for it: in a process that has not got so far it would be loaded here.
             "vllm": printable(vllm, 40) if isinstance(vllm, str) else None,
         }
@@ -303,8 +294,8 @@ def start_process_file(folder: Path) -> None:
     """
     if _Current.writer is not None and _Current.writer.pid == os.getpid():
         return
-    kind = file_system_of(folder)
-    if is_remote(kind):
+    kind = proc.file_system_of(folder)
+    if proc.is_remote(kind):
         raise ValueError(f"{str(folder)!r} lies on {kind}; it must be on this machine")
     _start(folder)
     if not _Current.follows_forks:

@@ -1,4 +1,4 @@
-"""The files that a worker's processes write for others to read: frames, checksums and places, and who removes them.
+"""The files that a worker's processes write for others to read: frames, checksums, places, who writes, who removes.
 
 docs/recorder-file.md is the contract. A leaf without imports of ours, which the sidecar may import. It refuses to map a
 file (a process that touches a mapped file after its truncation is killed), to write through a link, and to leave

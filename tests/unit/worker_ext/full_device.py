@@ -23,21 +23,14 @@ class DeviceStorage(FakeStorage):
 
 
 class FullDevice(FakeTorch):
-    """As `FakeTorch`; copies to the device need room there.
-
-    Args:
-        capacity: The device's bytes.
-    """
+    """As `FakeTorch`; copies to the device need room there, of so many bytes."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__("npu")
         self.capacity = capacity
-        self.live = 0
-        """Allocated."""
-        self.cached = 0
-        """Freed, and kept by the allocator."""
-        self.foreign = 0
-        """Somebody else's."""
+        self.live = 0  # allocated
+        self.cached = 0  # freed, and kept by the allocator
+        self.foreign = 0  # somebody else's
         self.copies_to_the_host = 0
         self.device_module.empty_cache = self._empty_cache
 

@@ -19,7 +19,6 @@ def number(data: bytes, offset: int, size: int) -> int:
 
 
 def file_bytes(slots: int, rows: int) -> int:
-    """The size of a file."""
     return TABLES_AT + 2 * table_bytes(rows) + slots * 2048 + STACK_BYTES
 
 
@@ -70,7 +69,6 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def heartbeat(path: Path) -> dict[str, Any] | None:
-    """Return the last heartbeat."""
     data = path.read_bytes()
     found = [one for n in (0, 1) if (one := frame(data, HEARTBEATS_AT + n * HEARTBEAT_BYTES)) is not None]
     return json.loads(max(found)[1]) if found else None

@@ -7,15 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.devices import FAMILIES, HostMemory, device_of
+from highwater_worker.devices import HostMemory, device_of
 from highwater_worker.errors import UnreadableError
 from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, refusal
 
 ACCELERATORS = ("npu", "cuda")
-
-
-def test_the_families_are_these():
-    assert [family.type for family in FAMILIES] == [*ACCELERATORS, "cpu"]
 
 
 @pytest.mark.parametrize("kind", ACCELERATORS)
@@ -44,16 +40,20 @@ def test_another_thread_gets_the_device_first(kind, torch_device):
     assert module.calls[0] == ("set_device", 3)
 
 
-def test_a_worker_without_a_device_has_its_runners():
-    """vllm-ascend 0.11 keeps it there alone."""
-    runner = SimpleNamespace(device=SimpleNamespace(type="npu", index=4))
-    device = device_of(fake_worker(device=None, model_runner=runner))
-    assert (device.type, device.index) == ("npu", 4)
-
-
-def test_a_worker_whose_configuration_says_cpu_is_one():
-    worker = fake_worker(device=None, device_config=SimpleNamespace(device_type="cpu"))
-    assert device_of(worker).type == "cpu"
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        (
+            {"model_runner": SimpleNamespace(device=SimpleNamespace(type="npu", index=4))},
+            ("npu", 4),
+        ),  # vllm-ascend 0.11
+        ({"device_config": SimpleNamespace(device_type="cpu")}, ("cpu", None)),
+    ],
+    ids=["its runner", "its configuration"],
+)
+def test_a_worker_without_a_device_has_that_of(attributes, expected):
+    device = device_of(fake_worker(device=None, **attributes))
+    assert (device.type, device.index) == expected
 
 
 @pytest.mark.parametrize(
@@ -102,26 +102,22 @@ def test_an_integrated_gpu_can_have_what_the_machine_can_give(torch_device, mach
 
 
 @pytest.mark.parametrize(
-    ("kind", "properties", "hip"),
+    ("kind", "properties", "around"),
     [
-        ("cuda", {"is_integrated": 0}, None),
-        ("cuda", {}, None),
-        ("cuda", {"is_integrated": 1}, "7.0"),
-        ("npu", {}, None),
+        ("cuda", {"is_integrated": 0}, (None, 3_000)),
+        ("cuda", {}, (None, 3_000)),
+        ("cuda", {"is_integrated": 1}, ("7.0", 3_000)),
+        ("cuda", {"is_integrated": 1}, (None, None)),  # without /proc
+        ("npu", {}, (None, 3_000)),
     ],
 )
-def test_any_other_device_is_its_drivers_word(kind, properties, hip, torch_device, machine_gives):
+def test_any_other_device_is_its_drivers_word(kind, properties, around, torch_device, machine_gives):
     """vLLM makes the exception for NVIDIA's alone."""
     torch_device(kind).properties.update(properties)
+    hip, available = around
     sys.modules["torch"].version = SimpleNamespace(hip=hip)
-    machine_gives(3_000)
+    machine_gives(available)
     assert space(fake_worker(kind)) == (5_000, 1_000, 4_000)
-
-
-def test_an_integrated_gpu_without_proc_is_its_drivers_word(torch_device, machine_gives):
-    torch_device("cuda").properties["is_integrated"] = 1
-    machine_gives(None)
-    assert space(fake_worker("cuda")) == (5_000, 1_000, 4_000)
 
 
 # --- which card it is ---
@@ -133,29 +129,22 @@ def identity(kind, index=1):
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("kind", "properties", "shown"),
     [
-        ("604ac76c-d9cf-fef3-62e9-d92044ab6e52", "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"),
-        ("GPU-604ac76c", "GPU-604ac76c"),
-        ("00000000-0000-0000-0000-000000000000", None),
-        ("", None),
-        (None, None),
-        (b"\x60\x4a", "GPU-604a"),
+        ("cuda", {"uuid": "604ac76c-d9cf-fef3-62e9-d92044ab6e52"}, "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"),
+        ("cuda", {"uuid": "GPU-604ac76c"}, "GPU-604ac76c"),
+        ("cuda", {"uuid": "00000000-0000-0000-0000-000000000000"}, None),
+        ("cuda", {"uuid": ""}, None),
+        ("cuda", {"uuid": None}, None),
+        ("cuda", {"uuid": b"\x60\x4a"}, "GPU-604a"),
+        ("npu", {"uuid": "604ac76c"}, "604ac76c"),
+        ("npu", {}, None),  # older versions of torch_npu
     ],
 )
-def test_a_gpus_identity_is_written_as_nvidia_smi_does(told, shown, torch_device):
+def test_a_devices_identity_is_as_torch_tells_it_and_a_gpus_as_nvidia_smi(kind, properties, shown, torch_device):
     """So that DCGM's metrics join with ours. Zeros are no identity: by them all devices would be one."""
-    torch_device("cuda").properties["uuid"] = told
-    assert identity("cuda")[0] == shown
-
-
-def test_another_devices_identity_is_as_torch_tells_it(torch_device):
-    """Older versions of torch_npu have none."""
-    properties = torch_device("npu").properties
-    properties["uuid"] = "604ac76c"
-    assert identity("npu")[0] == "604ac76c"
-    torch_device("npu").properties.pop("uuid")
-    assert identity("npu")[0] is None
+    torch_device(kind).properties = properties
+    assert identity(kind)[0] == shown
 
 
 @pytest.mark.parametrize(

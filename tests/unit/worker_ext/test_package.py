@@ -6,7 +6,6 @@ import ast
 import os
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -125,17 +124,3 @@ assert threading.active_count() == 1
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"], check=False
     )
     assert done.returncode == 0
-
-
-def test_no_file_imports_one_that_imports_it():
-    root = Path(highwater_worker.__file__).parents[2]
-    names = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
-    graph = {name: set(_imported(ast.parse(path.read_text()), names)) for name, path in names.items()}
-    assert set(TopologicalSorter(graph).static_order()) == set(names)
-
-
-def _imported(tree: ast.AST, names):
-    for node in ast.walk(tree):
-        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-            inner = f"{node.module}.{alias.name}"
-            yield from {inner if inner in names else node.module} & set(names)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from highwater_worker import plugin
-from highwater_worker.memory.start_phases import MAX_PHASES, PHASES
+from highwater_worker.memory.start_phases import MAX_PHASES
 from highwater_worker.memory.storages import Residency
 from highwater_worker.recorder import DIRECTORY, end_recorder, instance_of, options_from, running_recorder
 from highwater_worker.state import state_of
@@ -81,6 +81,13 @@ def vllm():
             assert end_recorder(worker)
 
 
+@pytest.fixture
+def worker(vllm):
+    """One that the plugin was loaded before."""
+    plugin.register()
+    return vllm()
+
+
 @pytest.fixture(autouse=True)
 def _written_at_once(monkeypatch):
     monkeypatch.setattr("highwater_worker.recorder.is_in_memory", lambda _: True)
@@ -107,9 +114,7 @@ def written(folder) -> dict[str, Any]:
     return head
 
 
-def test_a_worker_gets_our_method_without_an_extension_class(vllm):
-    plugin.register()
-    worker = vllm()
+def test_a_worker_gets_our_method_without_an_extension_class(vllm, worker):
     assert json.loads(worker.highwater_rpc("memory"))["ok"]
     assert not hasattr(vllm, "highwater_rpc")
 
@@ -121,9 +126,7 @@ def test_an_extension_class_of_anybodys_stays(vllm):
     assert vllm().highwater_rpc() == "theirs"
 
 
-def test_the_start_is_followed_and_changed_in_nothing(vllm):
-    plugin.register()
-    worker = vllm()
+def test_the_start_is_followed_and_changed_in_nothing(worker):
     assert start(worker) == ["device", True, 7, {"blocks": 3}, 5]
     phases = state_of(worker).start.phases
     assert [phase["name"] for phase in phases] == NAMES
@@ -131,10 +134,8 @@ def test_the_start_is_followed_and_changed_in_nothing(vllm):
     assert state_of(worker).start.is_over
 
 
-def test_without_a_folder_nothing_is_recorded(vllm):
+def test_without_a_folder_nothing_is_recorded(worker):
     """The package may be installed for its method alone."""
-    plugin.register()
-    worker = vllm()
     start(worker)
     assert running_recorder(worker) is None
 
@@ -153,12 +154,10 @@ def test_with_a_folder_the_recorder_runs_from_before_the_model_is_loaded(vllm, t
     assert path.name == f"highwater-{identity['instance']}-{os.getpid()}.ring"
 
 
-def test_each_phase_is_followed_by_a_sample_of_what_it_has_made(vllm, tmp_path, monkeypatch):
+def test_each_phase_is_followed_by_a_sample_of_what_it_has_made(worker, tmp_path, monkeypatch):
     # The fakes' pages are nowhere: all of them count as resident.
     monkeypatch.setattr(Residency, "total", lambda _, storages: sum(storage.nbytes for storage in storages))
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
-    plugin.register()
-    worker = vllm()
     worker.init_device()
     worker.model_runner.kv_caches = []
     worker.load_model()
@@ -170,11 +169,9 @@ def test_each_phase_is_followed_by_a_sample_of_what_it_has_made(vllm, tmp_path, 
 
 
 @pytest.mark.parametrize(("method", "kept"), [("init_device", NAMES[:2]), ("load_model", NAMES[:3])])
-def test_a_start_that_fails_leaves_its_reason_in_the_file(vllm, tmp_path, monkeypatch, method, kept):
+def test_a_start_that_fails_leaves_its_reason_in_the_file(worker, tmp_path, monkeypatch, method, kept):
     """And fails as it would have without us."""
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
-    plugin.register()
-    worker = vllm()
     worker.failing = method
     with pytest.raises(RuntimeError, match="out of memory"):
         start(worker)
@@ -212,7 +209,7 @@ def test_a_setting_that_is_wrong_is_named_once_and_costs_the_recorder_alone(vllm
 
 
 @pytest.mark.parametrize("obstacle", ["no folder", "no room", "another machine"])
-def test_a_folder_that_cannot_be_used_costs_the_recorder_alone(vllm, tmp_path, monkeypatch, caplog, obstacle):
+def test_a_folder_that_cannot_be_used_costs_the_recorder_alone(worker, tmp_path, monkeypatch, caplog, obstacle):
     folder = tmp_path / "rings"
     monkeypatch.setenv(DIRECTORY, str(folder))
     if obstacle == "no folder":
@@ -221,8 +218,6 @@ def test_a_folder_that_cannot_be_used_costs_the_recorder_alone(vllm, tmp_path, m
         monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
     else:
         monkeypatch.setattr("highwater_worker.recorder.file_system_of", lambda _: "nfs4")
-    plugin.register()
-    worker = vllm()
     with caplog.at_level(logging.WARNING, "vllm"):
         assert start(worker)[1:] == [True, 7, {"blocks": 3}, 5]
     (message,) = [record.getMessage() for record in caplog.records]
@@ -231,13 +226,11 @@ def test_a_folder_that_cannot_be_used_costs_the_recorder_alone(vllm, tmp_path, m
     assert not folder.is_dir() or list(folder.iterdir()) == []
 
 
-def test_a_folder_that_becomes_usable_is_used_from_then_on(vllm, tmp_path, monkeypatch):
+def test_a_folder_that_becomes_usable_is_used_from_then_on(worker, tmp_path, monkeypatch):
     """An earlier engine may still have held its room; the phases until then are in the file all the same."""
     folder = tmp_path / "rings"
     folder.write_text("")
     monkeypatch.setenv(DIRECTORY, str(folder))
-    plugin.register()
-    worker = vllm()
     worker.init_device()
     folder.unlink()
     worker.load_model()
@@ -328,9 +321,7 @@ def test_a_worker_that_cannot_be_attached_to_comes_up(vllm, monkeypatch, caplog)
         (None, None, None),  # a version that does not keep it
     ],
 )
-def test_the_processors_rule_of_pixels_is_read_where_it_is_known(vllm, config, given, expected):
-    plugin.register()
-    worker = vllm()
+def test_the_processors_rule_of_pixels_is_read_where_it_is_known(worker, config, given, expected):
     worker.init_device()
     model = SimpleNamespace(
         hf_image_processor_config=config, multimodal_config=SimpleNamespace(mm_processor_kwargs=given)
@@ -342,9 +333,7 @@ def test_the_processors_rule_of_pixels_is_read_where_it_is_known(vllm, config, g
     assert found == (None if expected is None else dict(zip(names, expected, strict=True)))
 
 
-def test_an_engine_that_loads_its_weights_again_and_again_fills_nothing(vllm):
-    plugin.register()
-    worker = vllm()
+def test_an_engine_that_loads_its_weights_again_and_again_fills_nothing(worker):
     for _ in range(MAX_PHASES + 5):
         worker.load_model()
     assert len(state_of(worker).start.phases) == MAX_PHASES
@@ -361,18 +350,12 @@ def test_nothing_keeps_a_worker_alive(vllm):
     assert reference() is None
 
 
-def test_the_phases_are_methods_of_every_version():
-    assert list(PHASES.values()) == [name for name in NAMES if name not in ("before", "graphs")]
-
-
 def phases_of(worker) -> dict[str, dict[str, Any]]:
     return {phase["name"]: phase for phase in state_of(worker).start.phases}
 
 
-def test_what_was_in_use_before_the_start_is_the_engines_own_look(vllm):
+def test_what_was_in_use_before_the_start_is_the_engines_own_look(worker):
     """Others on the card, and what it takes to use a card at all: no driver is asked before the engine does."""
-    plugin.register()
-    worker = vllm()
     worker.device_config = SimpleNamespace(device_type="npu")
     worker.init_snapshot = SimpleNamespace(free_memory=900, total_memory=1_000)
     worker.init_device()
@@ -381,9 +364,7 @@ def test_what_was_in_use_before_the_start_is_the_engines_own_look(vllm):
     assert (before["seconds"], before["error"]) == (0.0, None)
 
 
-def test_an_engine_that_finds_its_card_full_leaves_how_full_it_was(vllm):
-    plugin.register()
-    worker = vllm()
+def test_an_engine_that_finds_its_card_full_leaves_how_full_it_was(worker):
     worker.device_config = SimpleNamespace(device_type="npu")
     worker.init_snapshot = SimpleNamespace(free_memory=100, total_memory=1_000)
     worker.failing = "init_device"
@@ -394,18 +375,14 @@ def test_an_engine_that_finds_its_card_full_leaves_how_full_it_was(vllm):
     assert "used_bytes" not in phases["init"]
 
 
-def test_on_a_cpu_what_was_in_use_before_the_start_is_the_process(vllm):
-    plugin.register()
-    worker = vllm()
+def test_on_a_cpu_what_was_in_use_before_the_start_is_the_process(worker):
     worker.device_config = SimpleNamespace(device_type="cpu")
     worker.init_device()
     before = phases_of(worker)["before"]
     assert before["used_bytes"] == before["rss_bytes"] > 0
 
 
-def test_graphs_have_a_phase_of_their_own_within_the_last(vllm):
-    plugin.register()
-    worker = vllm()
+def test_graphs_have_a_phase_of_their_own_within_the_last(worker):
     start(worker)
     phases = phases_of(worker)
     assert phases["graphs"]["at"] >= phases["warm_up"]["at"]

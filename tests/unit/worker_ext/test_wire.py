@@ -144,12 +144,6 @@ def test_a_directory_that_cannot_be_written_is_named(path, monkeypatch):
         make_ring(path, IDENTITY, FIVE)
 
 
-def test_a_missing_directory_is_made(tmp_path):
-    path = tmp_path / "a" / "b" / "highwater.ring"
-    make_ring(path, IDENTITY, FIVE).close()
-    assert path.is_file()
-
-
 @pytest.mark.parametrize("planted", ["link", "file"])
 def test_nothing_is_written_through_what_lies_under_the_hidden_name(path, planted):
     victim, hidden = path.with_name("victim"), path.with_name(f".{path.name}.tmp")

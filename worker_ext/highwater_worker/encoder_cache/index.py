@@ -46,7 +46,6 @@ class EncoderIndex:
 
     def __init__(self, device: Device, cost_clock: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
-        self._device_type = device.type
         self._copies = HostCopies(device)
         self._cost_clock = cost_clock
         self._rows: dict[Any, _Row] = {}
@@ -184,7 +183,7 @@ class EncoderIndex:
         seen_at = before.seen_at if before is not None and same else now
         can_move = self._copies.movability(entry)
         storages = can_move.storages
-        is_on_host = bool(storages) and all(storage.device_type != self._device_type for storage in storages)
+        is_on_host = bool(storages) and all(storage.device_type != self._device.type for storage in storages)
         try:
             reference: Callable[[], object] = weakref.ref(value)
         except TypeError:  # a list or a tuple: read anew each time
@@ -214,7 +213,7 @@ class EncoderIndex:
 
     def _forget(self, now: float) -> None:
         self.is_new = self.is_new or bool(self._rows)
-        self._rows, self._groups, self._embeds, self._host_entries = {}, Groups(self._device_type), 0, 0
+        self._rows, self._groups, self._embeds, self._host_entries = {}, Groups(self._device.type), 0, 0
         self._figures = self._oldest_seen_at = self._keys = self._of = self._change = self.trimmable_bytes = None
         self._pass_due = now + _PASS_SECONDS
 

@@ -20,11 +20,11 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from highwater_worker.devices import Device, HostMemory, read_host
-from highwater_worker.encoder_cache.groups import Groups, Movability
-from highwater_worker.encoder_cache.spilling_dict import Entry, Spilled, SpilledGroup, SpillingDict, read_entry
-from highwater_worker.engine_view import ranks_on_machine
+from highwater_worker.encoder_cache.groups import Movability
+from highwater_worker.encoder_cache.spilling_dict import Entry, Spilled, SpilledGroup, SpillingDict
+from highwater_worker.engine_view import needed_hashes, ranks_on_machine
 from highwater_worker.errors import Notes, RefusedError, describe
-from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage_of, view_bytes
+from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, tensors_in, view_bytes
 
 
 class HostBudget(NamedTuple):
@@ -85,6 +85,11 @@ class Group:
     tensors: dict[Any, Tensor]
     is_needed: bool = False  # a running request has yet to read one of them
     last_use: int = 0  # of the most recently used entry
+
+    @property
+    def is_larger_than_its_storage(self) -> bool:
+        """True where its entries overlap: copied one by one, they would come back larger than they went."""
+        return sum(map(view_bytes, self.tensors.values())) > self.nbytes
 
 
 class SpillPlan(NamedTuple):
@@ -253,25 +258,33 @@ class Mover:
             "remaining_bytes": self.remaining_bytes,
         }
 
-    def plan(self, cache: SpillingDict, target: Target, needed: set[str] | None) -> SpillPlan:
+    def plan(self, worker: object, cache: SpillingDict, target: Target) -> SpillPlan:
         """Decide which groups go, of what can be copied to the host and back.
 
-        `needed` are the keys that running requests need; None where unknown, and then nothing is held back.
+        Where the runner does not show what running requests need, nothing is held back. That is no danger: an entry
+        that is needed after all comes back, later by a copy.
         """
-        groups = Groups(self._device.type)
-        views: dict[Storage, dict[Any, Tensor]] = {}  # what can be copied, by the storage that goes with it
+        needed = needed_hashes(worker)
+        # By a walk of its own and not by `Groups`, which count what comes and goes: that takes three times as long.
+        groups: dict[tuple[str, int], Group] = {}
+        fixed: dict[tuple[str, int], int] = {}  # the storages on the device that something holds which cannot go
         on_device = 0
         for key, value in dict.items(cache):
-            movability = self._copies.movability(read_entry(cache, key, value))
-            groups.add(movability)
-            on_device += type(value) is not Spilled
-            if movability.can_go and movability.storages:
-                views.setdefault(movability.storages[0], {})[key] = value
-        movable = [Group(one.nbytes, tensors) for one, tensors in views.items() if groups.can_leave(one)]
+            if type(value) is Spilled:
+                continue
+            on_device += 1
+            storages = [storage_of(tensor) for tensor in tensors_in(value)]
+            if self._copies.can_take(value) and storages[0].nbytes:
+                group = groups.setdefault(storages[0].key, Group(storages[0].nbytes, {}))
+                group.tensors[key] = value
+            else:
+                fixed |= {one.key: one.nbytes for one in storages if one.device_type == self._device.type}
+        movable = [group for key, group in groups.items() if key not in fixed and not group.is_larger_than_its_storage]
         unspillable = on_device - sum(len(group.tensors) for group in movable)
-        asked = target.asked_bytes(groups.device_bytes)
+        asked = target.asked_bytes(sum(({key: group.nbytes for key, group in groups.items()} | fixed).values()))
+        none_kept = None if needed is None else 0
         if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
-            return SpillPlan([], asked, 0, unspillable)
+            return SpillPlan([], asked, none_kept, unspillable)
         if asked is None and target.idle_seconds:
             movable = [group for group in movable if min(map(cache.idle_seconds, group.tensors)) >= target.idle_seconds]
         for group in movable:
@@ -280,8 +293,8 @@ class Mover:
         # Stable: groups not used since the cache is watched keep the order in which they were made.
         movable.sort(key=lambda group: (group.is_needed, group.last_use))
         if asked is not None:
-            return SpillPlan(movable, asked, 0, unspillable)
-        kept = sum(len(group.tensors) for group in movable if group.is_needed)
+            return SpillPlan(movable, asked, none_kept, unspillable)
+        kept = none_kept if needed is None else sum(len(group.tensors) for group in movable if group.is_needed)
         return SpillPlan([group for group in movable if not group.is_needed], None, kept, unspillable)
 
     def spill(

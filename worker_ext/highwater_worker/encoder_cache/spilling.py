@@ -20,7 +20,7 @@ from typing import Any, cast
 from highwater_worker.devices import Device, on_main_thread
 from highwater_worker.encoder_cache.mover import HostCopies, Mover, RestoreReserve, Target, read_host_budget
 from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict, spilling_cache
-from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up, needed_hashes
+from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.memory.allocator import AllocatorReserve
 from highwater_worker.memory.storages import Tensor, view_bytes
@@ -273,7 +273,7 @@ class Restorer:
     def _spill_idle(self, cache: SpillingDict, spilled: Spilled, asked: int | None) -> int | None:
         worker, notes = self._worker(), Notes()
         mover = Mover(self._device, notes)
-        plan = mover.plan(cache, Target(), needed_hashes(worker))
+        plan = mover.plan(worker, cache, Target())
         # Entries of the same group that came back are most likely needed by the same request.
         idle = [group for group in plan.groups if all(cache.group(key) is not spilled.group for key in group.tensors)]
         del plan  # it holds the tensors, and the device gets them back with the last reference

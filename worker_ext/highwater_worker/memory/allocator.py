@@ -177,11 +177,11 @@ class AllocationHistory:
             self._device = device
             self._watch(worker)
 
-    def stop(self) -> bool:
+    def stop(self) -> None:
         """Turn it off, if this turned it on; on the main thread only. Stacks of blocks in use stay."""
         device, self._device = self._device, None
         if device is None:
-            return False
+            return
         worker = self._worker()
         if worker is not None and self._wrapper is not None:
             unwrap_method(worker, "execute_model", self._wrapper)
@@ -189,7 +189,6 @@ class AllocationHistory:
         record = device.history_switch()
         if record is not None:
             record(enabled=None)
-        return True
 
     def end_if_due(self) -> None:
         """Turn it off when its time is over, on the main thread only; never raises."""

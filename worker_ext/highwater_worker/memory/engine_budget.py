@@ -45,13 +45,8 @@ ENVIRONMENT = (
     *("PYTORCH_ALLOC_CONF", "VLLM_ENABLE_STARTUP_PLAN", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
 )
 """The only variables that are read: each changes how much memory is used, and none holds a secret."""
-_MAX_TEXT = 200
 _REQUESTED = ("requested_memory", "requested_cpu_memory")
 _ASCEND_TAKES_GIVEN_BYTES = (0, 19)
-
-
-def _short(value: object) -> str | None:
-    return short_text(value, _MAX_TEXT)
 
 
 _Source = tuple[Callable[[Any], Any], tuple[str, ...]]
@@ -76,8 +71,8 @@ _CACHE: Mapping[str, _Source] = {
     "size_tokens": (as_int, (f"{_CONFIG}.kv_cache_size_tokens",)),
     "cpu_space_bytes": (as_int, (f"{_CONFIG}.cpu_kvcache_space_bytes",)),
     "blocks_override": (as_int, (f"{_CONFIG}.num_gpu_blocks_override",)),
-    "cache_dtype": (_short, (f"{_CONFIG}.cache_dtype",)),
-    "mamba_cache_mode": (_short, (f"{_CONFIG}.mamba_cache_mode",)),
+    "cache_dtype": (short_text, (f"{_CONFIG}.cache_dtype",)),
+    "mamba_cache_mode": (short_text, (f"{_CONFIG}.mamba_cache_mode",)),
     "prefix_caching": (as_bool, (f"{_CONFIG}.enable_prefix_caching",)),
     "max_concurrency": (as_float, (f"{_CONFIG}.kv_cache_max_concurrency",)),
     "blocks": (as_int, (f"{_KV_CACHE}.num_blocks",)),
@@ -112,7 +107,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
 
     def architecture() -> str | None:
         names = look_up(worker, "vllm_config", "model_config", "hf_config", "architectures")
-        return _short(names[0]) if isinstance(names, (list, tuple)) and names else None
+        return short_text(names[0]) if isinstance(names, (list, tuple)) and names else None
 
     return {
         "vllm_version": vllm_version(),
@@ -122,7 +117,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         ),
         "torch_npu_version": as_text(look_up(sys.modules.get("torch_npu"), "__version__")),
         "architecture": notes.attempt("architecture", architecture),
-        "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),
+        "dtype": notes.attempt("dtype", lambda: short_text(look_up(worker, "vllm_config", "model_config", "dtype"))),
         "memory": _memory(worker, start, notes),
         "kv_cache": {
             **_values(worker, _CACHE, notes),
@@ -134,7 +129,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "limits": notes.attempt("limits", lambda: {name: _value(worker, _LIMITS[name]) for name in _LIMITS}),
         "encoder": notes.attempt("encoder", lambda: _encoder(worker, start, notes)),
         "parallel": {name: notes.attempt(name, partial(parallel_size, worker, name)) for name in _PARALLEL},
-        "environment": {name: printable(os.environ[name], _MAX_TEXT) for name in ENVIRONMENT if name in os.environ},
+        "environment": {name: printable(os.environ[name]) for name in ENVIRONMENT if name in os.environ},
         "notes": notes.as_list(),
     }
 

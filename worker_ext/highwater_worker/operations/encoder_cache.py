@@ -80,14 +80,10 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     elif not cache:
         notes.add("encoder_cache", "it is empty")
     else:
-        needed = needed_hashes(worker)
-        plan = mover.plan(cache, target, needed)
-        if needed is None:
-            # No danger: an entry that is needed after all comes back, later by a copy.
-            why = "the runner does not show what running requests need: nothing was held back"
-            notes.add("kept.needed_entries", why)
-            plan = plan._replace(kept_as_needed=None)
-        if plan.groups and plan.asked_bytes != 0:
+        plan = mover.plan(worker, cache, target)
+        why = "the runner does not show what running requests need: nothing was held back"
+        notes.missing("kept.needed_entries", plan.kept_as_needed, why)
+        if plan.groups:
             _spill(worker, cache, plan, arguments, mover)
     if device.is_host_memory and mover.entries:
         notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")

@@ -3,9 +3,6 @@
 `budget` and `memory` read it. `release` frees no tensor: a block goes back once the last view of its storage is gone.
 What the allocator still keeps after that, no release gives back; the worker remembers it.
 
-A recorder's file has the worker's memory and progress, many times a second, and outlives it, whatever ends it. A
-recorder that another caller started goes on.
-
 `snapshot` is PyTorch's own memory snapshot for its viewer, written only where the disk keeps as much room again, and
 in full or not at all. It walks every block of the allocator while the engine waits. `record_stacks` has the next one
 say who allocated. Only the newest entries of the allocator's history are written; that torch makes objects of all of

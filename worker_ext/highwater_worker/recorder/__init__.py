@@ -47,8 +47,6 @@ from highwater_worker.wire import (
 DIRECTORY = "HIGHWATER_RECORDER_DIR"
 RATE, MIN_RATE, MAX_RATE = 10.0, 1.0, 100.0
 SECONDS, MIN_SECONDS, MAX_SECONDS = 120.0, 10.0, 3600.0
-_MAX_NAME = 200
-"""For a host's or a device's name: the machine chooses them, and the file's header has a fixed size."""
 
 
 def begin_recorder(worker: object, options: Options, notes: Notes, *, is_starting: bool = False) -> Recorder:
@@ -95,13 +93,14 @@ def _identity(worker: object, instance: str, notes: Notes) -> dict[str, Any]:
     return {
         "instance": instance,
         **ranks,
-        "host": short_text(ranks["host"], _MAX_NAME),
+        # The machine chooses these names, and the file's header has a fixed size.
+        "host": short_text(ranks["host"]),
         "pid_started": notes.attempt("pid_started", pid_started),
         "boot_id": notes.attempt("boot_id", boot_id),
         "pid_namespace": notes.attempt("pid_namespace", pid_namespace),
-        "device": {**device, **{name: short_text(device[name], _MAX_NAME) for name in ("type", "name", "uuid")}},
+        "device": {**device, **{name: short_text(device[name]) for name in ("type", "name", "uuid")}},
         "main_thread": main_thread().ident,
-        "model": short_text(notes.attempt("model", lambda: model_name(worker)), _MAX_NAME),
+        "model": short_text(notes.attempt("model", lambda: model_name(worker))),
         "rpc": callable(getattr(worker, "highwater_rpc", None)),
         "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
         **parallel_sizes(worker),

@@ -20,12 +20,7 @@ from tests.unit.worker_ext.full_device import DeviceFullError, DeviceStorage, Fu
 
 
 class Bench:
-    """A worker on a device of a fixed size.
-
-    Args:
-        capacity: The device's bytes.
-        host: What the host has left.
-    """
+    """A worker on a device of so many bytes."""
 
     def __init__(self, capacity: int = 1000, host: HostMemory = HOST) -> None:
         self.torch = FullDevice(capacity)

@@ -158,12 +158,6 @@ def test_nothing_is_moved_and_nothing_put_in_place():
     assert list(worker.model_runner.encoder_cache) == list("abcd")
 
 
-def test_a_cache_of_an_unknown_kind_is_named_once():
-    answer = ask(fake_worker(model_runner=fake_runner(encoder_cache=object())), "memory")
-    assert answer["trimmable_bytes"] is None
-    assert [note["name"] for note in answer["notes"]] == ["encoder_cache"]
-
-
 def test_a_runner_that_does_not_tell_what_is_needed_holds_nothing_back():
     worker = worker_with(tensors(), requests=None)
     assert told(worker) == 300

@@ -65,6 +65,7 @@ _RATE, _TIME = "it must be a number from 1 to 100", "it must be a number from 0 
 @pytest.mark.parametrize(
     ("op", "payload", "message"),
     [
+        ("budget", {"limit": 1}, "'limit' is unknown; known keys: none"),
         ("recorder_start", {}, f"'directory' is missing; {_DIRECTORY}"),
         ("recorder_start", {"directory": "/a"}, f"'instance' is missing; {_INSTANCE}"),
         ("recorder_start", {"directory": "a"}, f"'directory' is 'a'; {_DIRECTORY}"),
@@ -75,6 +76,8 @@ _RATE, _TIME = "it must be a number from 1 to 100", "it must be a number from 0 
         ("recorder_start", {"rate": True}, f"'rate' is True; {_RATE}"),
         ("recorder_start", {"rate": float("nan")}, f"'rate' is nan; {_RATE}"),
         ("recorder_start", {"seconds": 3601}, "'seconds' is 3601; it must be a number from 10 to 3600"),
+        ("snapshot", {}, "'directory' is missing; only with dry_run it may be"),
+        ("snapshot", {"directory": "/a"}, "'name' is missing; only with dry_run it may be"),
         ("snapshot", {"directory": "a"}, f"'directory' is 'a'; {_DIRECTORY}, or null"),
         ("snapshot", {"name": "../x"}, f"'name' is '../x'; {_SEVERAL}"),
         ("snapshot", {"name": ""}, f"'name' is ''; {_SEVERAL}"),
@@ -115,11 +118,3 @@ def test_null_is_as_good_as_absent(payload, values):
 def test_what_is_no_json_is_refused(payload):
     with pytest.raises(BadPayloadError):
         parse_payload(payload, FIELDS)
-
-
-def test_an_operation_without_arguments_takes_none():
-    answer = json.loads(fake_worker().highwater_rpc("budget", '{"limit": 1}'))
-    assert answer["error"] == {
-        "code": "bad_payload",
-        "message": "payload key 'limit' is unknown; known keys: none",
-    }

@@ -209,12 +209,3 @@ def test_it_is_refused_off_the_main_thread(module):
     reason = in_a_thread(lambda: refusal(fake_worker(), "snapshot", '{"dry_run": true}'))
     assert reason == "this is not the worker's main thread, on which its steps run: one may be running now"
     assert module.calls == []
-
-
-@pytest.mark.parametrize(("given", "missing"), [({}, "directory"), ({"directory": "/a"}, "name")])
-def test_a_file_needs_a_place_and_a_name(module, given, missing):
-    answer = json.loads(fake_worker().highwater_rpc("snapshot", json.dumps(given)))
-    assert answer["error"] == {
-        "code": "bad_payload",
-        "message": f"payload key '{missing}' is missing; only with dry_run it may be",
-    }

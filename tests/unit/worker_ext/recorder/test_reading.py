@@ -66,15 +66,6 @@ def test_pinned_host_memory_is_sampled(torch_device):
     assert ask(bench.worker, "memory")["host_memory"]["pinned_bytes"] == 4096
 
 
-def test_sleep_modes_allocator_is_asked_as_any_other(torch_device):
-    """On the engine's own thread nobody else can hold its lock."""
-    module = torch_device("npu")
-    bench = Bench()
-    bench.worker.vllm_config.model_config = SimpleNamespace(enable_sleep_mode=True, enable_cumem_allocator=True)
-    assert bench.memory()["torch"]["allocated_bytes"] == 600
-    assert ("memory_stats", 1) in module.calls
-
-
 def test_a_kv_cache_is_measured_every_ten_seconds(bench, monkeypatch):
     reads = []
     monkeypatch.setattr("highwater_worker.memory.storages.kv_cache_storages", lambda *args: reads.append(args) or [])

@@ -532,6 +532,16 @@ def test_a_worker_whose_parent_was_killed_does_not_end_in_order(  # noqa: PLR091
     assert heartbeat(path)["kind"] == last
 
 
+def test_a_worker_whose_last_step_failed_does_not_end_in_order(worker, tmp_path):
+    """The engine dies of that, and may end its workers in order."""
+    worker.execute_model = raising(RuntimeError("device lost"))
+    recorder, path = recorder_on(Time(), worker, tmp_path)
+    with pytest.raises(RuntimeError):
+        worker.execute_model(plan())
+    recorder.run()
+    assert heartbeat(path)["kind"] == "heartbeat"
+
+
 def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
     time, seen = Time(), []
     recorder, path = recorder_on(time, worker, tmp_path)
