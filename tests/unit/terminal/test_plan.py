@@ -43,7 +43,7 @@ def _asked(tmp_path: Path, model: Path):
 def _built_in_rules(monkeypatch: pytest.MonkeyPatch) -> Rules:
     rules = Rules()
     monkeypatch.setattr(roads, "read_start", rules)
-    monkeypatch.setattr(roads, "engine_here", lambda: None)
+    monkeypatch.setattr("highwater.terminal.plan.command.engine_here", lambda: None)
     return rules
 
 
