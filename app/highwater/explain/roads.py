@@ -303,27 +303,23 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
     given = question.get("kv_cache_bytes") or flags.kv_cache_memory_bytes
     share, others = start.flags.gpu_memory_utilization or 0.0, int(question.get("in_use_bytes") or 0)
     requested = requested_bytes(total, share, NEWEST_TESTED, "cuda")
-    left: list[cards.Figure] = []
-    if given is not None:
-        left = [cards.exact(int(given), "given")] * len(start.workers)
-    elif total and requested > total - others:
-        message = f"{requested:,} bytes, --gpu-memory-utilization {share} of the card, are more than the others leave"
-        return found | {"status": "refused", "refusal": {"stage": "the card", "message": message}}
-    elif total and start.weights and start.activation is not None:
-        parts = _parts(start, parsed.given, question.get("measured") or {})
-        left = [cards.left(requested, part) for part in parts]
-        rows = [{name: figure._asdict() for name, figure in part.items()} for part in parts]
-        found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
-    elif total:
-        found["not_counted"] = [f"{start.why_unknown}"]
+    parts = []
+    if given is None and total:
+        if requested > total - others:
+            taken = f"{requested:,} bytes, --gpu-memory-utilization {share} of the card"
+            message = f"{taken}, are more than the others leave"
+            return found | {"status": "refused", "refusal": {"stage": "the card", "message": message}}
+        if start.weights and start.activation is not None:
+            parts = _parts(start, parsed.given, question.get("measured") or {})
+        else:
+            found["not_counted"] = [f"{start.why_unknown}"]
 
     def pool(sizes: list[int]) -> dict[str, Any]:
         made = plan_pool(start.workers, sizes or [1 << 50] * len(start.workers), start.limits, NEWEST)
         return made.answer(start.limits.max_model_len)
 
-    found["kv_cache"] = kv = cards.kv_cache(left, pool, "estimated" if start.doubts else "exact")
-    found["status"] = cards.STATUS[kv["fits"]] if left else "not_known"
-    return found
+    of_layers = "estimated" if start.doubts else "exact"
+    return found | cards.answered(given, total, [requested] * len(start.workers), parts, pool, of_layers=of_layers)
 
 
 def _found(start: Start, model: str) -> dict[str, Any]:
