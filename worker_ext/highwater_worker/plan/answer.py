@@ -173,7 +173,7 @@ def parts_of_start(
     parts["non_torch"] = cards.outside_torch(is_alone=is_alone, is_npu=is_npu)
     if versions.counts_buffers():
         parts["buffers"] = cards.exact(seen["buffers"], "the runner's tensors beside the weights")
-    return parts | {name: cards.measured(int(value), "a start measured it") for name, value in measured.items()}
+    return parts | cards.measured_parts(measured)
 
 
 def _has_experts(text: dict[str, Any]) -> bool:

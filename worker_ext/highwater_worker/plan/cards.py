@@ -116,6 +116,10 @@ def measured(value: int, why: str) -> Figure:
     return Figure(value, value, value, "measured", why)
 
 
+def measured_parts(sizes: Mapping[str, int]) -> dict[str, Figure]:
+    return {name: measured(size, "a start measured it") for name, size in sizes.items()}
+
+
 def exact(value: int, why: str) -> Figure:
     return Figure(value, value, value, "exact", why)
 
