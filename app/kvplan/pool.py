@@ -75,19 +75,11 @@ class KvPool:
 
     def answer(self, max_model_len: int) -> dict[str, Any]:
         """Return it as an answer of docs/plan-by-vllm.md has a KV cache."""
-        return {
-            "fits": self.fits,
+        own = {name: value for name, value in asdict(self).items() if name not in ("binding_worker", "cache_bytes")}
+        return own | {
             "refusal": None if self.refusal is None else self.refusal.message,
-            "available_bytes": self.available_bytes,
-            "bytes_per_block": self.bytes_per_block,
             "block_size": min(group.block_size for group in self.groups),
-            "blocks": self.blocks,
-            "tokens": self.tokens,
-            "max_concurrency": self.max_concurrency,
-            "needed_bytes": self.needed_bytes,
-            "max_model_len_that_fits": self.max_model_len_that_fits,
             "max_model_len": max_model_len,
-            "groups": [asdict(group) for group in self.groups],
         }
 
 

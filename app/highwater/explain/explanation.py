@@ -256,12 +256,32 @@ def tightest(ranks: Sequence[RankBudget]) -> RankBudget | None:
 
 
 def paragraph(explanation: Explanation) -> str:
-    rank = tightest(explanation.ranks)
+    rank, encoder = tightest(explanation.ranks), explanation.encoder
     if rank is None:
         return ""
     pool = next((one for one in explanation.pools if one.dp_rank == rank.dp_rank), None)
     sentences = [*_of_rank(explanation, rank), *_of_pool(explanation.limits, rank, pool)]
-    return " ".join([*sentences, *_of_suggestion(rank), *_of_encoder(explanation.encoder)])
+    found = rank.suggestion
+    if found is not None and found.missing:
+        sentences.append(found.missing)
+    elif found is not None and found.bytes is not None:
+        plan = rank.environment.get("VLLM_ENABLE_STARTUP_PLAN") not in {None, "", "0"}
+        kept = ", and VLLM_ENABLE_STARTUP_PLAN keeps it for the next start" if plan else ""
+        sentences.append(
+            f"vLLM's log suggests --kv-cache-memory={found.bytes} ({gib_text(found.bytes)}), which has graphs off it "
+            f"twice, as estimated and as captured{kept}; counted once it is {found.counted_once_bytes} "
+            f"({gib_text(found.counted_once_bytes)}): {gib_text(found.lost_bytes)} are lost."
+        )
+    if encoder is not None and encoder.cache_size is not None:
+        text = f"The encoder cache keeps {encoder.cache_size:,} embeddings"
+        if encoder.cache_bytes is not None:
+            bound = "at least " if encoder.bytes_grade == "estimated" else ""
+            text += f" ({bound}{gib_text(encoder.cache_bytes)} on each rank)"
+        if encoder.items_in_cache and encoder.item_tokens is not None:
+            items = f"{encoder.items_in_cache} of the largest {encoder.modality}"
+            text += f", filled by {items} ({encoder.item_tokens:,}{encoder.item_side})"
+        sentences.append(text + ("; this start did not profile the encoder." if encoder.is_profiled is False else "."))
+    return " ".join(sentences)
 
 
 def _of_rank(explanation: Explanation, rank: RankBudget) -> Iterator[str]:
@@ -312,33 +332,6 @@ def _of_pool(limits: EngineLimits | None, rank: RankBudget, pool: PoolView | Non
             f"Outside the budget there are {gib_text(rank.outside_bytes)} of the device, where all that must live; "
             f"{left} left of it for workspaces and other processes."
         )
-
-
-def _of_suggestion(rank: RankBudget) -> Iterator[str]:
-    found = rank.suggestion
-    if found is not None and found.missing:
-        yield found.missing
-    elif found is not None and found.bytes is not None:
-        plan = rank.environment.get("VLLM_ENABLE_STARTUP_PLAN") not in {None, "", "0"}
-        kept = ", and VLLM_ENABLE_STARTUP_PLAN keeps it for the next start" if plan else ""
-        yield (
-            f"vLLM's log suggests --kv-cache-memory={found.bytes} ({gib_text(found.bytes)}), which has graphs off it "
-            f"twice, as estimated and as captured{kept}; counted once it is {found.counted_once_bytes} "
-            f"({gib_text(found.counted_once_bytes)}): {gib_text(found.lost_bytes)} are lost."
-        )
-
-
-def _of_encoder(encoder: EncoderView | None) -> Iterator[str]:
-    if encoder is None or encoder.cache_size is None:
-        return
-    text = f"The encoder cache keeps {encoder.cache_size:,} embeddings"
-    if encoder.cache_bytes is not None:
-        bound = "at least " if encoder.bytes_grade == "estimated" else ""
-        text += f" ({bound}{gib_text(encoder.cache_bytes)} on each rank)"
-    if encoder.items_in_cache and encoder.item_tokens is not None:
-        items = f"{encoder.items_in_cache} of the largest {encoder.modality}"
-        text += f", filled by {items} ({encoder.item_tokens:,}{encoder.item_side})"
-    yield text + ("; this start did not profile the encoder." if encoder.is_profiled is False else ".")
 
 
 # --- The encoder's side of the budget: its limits of computing and caching, in embeddings and bytes. Pure ---

@@ -27,7 +27,7 @@ from highwater.process.regular import FileTooLargeError, read_regular
 from highwater.process.worker_package import SHIM_FOLDER, package_folder
 from highwater_worker.plan import cards
 from highwater_worker.plan.cards import Card
-from kvplan import PlanError, short
+from kvplan import Figure, PlanError, short
 from kvplan.builtin import Start, read_start
 from kvplan.generations import NEWEST, NEWEST_TESTED, requested_bytes, text_of
 from kvplan.pool import plan_pool
@@ -303,27 +303,23 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
     given = question.get("kv_cache_bytes") or flags.kv_cache_memory_bytes
     share, others = start.flags.gpu_memory_utilization or 0.0, int(question.get("in_use_bytes") or 0)
     requested = requested_bytes(total, share, NEWEST_TESTED, "cuda")
-    left: list[cards.Figure] = []
-    if given is not None:
-        left = [cards.exact(int(given), "given")] * len(start.workers)
-    elif total and requested > total - others:
-        message = f"{requested:,} bytes, --gpu-memory-utilization {share} of the card, are more than the others leave"
-        return found | {"status": "refused", "refusal": {"stage": "the card", "message": message}}
-    elif total and start.weights and start.activation is not None:
-        parts = _parts(start, parsed.given, question.get("measured") or {})
-        left = [cards.left(requested, part) for part in parts]
-        rows = [{name: figure._asdict() for name, figure in part.items()} for part in parts]
-        found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
-    elif total:
-        found["not_counted"] = [f"{start.why_unknown}"]
+    parts = []
+    if given is None and total:
+        if requested > total - others:
+            taken = f"{requested:,} bytes, --gpu-memory-utilization {share} of the card"
+            message = f"{taken}, are more than the others leave"
+            return found | {"status": "refused", "refusal": {"stage": "the card", "message": message}}
+        if start.weights and start.activation is not None:
+            parts = _parts(start, start.activation, parsed.given, question.get("measured") or {})
+        else:
+            found["not_counted"] = [f"{start.why_unknown}"]
 
     def pool(sizes: list[int]) -> dict[str, Any]:
         made = plan_pool(start.workers, sizes or [1 << 50] * len(start.workers), start.limits, NEWEST)
         return made.answer(start.limits.max_model_len)
 
-    found["kv_cache"] = kv = cards.kv_cache(left, pool, "estimated" if start.doubts else "exact")
-    found["status"] = cards.STATUS[kv["fits"]] if left else "not_known"
-    return found
+    of_layers = "estimated" if start.doubts else "exact"
+    return found | cards.answered(given, total, [requested] * len(start.workers), parts, pool, of_layers=of_layers)
 
 
 def _found(start: Start, model: str) -> dict[str, Any]:
@@ -346,21 +342,22 @@ def _found(start: Start, model: str) -> dict[str, Any]:
     }
 
 
-def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) -> list[dict[str, cards.Figure]]:
+def _parts(
+    start: Start, activation: Figure, given: Mapping[str, Any], measured: Mapping[str, int]
+) -> list[dict[str, cards.Figure]]:
     """Return what a start takes of each stage's card before the KV cache; ``measured`` replaces it, in bytes."""
     flags = start.flags
     world = flags.tensor_parallel_size * flags.pipeline_parallel_size * flags.data_parallel_size
     batch = 0 if given.get("enforce_eager") else given.get("max_cudagraph_capture_size", _CAPTURED)
     tokens = 4 * start.limits.max_num_seqs * start.limits.max_model_len
     of_all = {
-        "activation": start.activation and cards.Figure(*start.activation),
+        "activation": cards.Figure(*activation),
         "non_torch": cards.outside_torch(is_alone=world == 1, is_npu=False),
         "graphs": cards.graphs(
             layers=start.layers, has_experts=start.has_experts, tensor_parallel_size=flags.tensor_parallel_size,
             largest_batch=min(batch, 2 * (flags.max_num_seqs or batch)),
         ),
         "buffers": cards.Figure(tokens, tokens, tokens + (1 << 20), "estimated", "each request's tokens"),
-        **{name: cards.measured(size, "a start measured it") for name, size in measured.items()},
+        **cards.measured_parts(measured),
     }  # fmt: skip
-    known = {name: figure for name, figure in of_all.items() if figure is not None}
-    return [{"weights": cards.Figure(*weights), **known} for weights in start.weights]
+    return [{"weights": cards.Figure(*weights), **of_all} for weights in start.weights]

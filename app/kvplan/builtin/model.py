@@ -97,6 +97,7 @@ def read_model(config: Mapping[str, Any]) -> Model:
     latent = ("kv_lora_rank", "qk_rope_head_dim")
     kv_heads, head_size = (1, sum(map(text.number, latent))) if is_latent else _heads(text, heads)
     longest, length_key, rotary_rows = longest_of(model_type, text)
+    windows, linear = _kinds(family.mixer, model_type, text, layers)
     quantization = outer.inside("quantization_config") or text.inside("quantization_config")
     method = quantization.get("quant_method")
     dtypes = (keys.get(key) for keys in (outer, text) for key in ("dtype", "torch_dtype"))
@@ -109,8 +110,8 @@ def read_model(config: Mapping[str, Any]) -> Model:
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        windows=(None,) * layers if family.mixer != "attention" else _windows(model_type, text, layers),
-        linear=_linear(text, layers) if family.mixer == "delta" else (False,) * layers,
+        windows=windows,
+        linear=linear,
         is_sparse=is_latent and text.optional("index_topk") is not None,
         experts=next((count for key in _EXPERT_KEYS if (count := text.optional(key, 0))), 0),
         longest=longest,
@@ -146,32 +147,32 @@ def _types(text: Keys, layers: int, known: tuple[str, ...], pattern: int | None)
     return listed
 
 
-def _windows(model_type: str, text: Keys, layers: int) -> tuple[int | None, ...]:
-    """Return each layer's window: by its type, else that of the whole model."""
+def _kinds(mixer: str, model_type: str, text: Keys, layers: int) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
+    """Return each layer's window, by its type, else that of the whole model; and which are gated delta nets."""
+    windows: tuple[int | None, ...] = (None,) * layers
+    attention = (False,) * layers
+    if mixer == "delta":
+        types = _types(text, layers, (_LINEAR, _FULL), text.optional("full_attention_interval"))
+        if types is None:
+            raise text.refused("layer_types", "one for each layer is needed, or full_attention_interval")
+        if set(types) != {_LINEAR, _FULL}:
+            raise text.refused("layer_types", f"both {_LINEAR} and {_FULL} are needed in a hybrid model")
+        return windows, tuple(one == _LINEAR for one in types)
+    if mixer == "latent":
+        return windows, attention
     if model_type.startswith("qwen"):
         # Their classes throw the window away unless `use_sliding_window` is set; vLLM takes none in some layers only.
         if text.get("use_sliding_window"):
             raise text.refused("use_sliding_window", "the built-in plans these models without their window")
         _types(text, layers, (_FULL,), None)
-        return (None,) * layers
+        return windows, attention
     if model_type == "gpt_oss":  # models/gpt_oss.py goes by the place, whatever is listed
         text.pop("layer_types", None)
     window = text.optional("sliding_window", 0) or None
     types = _types(text, layers, (_SLIDING, _FULL), text.optional("sliding_window_pattern"))
-    if types is None:
-        return (window,) * layers
-    if window is None and _SLIDING in types:
+    if types is not None and window is None and _SLIDING in types:
         raise text.refused("sliding_window", "a window is needed, as its layer_types slide")
-    return tuple(window if one == _SLIDING else None for one in types)
-
-
-def _linear(text: Keys, layers: int) -> tuple[bool, ...]:
-    types = _types(text, layers, (_LINEAR, _FULL), text.optional("full_attention_interval"))
-    if types is None:
-        raise text.refused("layer_types", "one for each layer is needed, or full_attention_interval")
-    if set(types) != {_LINEAR, _FULL}:
-        raise text.refused("layer_types", f"both {_LINEAR} and {_FULL} are needed in a hybrid model")
-    return tuple(one == _LINEAR for one in types)
+    return tuple(window if one == _SLIDING else None for one in types or (_SLIDING,) * layers), attention
 
 
 # --- Reads the keys of a config.json that decide a size: what makes no sense is refused by its name and value ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,20 @@ STORY_NON_TORCH = int(1.062 * GIB)
 
 def budget_of(worker: SimpleNamespace, version: str, returned: int | None = None, **changes: Any) -> EngineBudget:
     return _BUDGET.validate_python(wire(worker, version=version, returned=returned, **changes))
+
+
+def other(
+    engine: EngineBudget,
+    *,
+    blocks: int | None = None,
+    block_bytes: int = 9 * 2**20,
+    given: int | None = None,
+    **memory: Any,
+) -> EngineBudget:
+    """Return a start with other figures of its memory, a pool of so many blocks, or a pool of given bytes."""
+    made = {} if blocks is None else {"blocks": blocks, "tensor_bytes": blocks * block_bytes}
+    cache = replace(engine.kv_cache, **made, given_bytes=given)
+    return replace(engine, memory=replace(engine.memory, **memory), kv_cache=cache)
 
 
 def rank(

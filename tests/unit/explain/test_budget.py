@@ -8,16 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.explain.budget import Observed, Suggestion, encoder_bytes, rank_budget
+from highwater.explain.budget import Observed, RankBudget, Suggestion, encoder_bytes, rank_budget
 from highwater.explain.explanation import encoder_view, explain
 from highwater.model.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
 from highwater.model.rank import Components, EncoderCache, StartPhase, TorchMemory
 from tests.fakes.started import GIB
-from tests.unit.explain.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, STORY_NON_TORCH, STORY_START, rank, story_rank
+from tests.unit.explain.readings import (
+    GEMMA,
+    LARGER,
+    QWEN3_NEXT,
+    STORY,
+    STORY_NON_TORCH,
+    STORY_START,
+    other,
+    rank,
+    story_rank,
+)
 
 
-def gib(budget) -> dict[str, float]:
-    return {part.key: round(part.bytes / GIB, 2) for part in budget.parts}
+def sizes(budget: RankBudget) -> dict[str, int]:
+    return {part.key: part.bytes for part in budget.parts}
+
+
+def gib(budget: RankBudget) -> dict[str, float]:
+    return {key: round(size / GIB, 2) for key, size in sizes(budget).items()}
 
 
 def test_the_story_is_explained():
@@ -119,31 +133,27 @@ def test_the_parts_sum_exactly_whatever_is_known(engine, phases, kind, component
     assert len({part.key for part in budget.parts}) == len(budget.parts)
 
 
-NEW = replace(
-    STORY,
-    vllm_version="0.27.0",
-    memory=replace(
-        STORY.memory,
-        non_torch_bytes=None,
-        total_consumed_bytes=int(10.01 * GIB),
-        peak_activation_bytes=int(3.86 * GIB) + 10**9,
-        graphs_estimate_bytes=10**9,
-        graphs_estimate_counted=True,
-        available_bytes=(STORY.memory.requested_bytes or 0) - int(10.01 * GIB) - int(3.86 * GIB) - 10**9,
-    ),
-    kv_cache=replace(STORY.kv_cache, blocks=4_900, tensor_bytes=4_900 * 9 * 2**20),
+NEW = other(
+    replace(STORY, vllm_version="0.27.0"),
+    blocks=4_900,
+    non_torch_bytes=None,
+    total_consumed_bytes=int(10.01 * GIB),
+    peak_activation_bytes=int(3.86 * GIB) + 10**9,
+    graphs_estimate_bytes=10**9,
+    graphs_estimate_counted=True,
+    available_bytes=(STORY.memory.requested_bytes or 0) - int(10.01 * GIB) - int(3.86 * GIB) - 10**9,
 )
 
 
 def test_from_0_27_on_persistent_tensors_are_counted():
-    parts = {part.key: part.bytes for part in rank_budget(NEW, rank(start=STORY_START)).parts}
+    parts = sizes(rank_budget(NEW, rank(start=STORY_START)))
     assert parts["persistent"] == int(9.45 * GIB) - (STORY.memory.weights_bytes or 0)
     assert parts["weights"] + parts["persistent"] + parts["non_torch"] == int(10.01 * GIB)
     assert (parts["activation"], parts["graphs"]) == (int(3.86 * GIB), 10**9)
     assert "unexplained" not in parts
 
 
-CAPTURED = replace(NEW, memory=replace(NEW.memory, graphs_bytes=700_000_000))
+CAPTURED = other(NEW, graphs_bytes=700_000_000)
 
 
 def test_the_size_that_the_log_suggests_has_graphs_off_it_twice():
@@ -167,10 +177,10 @@ def test_the_size_that_the_log_suggests_has_graphs_off_it_twice():
 @pytest.mark.parametrize(
     "engine",
     [
-        replace(GEMMA, memory=replace(GEMMA.memory, graphs_bytes=GIB)),
-        replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_counted=False)),
-        replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_bytes=0)),
-        replace(CAPTURED, kv_cache=replace(CAPTURED.kv_cache, given_bytes=5)),
+        other(GEMMA, graphs_bytes=GIB),
+        other(CAPTURED, graphs_estimate_counted=False),
+        other(CAPTURED, graphs_estimate_bytes=0),
+        other(CAPTURED, given=5),
     ],
     ids=["0.19: the peak is without", "not counted", "no graphs", "given: none is printed"],
 )
@@ -182,25 +192,20 @@ def test_a_suggestion_that_lacks_a_figure_says_which():
     unseen = rank_budget(NEW, rank()).suggestion
     assert (unseen.bytes, unseen.counted_once_bytes, unseen.lost_bytes) == (None, None, 10**9)
     assert "nothing saw what was captured" in unseen.missing
-    planned = replace(
-        CAPTURED,
-        kv_cache=replace(CAPTURED.kv_cache, given_bytes=5),
-        environment={"VLLM_ENABLE_STARTUP_PLAN": "1"},
-    )
+    planned = replace(other(CAPTURED, given=5), environment={"VLLM_ENABLE_STARTUP_PLAN": "1"})
     used = rank_budget(planned, rank()).suggestion
     assert (used.bytes, used.lost_bytes) == (None, None)
     assert used.missing in explain([rank()], lambda _: planned).paragraph
 
 
 def test_without_the_phases_they_are_one_part():
-    parts = {part.key: part.bytes for part in rank_budget(NEW, rank()).parts}
+    parts = sizes(rank_budget(NEW, rank()))
     assert parts["weights"] + parts["consumed"] == int(10.01 * GIB)
 
 
 def test_what_the_profile_returned_beats_what_it_found():
-    memory = replace(NEW.memory, returned_bytes=(NEW.memory.available_bytes or 0) - 2**30)
-    cache = replace(NEW.kv_cache, blocks=4_800, tensor_bytes=4_800 * 9 * 2**20)
-    budget = rank_budget(replace(NEW, memory=memory, kv_cache=cache), rank(start=STORY_START))
+    less = other(NEW, blocks=4_800, returned_bytes=(NEW.memory.available_bytes or 0) - 2**30)
+    budget = rank_budget(less, rank(start=STORY_START))
     assert budget.part("mm_ipc").bytes == 2**30
     assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
 
@@ -209,13 +214,8 @@ STORY_LEFT = STORY.memory.available_bytes or 0
 
 
 def rescaled(version: str, stored: float, returned: float) -> EngineBudget:
-    memory = replace(
-        STORY.memory,
-        available_bytes=int(STORY_LEFT * stored),
-        returned_bytes=int(STORY_LEFT * stored * returned),
-    )
-    cache = replace(STORY.kv_cache, blocks=2_000, tensor_bytes=2_000 * 9 * 2**20)
-    return replace(STORY, ascend_version=version, memory=memory, kv_cache=cache)
+    sizes = {"available_bytes": int(STORY_LEFT * stored), "returned_bytes": int(STORY_LEFT * stored * returned)}
+    return other(replace(STORY, ascend_version=version), blocks=2_000, **sizes)
 
 
 @pytest.mark.parametrize("version", ["0.27.1rc1", "0.28.0rc1", "0.30.0rc2", "0.30.0.post1", "1.0"])
@@ -223,7 +223,7 @@ def rescaled(version: str, stored: float, returned: float) -> EngineBudget:
 @pytest.mark.parametrize("returned", [1, 0.9], ids=["as stored", "in whole blocks"])
 def test_what_vllm_ascend_rescales_is_named(version: str, stored: float, returned: float):
     budget = rank_budget(rescaled(version, stored, returned), rank(start=STORY_START))
-    parts = {part.key: part.bytes for part in budget.parts}
+    parts = sizes(budget)
     left = STORY_LEFT - parts["kv_cache"] - parts["null_block"] - parts["rounding"]
     assert abs(parts["rescaled"] - left) <= 1
     assert not parts.keys() & {"mm_ipc", "unexplained"}
@@ -239,8 +239,7 @@ def test_an_older_vllm_ascend_rescales_nothing(version: str):
 @pytest.mark.parametrize(("more", "key"), [(16, "bytes"), (-16, "bytes"), (17, "unexplained")])
 def test_a_few_bytes_are_rounding_and_more_is_not_explained(more: int, key: str):
     exact = sum(part.bytes for part in rank_budget(STORY, rank()).parts if part.key != "bytes")
-    memory = replace(STORY.memory, requested_bytes=exact + more)
-    assert rank_budget(replace(STORY, memory=memory), rank()).parts[-1].key == key
+    assert rank_budget(other(STORY, requested_bytes=exact + more), rank()).parts[-1].key == key
 
 
 def test_figures_that_sum_have_no_part_for_it():
@@ -254,16 +253,13 @@ def test_an_estimate_that_was_not_taken_off_is_no_part():
     requested = GEMMA.memory.requested_bytes
     parts = (GEMMA.memory.weights_bytes, GEMMA.memory.peak_activation_bytes, GEMMA.memory.non_torch_bytes)
     assert sum(size or 0 for size in parts) + (GEMMA.memory.available_bytes or 0) == requested
-    memory = replace(GEMMA.memory, available_bytes=counted)
-    cache = replace(GEMMA.kv_cache, blocks=15_000, tensor_bytes=15_000 * 1_310_720)
-    budget = rank_budget(replace(GEMMA, memory=memory, kv_cache=cache), rank())
+    budget = rank_budget(other(GEMMA, blocks=15_000, block_bytes=1_310_720, available_bytes=counted), rank())
     assert budget.part("graphs").bytes == GEMMA.memory.graphs_estimate_bytes
 
 
 def test_graphs_beyond_the_estimate_are_counted_nowhere():
     """gemma-3-27b: 1.14 GiB captured, nothing set aside."""
-    memory = replace(GEMMA.memory, graphs_bytes=int(1.14 * GIB))
-    budget = rank_budget(replace(GEMMA, memory=memory), rank())
+    budget = rank_budget(other(GEMMA, graphs_bytes=int(1.14 * GIB)), rank())
     assert budget.part("graphs_uncounted").bytes == int(1.14 * GIB)
     (row,) = [row for row in budget.observed if row.key == "graphs"]
     assert (row.title, row.profiled_bytes, row.risk_bytes) == ("graphs (estimated 1.05 GiB)", 0, int(1.14 * GIB))
@@ -283,7 +279,7 @@ def test_on_cpu_the_process_is_taken_off_what_was_requested():
     memory = StartMemory(requested_bytes=10 * GIB, returned_bytes=8 * GIB, utilization=0.4)
     engine = EngineBudget(memory=memory, kv_cache=KvCacheMade(blocks=1_024, tensor_bytes=8 * GIB))
     budget = rank_budget(engine, rank(kind="cpu", components=Components(weights_bytes=GIB)))
-    parts = {part.key: part.bytes for part in budget.parts}
+    parts = sizes(budget)
     assert (budget.counting, parts["weights"], parts["process"]) == ("cpu", GIB, GIB)
     assert sum(parts.values()) == 10 * GIB
     assert budget.observed == ()

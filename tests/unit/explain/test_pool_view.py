@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from highwater.explain.explanation import explain
 from highwater.model.engine_budget import EngineBudget
-from tests.unit.explain.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, rank, story_rank
+from tests.unit.explain.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, other, rank, story_rank
 
 
 def pool_of(*budgets: EngineBudget):
@@ -47,7 +47,7 @@ def test_only_a_hybrid_model_is_called_one():
 
 
 def test_a_given_size_is_no_share_of_the_device():
-    given = replace(STORY, kv_cache=replace(STORY.kv_cache, given_bytes=STORY.memory.available_bytes))
+    given = other(STORY, given=STORY.memory.available_bytes)
     words = explain([story_rank()], lambda _: given, model="Qwen3-VL-8B").paragraph
     assert (
         "rank 0 of 60.96 GiB. The KV cache's size was given, not a share of the device. Of 60.96 GiB the KV " in words
@@ -56,15 +56,14 @@ def test_a_given_size_is_no_share_of_the_device():
 
 
 def test_the_rank_with_the_fewest_bytes_binds():
-    less = replace(STORY.memory, available_bytes=(STORY.memory.available_bytes or 0) - 2**30)
-    made = replace(STORY.kv_cache, blocks=4_926, tensor_bytes=4_926 * 9 * 2**20)
-    pool = pool_of(replace(STORY, kv_cache=made), replace(STORY, memory=less, kv_cache=made))
+    made = other(STORY, blocks=4_926)
+    pool = pool_of(made, other(made, available_bytes=(STORY.memory.available_bytes or 0) - 2**30))
     assert (pool.binding_rank, pool.planned_blocks, pool.differences) == (1, 4_926, ())
 
 
 def test_a_difference_is_shown():
-    made = replace(STORY.kv_cache, blocks=5_000, tensor_bytes=5_000 * 9 * 2**20, size_tokens=7)
-    pool = pool_of(replace(STORY, kv_cache=made))
+    made = other(STORY, blocks=5_000)
+    pool = pool_of(replace(made, kv_cache=replace(made.kv_cache, size_tokens=7)))
     assert pool.differences == (
         "blocks: the engine has 5,000, the arithmetic of 0.12.0 gives 5,040",
         "tokens: the engine has 7, the arithmetic of 0.12.0 gives 645,120",

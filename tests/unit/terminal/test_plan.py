@@ -43,7 +43,7 @@ def _asked(tmp_path: Path, model: Path):
 def _built_in_rules(monkeypatch: pytest.MonkeyPatch) -> Rules:
     rules = Rules()
     monkeypatch.setattr(roads, "read_start", rules)
-    monkeypatch.setattr(roads, "engine_here", lambda: None)
+    monkeypatch.setattr("highwater.terminal.plan.command.engine_here", lambda: None)
     return rules
 
 
@@ -85,7 +85,7 @@ def test_vllms_own_refusal_is_shown(asked) -> None:
 def test_a_share_that_others_do_not_leave_is_refused_with_one_that_fits(asked) -> None:
     result = asked("--device L4 --others 3GiB", "--max-model-len 8192")
     assert result.exit_code == 1
-    assert result.stdout.startswith("vLLM refuses it: Free memory on device cuda:0 (19.49/22.49 GiB)")
+    assert result.stdout.startswith("vLLM refuses it: Free memory on device (19.49/22.49 GiB)")
     assert "--gpu-memory-utilization 0.86" in result.stdout.partition("ways out")[2]
 
 

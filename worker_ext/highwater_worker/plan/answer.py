@@ -86,22 +86,15 @@ def _ask(config: Any, question: dict[str, Any], card: cards.Card, found: dict[st
     requested = [one.pop("requested_bytes") for one in seen]
     specs = [spec for one in seen for spec in [one.pop("specs")] * each]
     found |= {"ranks": [{"rank": rank, **one} for rank, one in zip(ranks, seen)], "stage": "the KV cache"}
-    remains: list[cards.Figure] = []
-    measured = question.get("measured") or {}
-    if given is not None:
-        remains = [cards.exact(int(given), "given")] * len(ranks)
-    elif all(one["activation"] or "activation" in measured for one in seen):
+    measured, parts = question.get("measured") or {}, []
+    if given is None and all(one["activation"] or "activation" in measured for one in seen):
         parts = [parts_of_start({**one, "graphs": captured}, config, measured, is_npu=card.is_npu) for one in seen]
-        remains = [cards.left(size, of_rank) for size, of_rank in zip(requested, parts)]
-        rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
-        found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
 
     def pool(sizes: list[int]) -> dict[str, Any]:
         values = [versions.less_image_buffers(size, config) for size in sizes for _ in range(each)]
         return kv_pool(config, specs, values or [1 << 50] * len(specs))
 
-    found["kv_cache"] = kv = cards.kv_cache(remains, pool, "exact")
-    found["status"] = cards.STATUS[kv["fits"]] if remains else "not_known"
+    found |= cards.answered(given, total, requested, parts, pool, of_layers="exact")
     found["encoder"] = None
     if getattr(config.model_config, "is_multimodal_model", False):
         found["encoder"] = _or_error(versions.encoder_budget, config)
@@ -180,7 +173,7 @@ def parts_of_start(
     parts["non_torch"] = cards.outside_torch(is_alone=is_alone, is_npu=is_npu)
     if versions.counts_buffers():
         parts["buffers"] = cards.exact(seen["buffers"], "the runner's tensors beside the weights")
-    return parts | {name: cards.measured(int(value), "a start measured it") for name, value in measured.items()}
+    return parts | cards.measured_parts(measured)
 
 
 def _has_experts(text: dict[str, Any]) -> bool:

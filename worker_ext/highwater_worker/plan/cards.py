@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+Pool = Callable[[list[int]], dict[str, Any]]
+"""Sizes a KV cache by so many bytes of each rank; an empty list: by as many as any layers want."""
 _MIB, _GIB = 1 << 20, 1 << 30
 
 
@@ -114,6 +116,10 @@ def measured(value: int, why: str) -> Figure:
     return Figure(value, value, value, "measured", why)
 
 
+def measured_parts(sizes: Mapping[str, int]) -> dict[str, Figure]:
+    return {name: measured(size, "a start measured it") for name, size in sizes.items()}
+
+
 def exact(value: int, why: str) -> Figure:
     return Figure(value, value, value, "exact", why)
 
@@ -148,14 +154,8 @@ def left(requested: int, parts: Mapping[str, Figure]) -> Figure:
     return Figure(likely, low, high, grade, f"the share of the card less {', '.join(parts)}")
 
 
-def kv_cache(remains: list[Figure], pool: Callable[[list[int]], dict[str, Any]], of_layers: str) -> dict[str, Any]:
-    """Return the pool of the likely bytes, with what the bounds make of it.
-
-    Args:
-        remains: Each rank's bytes; empty where none are known.
-        pool: Sizes it by so many bytes of each rank; an empty list: by as many as any layers want.
-        of_layers: The grade of what follows from the layers alone.
-    """
+def kv_cache(remains: list[Figure], pool: Pool, of_layers: str) -> dict[str, Any]:
+    """Return the pool of the likely bytes of each rank (empty: not known), with what the bounds make of it."""
     likely = pool([one.bytes for one in remains])
     if not remains:
         known = {name: likely[name] if name in OF_LAYERS else None for name in likely}
@@ -174,3 +174,23 @@ def kv_cache(remains: list[Figure], pool: Callable[[list[int]], dict[str, Any]],
         "blocks_high": high.get("blocks", 0),
         "grades": {name: of_layers if name in OF_LAYERS else grade for name in names},
     }
+
+
+def answered(
+    given: int | None, total: int, requested: list[int], parts: list[dict[str, Figure]], pool: Pool, *, of_layers: str
+) -> dict[str, Any]:
+    """Return an answer's status, KV cache and budget: of given bytes, or of what the parts leave of each rank's share.
+
+    `parts` are empty where they are not known; `of_layers` is the grade of what follows from the layers alone.
+    """
+    found: dict[str, Any] = {}
+    remains: list[Figure] = []
+    if given is not None:
+        remains = [exact(int(given), "given")] * len(requested)
+    elif parts:
+        remains = [left(size, of_rank) for size, of_rank in zip(requested, parts)]
+        rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
+        found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
+    found["kv_cache"] = kv = kv_cache(remains, pool, of_layers)
+    found["status"] = STATUS[kv["fits"]] if remains else "not_known"
+    return found
