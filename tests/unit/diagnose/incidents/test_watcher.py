@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gated_proxy.door_items import Cost, RequestItems
 from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
@@ -760,6 +761,17 @@ async def test_the_span_before_it_is_told(one):
     incident = await one.only()
     assert [event.kind for event in incident.events] == ["mark", "policy", "reset", "reset", "state"]
     assert [event.summary for event in incident.decisions] == ["memory: calm -> short", "release done"]
+
+
+async def test_requests_with_images_that_ran_or_had_just_ended_are_named_the_largest_first(one):
+    def sent(name: str, size: int, ended_at: float | None) -> RequestItems:
+        return RequestItems(name, None, "chat", "passed", Cost(size), (), 0.0, 0.0, ended_at, 200)
+
+    await one.come_up()
+    at = one.clock.now
+    one.box._requests = lambda: [sent("old", 9, at - 59.0), sent("just", 1, at - 58.0), sent("runs", 5, None)]
+    await one.die()
+    assert [each.request_id for each in (await one.only()).requests] == ["runs", "just"]
 
 
 async def test_another_life_has_its_own_evidence(one):
