@@ -28,7 +28,6 @@ from highwater.act.relief import Relief, RemedyObserver
 from highwater.act.remedies import all_remedies
 from highwater.act.store import PolicyStore
 from highwater.diagnose.incidents.incidents import Incidents
-from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import IncidentWatcher
 from highwater.diagnose.rules.book import host_findings
@@ -40,6 +39,7 @@ from highwater.growth.book import FloorFile
 from highwater.growth.series import Measured, host_series
 from highwater.growth.watch import GrowthWatch
 from highwater.host.needs import CacheCounts
+from highwater.host.oom_kills import OomKillWatch
 from highwater.host.process_lives import ProcessLives
 from highwater.host.reader import HostReader
 from highwater.host.watch import HostWatch

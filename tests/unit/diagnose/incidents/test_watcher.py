@@ -13,12 +13,12 @@ import pytest
 from gated_proxy.door_items import Cost, RequestItems
 from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.incidents import Incidents
-from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart
 from highwater.engine.client import Engine
 from highwater.host.needs import ProcessorCaches
+from highwater.host.oom_kills import OomKillWatch
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.model.engine import EngineState, EngineStatus, StartedRank, StartFailure
@@ -28,7 +28,7 @@ from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineUnresponsive
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 from tests.fakes.recorders import phase
-from tests.unit.diagnose.incidents.test_oom_kills import seen
+from tests.unit.host.test_oom_kills import seen
 from tests.unit.host.test_past import Pod, leak
 
 POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
