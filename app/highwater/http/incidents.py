@@ -8,10 +8,10 @@ from typing import Annotated, Final, Literal, TypeAlias
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
-from highwater.diagnose import markdown
 from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.store import UnreadableIncident, listing, to_bytes
 from highwater.http.services import NO_STORE, OR_TEXT, FormatQuery, Parts, StrictModel, ending, wants_text
+from highwater.http.text import markdown
 from highwater.http.text.incidents import headlines_text, incident_markdown
 from highwater.process.exit_codes import OK
 

@@ -1,4 +1,4 @@
-"""Incidents as Markdown, which a terminal shows as it is and ``highwater.diagnose.markdown.page`` turns into a page.
+"""Incidents as Markdown, which a terminal shows as it is and ``highwater.http.text.markdown.page`` turns into a page.
 
 Formats, and decides nothing. Every foreign text is made plain first.
 """
@@ -14,8 +14,8 @@ from highwater.diagnose.finding import Finding, advices, all_advice, without_eff
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import exception_title
 from highwater.diagnose.log.messages import LogMessage
-from highwater.diagnose.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
+from highwater.http.text.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.http.text.report import memory_rows, requests_text
 from highwater.model.policy import WORDS
 from highwater.model.report import Event
