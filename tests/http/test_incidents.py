@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
-from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY
 from highwater.http.history import router
 from highwater.http.problems import PROBLEM_RESPONSES, answer_problems
+from highwater.http.text.markdown import CONTENT_SECURITY_POLICY
 from highwater.model.engine import EngineStatus
 from highwater.process.clocks import Clocks
 from tests.fakes.incident import AT, ID, evidence, numbered, rank, reading

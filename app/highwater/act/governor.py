@@ -247,7 +247,7 @@ class Governor:
         running = self._relief.now
         doing = "waits for a remedy that runs" if running is None or running.trigger != "policy" else running.text
         views = [
-            replace(view, phase="acting", reason=f"{doing}: {acting.why}", cooldown_until=None)
+            replace(view, phase="acting", reason=f"{doing}: {acting.why}", hindrance=None, cooldown_until=None)
             if acting is not None and acting.rule == view.rule
             else view
             for view in decision.views

@@ -1,4 +1,4 @@
-"""Conclusions from numbers and from the engine's log, and how they are written down.
+"""Conclusions from numbers and from the engine's log.
 
 ::
 
@@ -6,5 +6,4 @@
     finding    a finding, and advice: their words in TOML   experiment a measured load, and how two readings differ
     incident   its evidence, and what is kept of it         incidents/ what notices, opens, concludes and keeps them
     log/       the engine's log                             verdict    the one verdict; engine_verdict: of its state
-    markdown   reports as Markdown, and as a page
 """

@@ -13,6 +13,7 @@ from highwater.diagnose.finding import Finding
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import FailedStart
 from highwater.diagnose.log.story import QuotedException
+from highwater.host.oom_kills import OomKills
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.model.components import MemoryPoint
@@ -50,14 +51,6 @@ class RankEvidence(Ranked):
     stack: tuple[str, ...] = ()  # the main thread's frames, innermost first
     series: tuple[MemoryPoint, ...] = ()  # its last minutes, oldest first
     entries: tuple[EncoderEntry, ...] = ()  # the largest entries of its encoder cache, largest first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OomKills:
-    """Processes that the kernel killed for memory, by a control group's own counter."""
-
-    count: int  # kills in the last minute; 0 where the counter was read after the engine's end and has not moved
-    where: str  # the place of that counter, as a clause that can stand within a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

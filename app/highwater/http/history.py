@@ -14,7 +14,6 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from pydantic import Field, TypeAdapter
 from starlette.types import Receive, Scope, Send
 
-from highwater.diagnose import markdown
 from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.store import UnreadableIncident, listing, to_bytes
 from highwater.diagnose.verdict import JudgedReport
@@ -29,6 +28,7 @@ from highwater.http.services import (
     ending,
     wants_text,
 )
+from highwater.http.text import markdown
 from highwater.http.text.incidents import headlines_text, incident_markdown
 from highwater.model.report import SCHEMA, Event
 from highwater.process.errors import OK, NotAvailable, UnknownName

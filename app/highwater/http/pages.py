@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 from markdown_it import MarkdownIt
 
-from highwater.diagnose import markdown
+from highwater.http.text import markdown
 
 DASHBOARD: Final = Path(__file__).resolve().parents[1] / "dashboard"
 # Only this page's own files, no inline script or style, nothing from elsewhere, and no string that becomes HTML.

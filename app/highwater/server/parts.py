@@ -25,7 +25,6 @@ from highwater.act.quiescer import Quiescer
 from highwater.act.relief import Relief
 from highwater.act.remedies import all_remedies
 from highwater.diagnose.incidents.incidents import Incidents
-from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import IncidentWatcher
 from highwater.diagnose.rules.book import host_findings
@@ -37,6 +36,7 @@ from highwater.growth.book import FloorFile
 from highwater.growth.series import Measured, host_series
 from highwater.growth.watch import GrowthWatch
 from highwater.host.needs import CacheCounts
+from highwater.host.oom_kills import OomKillWatch
 from highwater.host.process_lives import ProcessLives
 from highwater.host.watch import HostReader, HostWatch
 from highwater.http.access import Access

@@ -140,6 +140,7 @@ FOUND: list[tuple[str, dict, str, str]] = [
 # Nothing to change, or not known.
 NOT_FOUND: list[tuple[str, dict, str, str]] = [
     ("vLLM", {"version": "0.32.1"}, "ok", "0.32.1"),
+    ("vLLM", {"version": "0.16.0"}, "ok", "0.16.0"),
     ("extension", {"can": {"extension": "x.Y"}}, "ok", "every worker has Highwater's operations"),
     ("recorder", {"progress": None, "state": "gone"}, "skip", "not known until"),
     ("recorder", {"progress": None, "state": "stuck"}, "skip", "not known until"),

@@ -7,9 +7,9 @@ from itertools import cycle
 
 import pytest
 
-from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.rules.book import host_findings
 from highwater.host.needs import CacheCounts
+from highwater.host.oom_kills import OomKillWatch
 from highwater.host.past import MAX_PARTS, HostPast
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
 from highwater.host.report import GrownPart

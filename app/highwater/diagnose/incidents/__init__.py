@@ -3,6 +3,6 @@
 ::
 
     watcher     notices and gathers             failed_starts   of starts, by files and log
-    incidents   opens, repeats, closes          oom_kills       the kernel's kills for memory
-    diagnosis   makes one of its evidence       store           files, or memory
+    incidents   opens, repeats, closes          store           files, or memory
+    diagnosis   makes one of its evidence
 """

@@ -28,10 +28,10 @@ from gated_proxy.door_items import RequestItems
 from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.incidents.failed_starts import FailedStarts
 from highwater.diagnose.incidents.incidents import Incidents
-from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.rules.device import Sleep, wake_up_failed
 from highwater.diagnose.rules.life import NOTHING_KNOWN
 from highwater.engine.life import EngineLife
+from highwater.host.oom_kills import OomKillWatch
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.model.components import MemoryPoint, account

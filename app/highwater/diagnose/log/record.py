@@ -1,4 +1,4 @@
-"""One line of the engine's log: who wrote it, and what it says, and when.
+"""One line of the engine's log: who wrote it, what it says, and when.
 
 vLLM's record has an unmistakable form: perhaps its processes in parentheses, a level, a time, a file and a line. It is
 found behind any prefix. What stands behind it may be a client's words, so that the first one in a line counts.

@@ -1,4 +1,4 @@
-"""Incidents as Markdown, which a terminal shows as it is and ``highwater.diagnose.markdown.page`` turns into a page.
+"""Incidents as Markdown, which a terminal shows as it is and ``highwater.http.text.markdown.page`` turns into a page.
 
 Formats, and decides nothing. Every foreign text is made plain first.
 """
@@ -12,8 +12,8 @@ from highwater.diagnose.case import known_points, latest
 from highwater.diagnose.finding import advices, all_advice, without_effect
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import exception_title
-from highwater.diagnose.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
+from highwater.http.text.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.http.text.report import memory_rows, requests_text
 from highwater.model.policy import WORDS
 from highwater.model.report import Event

@@ -14,8 +14,8 @@ import click
 from highwater.act.remedies import REMEDIES
 from highwater.diagnose.case import of_load
 from highwater.diagnose.experiment import Experiment
-from highwater.diagnose.markdown import page
 from highwater.diagnose.rules.book import judged
+from highwater.http.text.markdown import page
 from highwater.process.errors import FAILED, INTERRUPTED, OK
 from highwater.process.untrusted import printable
 from highwater.terminal.asking import sidecar_at

@@ -13,8 +13,8 @@ from typing import Final
 from highwater.diagnose.case import of_load
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, highest, host_used, part_of, total
 from highwater.diagnose.finding import COMPONENT_MEANING, all_advice
-from highwater.diagnose.markdown import block, chart, code, moment, section, table, text
 from highwater.diagnose.rules.book import judged
+from highwater.http.text.markdown import block, chart, code, moment, section, table, text
 from highwater.model.components import COMPONENT_NAMES, component_title
 from highwater.model.policy import RuleStatus, signal_traits
 from highwater.model.rank import RankKey, RankReading, device_title

@@ -10,12 +10,13 @@ import pytest
 
 from highwater.diagnose.case import latest, of_incident
 from highwater.diagnose.finding import ADVICE, COMPONENT_MEANING, Advice, Finding
-from highwater.diagnose.incident import Evidence, HangBefore, OomKills, RankEvidence
+from highwater.diagnose.incident import Evidence, HangBefore, RankEvidence
 from highwater.diagnose.incidents.diagnosis import memory_at_end, summarize
 from highwater.diagnose.log.messages import ended_by_signal
 from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import RULES
 from highwater.host.needs import CacheCopy, ProcessorCaches
+from highwater.host.oom_kills import OomKills
 from highwater.host.past import Fill, HostFacts
 from highwater.host.reading import HostReading, ProcessMemory
 from highwater.host.report import GrownPart
@@ -310,6 +311,7 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
     ("host_memory", evidence("died", rank(reading(host_memory=host(None, 64_000 * MIB))))),
     ("kv_cache_full", evidence("hung")),
     ("kv_cache_full", evidence("hung", load=EngineLoad())),
+    ("kv_cache_full", evidence("hung", load=EngineLoad(kv_cache_usage_ratio=0.94))),
     ("policy", evidence("died")),
     ("policy", evidence("died", policy=policy("calm"))),
     ("policy", evidence("died", policy=policy("resting", level="calm"))),

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from gated_proxy.door_items import Cost, RequestItems
 from highwater.diagnose.incident import Incident
 from highwater.diagnose.incidents.incidents import Incidents
-from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart
 from highwater.engine.client import Engine
 from highwater.host.needs import ProcessorCaches
+from highwater.host.oom_kills import OomKillWatch
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.model.engine import EngineState, EngineStatus, StartedRank, StartFailure
@@ -27,7 +28,7 @@ from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineUnresponsive
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 from tests.fakes.recorders import phase
-from tests.unit.diagnose.incidents.test_oom_kills import seen
+from tests.unit.host.test_oom_kills import seen
 from tests.unit.host.test_past import Pod, leak
 
 POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
@@ -761,6 +762,17 @@ async def test_the_span_before_it_is_told(one):
     incident = await one.only()
     assert [event.kind for event in incident.events] == ["mark", "policy", "reset", "reset", "state"]
     assert [event.summary for event in incident.decisions] == ["memory: calm -> short", "release done"]
+
+
+async def test_requests_with_images_that_ran_or_had_just_ended_are_named_the_largest_first(one):
+    def sent(name: str, size: int, ended_at: float | None) -> RequestItems:
+        return RequestItems(name, None, "chat", "passed", Cost(size), (), 0.0, 0.0, ended_at, 200)
+
+    await one.come_up()
+    at = one.clock.now
+    one.box._requests = lambda: [sent("old", 9, at - 59.0), sent("just", 1, at - 58.0), sent("runs", 5, None)]
+    await one.die()
+    assert [each.request_id for each in (await one.only()).requests] == ["runs", "just"]
 
 
 async def test_another_life_has_its_own_evidence(one):

@@ -10,13 +10,13 @@ import pytest
 
 from highwater.diagnose.case import of_incident
 from highwater.diagnose.finding import ADVICE, all_advice
-from highwater.diagnose.incident import OomKills
 from highwater.diagnose.incidents.diagnosis import advised, ended_in_order, summarize
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, LogStory, QuotedException, story_of
 from highwater.host.needs import ProcessorCaches
+from highwater.host.oom_kills import OomKills
 from highwater.host.past import Fill, HostFacts
 from highwater.host.reading import HostReading
 from highwater.http.text.incidents import incident_markdown

@@ -10,7 +10,7 @@ import pytest
 
 from highwater.diagnose.experiment import Experiment
 from highwater.diagnose.incident import EncoderEntry
-from highwater.diagnose.markdown import CHART_POINTS, CONTENT_SECURITY_POLICY, evenly, page
+from highwater.http.text.markdown import CHART_POINTS, CONTENT_SECURITY_POLICY, evenly, page
 from highwater.model.policy import RankPressure
 from highwater.model.report import Event
 from highwater.terminal.measure.report import report

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from highwater.diagnose.incident import OomKills
 from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
 from highwater.model.rank import Process, RankReading
@@ -23,6 +23,14 @@ RECENT_SECONDS: Final = 60.0
 _BY_CONTAINER: Final = "counted in the engine's container"
 _MAX_RISES, _MAX_GROUPS = 64, 256
 _Known: TypeAlias = tuple[int, Process | None]  # a counter, and the rank's process that reported it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomKills:
+    """Processes that the kernel killed for memory, by a control group's own counter."""
+
+    count: int  # kills in the last minute; 0 where the counter was read after the engine's end and has not moved
+    where: str  # the place of that counter, as a clause that can stand within a sentence
 
 
 class _Rise(NamedTuple):

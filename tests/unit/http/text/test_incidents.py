@@ -15,9 +15,9 @@ from highwater.diagnose.finding import ADVICE, Finding
 from highwater.diagnose.incident import Headline, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.log.story import LogStory
-from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, figure, moment, page
 from highwater.host.reading import ProcessMemory
 from highwater.http.text.incidents import headlines_text, incident_markdown, state
+from highwater.http.text.markdown import CONTENT_SECURITY_POLICY, figure, moment, page
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.growth import Growth
 from highwater.model.policy import PolicyStatus
