@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -139,7 +139,11 @@ def shm_of(
     rows: dict[tuple[ShmState, str], list[int]] = {}
     for state in get_args(ShmState):
         known: ShmState = "not_known" if state == "left_over" and not sees_all else state
-        rows |= {(known, owner): row for owner, row in _rows(raw.get("owners" if state == "in_use" else state))}
+        told = raw.get("owners" if state == "in_use" else state)
+        for owner, row in told.items() if isinstance(told, Mapping) else ():
+            figures = list(_numbers(dict(enumerate(row))).values()) if isinstance(row, list) else []
+            if _OWNER.fullmatch(owner) and len(figures) == 3:  # noqa: PLR2004 - files, used, promised
+                rows[known, owner] = figures
     owners = [
         ShmOwner(owner=owner, state=state, files=files, used_bytes=used, promised_bytes=promised)
         for (state, owner), (files, used, promised) in rows.items()
@@ -153,13 +157,6 @@ def shm_of(
         age_seconds=age_seconds,
         sees=sees,
     )
-
-
-def _rows(source: object) -> Iterator[tuple[str, list[int]]]:
-    for owner, row in source.items() if isinstance(source, Mapping) else ():
-        numbers = list(_numbers(dict(enumerate(row))).values()) if isinstance(row, list) else []
-        if _OWNER.fullmatch(owner) and len(numbers) == 3:  # noqa: PLR2004 - files, used, promised
-            yield owner, numbers
 
 
 def own_shm(folder: str, root: Path) -> ShmMemory | None:

@@ -274,43 +274,33 @@ KEPT_SECONDS = 1.0
 _PIECE_ENTRIES: Final = 250
 
 
-class _Rows:
-    """Entries in one order, as pieces of a JSON array that are written once."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._rows = rows
-        self._pieces: list[bytes] = []
-
-    async def first(self, limit: int) -> bytes:
-        whole, rest = divmod(min(limit, len(self._rows)), _PIECE_ENTRIES)
-        while len(self._pieces) < whole:
-            self._pieces.append(self._json(len(self._pieces), _PIECE_ENTRIES))
-            await asyncio.sleep(0)
-        last = [self._json(whole, rest)] if rest else []
-        return b"[" + b",".join((*self._pieces[:whole], *last)) + b"]"
-
-    def _json(self, piece: int, count: int) -> bytes:
-        begin = piece * _PIECE_ENTRIES
-        return to_json(self._rows[begin : begin + count])[1:-1]
-
-
 @dataclass(frozen=True, slots=True)
 class RankEntries:
     head: Mapping[str, Any]  # all about it but its entries
     rows: Sequence[Mapping[str, Any]]  # its entries, largest first
     is_recorded: bool = False  # by its recorder, and not by its worker
-    _orders: dict[tuple[Order, bool], _Rows] = field(default_factory=dict, repr=False)
+    # By order, and whether under other names: its entries, and the pieces of a JSON array that are written once.
+    _written: dict[tuple[Order, bool], tuple[Sequence[Mapping[str, Any]], list[bytes]]] = field(
+        default_factory=dict, repr=False
+    )
 
     async def json(self, limit: int, order: Order, alias: Callable[[object], str] | None) -> bytes:
-        ordered = self._orders.get((order, alias is None))
-        if ordered is None:
-            rows = self.rows
+        if (order, alias is None) not in self._written:
+            ordered = self.rows
             if order == "age":
-                rows = sorted(rows, key=lambda row: row.get("age_seconds") or 0.0, reverse=True)
+                ordered = sorted(ordered, key=lambda row: row.get("age_seconds") or 0.0, reverse=True)
             if alias is not None:
-                rows = [{**row, "mm_hash": alias(row.get("mm_hash"))} for row in rows]
-            ordered = self._orders[order, alias is None] = _Rows(rows)
-        return to_json(self.head)[:-1] + b',"entries":' + await ordered.first(limit) + b"}"
+                ordered = [{**row, "mm_hash": alias(row.get("mm_hash"))} for row in ordered]
+            self._written[order, alias is None] = ordered, []
+        rows, pieces = self._written[order, alias is None]
+        limit = min(limit, len(rows))
+        whole = limit // _PIECE_ENTRIES
+        while (begin := len(pieces) * _PIECE_ENTRIES) < whole * _PIECE_ENTRIES:
+            pieces.append(to_json(rows[begin : begin + _PIECE_ENTRIES])[1:-1])
+            await asyncio.sleep(0)
+        rest = to_json(rows[whole * _PIECE_ENTRIES : limit])[1:-1]
+        entries = b",".join(piece for piece in (*pieces[:whole], rest) if piece)
+        return to_json(self.head)[:-1] + b',"entries":[' + entries + b"]}"
 
 
 @dataclass(frozen=True, slots=True)

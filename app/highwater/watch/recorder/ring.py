@@ -57,16 +57,6 @@ class WatchdogDump:
     text: str  # as Python's `faulthandler` writes them
 
 
-def _is_possible(layout: Layout) -> bool:
-    return (
-        layout.slots > 0
-        and _MIN_SLOT_BYTES <= layout.slot_bytes <= _MAX_SLOT_BYTES
-        and _MIN_AREA_BYTES <= layout.heartbeat_bytes <= _MAX_HEARTBEAT_BYTES
-        and _MIN_AREA_BYTES <= layout.table_bytes <= _MAX_TABLE_BYTES
-        and _MIN_AREA_BYTES <= layout.stack_bytes <= _MAX_STACK_BYTES
-    )
-
-
 class Ring:
     """One file, held open: a link is not followed, and a named pipe not waited for.
 
@@ -262,7 +252,14 @@ def _read_header(start: bytes, file_bytes: int) -> tuple[Layout, bytes]:
         raise RingUnusable(f"truncated: {file_bytes} bytes")
     _, _, *sizes, length = RING_HEAD.unpack_from(start)
     layout = Layout(*sizes)
-    if not _is_possible(layout):
+    is_possible = (
+        layout.slots > 0
+        and _MIN_SLOT_BYTES <= layout.slot_bytes <= _MAX_SLOT_BYTES
+        and _MIN_AREA_BYTES <= layout.heartbeat_bytes <= _MAX_HEARTBEAT_BYTES
+        and _MIN_AREA_BYTES <= layout.table_bytes <= _MAX_TABLE_BYTES
+        and _MIN_AREA_BYTES <= layout.stack_bytes <= _MAX_STACK_BYTES
+    )
+    if not is_possible:
         raise RingUnusable(
             f"corrupt header: {layout.slots} slots of {layout.slot_bytes} bytes after {layout.header_bytes}, "
             f"heartbeats of {layout.heartbeat_bytes}, tables of {layout.table_bytes}, stacks of {layout.stack_bytes}"
