@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
 from highwater.act.decision import Decision, decide
 from highwater.act.pressure import Facts, unreachable
-from highwater.act.relief import Relief, RemedyOutcome
+from highwater.act.relief import Observer, Relief, RemedyOutcome
 from highwater.act.rules import PolicyChange, PolicySettings, Rule
 from highwater.act.state import Action, LifeMemory, begin, learn
 from highwater.act.views import rule_status, summary
@@ -45,11 +45,6 @@ MAX_ACTS: Final = 32
 log = logging.getLogger("highwater.governor")
 
 
-class ActionObserver(Protocol):
-    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
-        """Count a remedy that was run for a rule, or would have been."""
-
-
 class Governor:
     """Watches the signals, and acts by the rules.
 
@@ -64,7 +59,7 @@ class Governor:
         *,
         rules: Sequence[Rule],
         mode: PolicyMode,
-        observer: ActionObserver,
+        observer: Observer,
         shared_cards: Callable[[], frozenset[str]],
         clocks: Clocks,
         internal_error: Callable[[], None],
