@@ -300,16 +300,12 @@ class PolicyStore:
     A change is kept in the state file, where one is configured, before it is in force; what cannot be kept is refused.
     At the next start it wins over the configuration, unless that has itself been changed since. Putting the configured
     policy back ends the change: there is nothing to keep then.
-
-    Attributes:
-        source: ``settings``, or ``put`` while it is changed.
-        startup_notice: What was done with an earlier change at the start; ``None`` without one.
     """
 
     def __init__(self, file: StateFile, configured: PolicySettings) -> None:
         self.in_force = configured
-        self.source: Literal["settings", "put"] = "settings"
-        self.startup_notice: str | None = None
+        self.source: Literal["settings", "put"] = "settings"  # ``put`` while it is changed
+        self.startup_notice: str | None = None  # what was done with an earlier change at the start
         self._file = file
         # What the operator configured, without defaults: a release that changes those is no other configuration.
         self._configured = hashlib.sha256(configured.model_dump_json(exclude_defaults=True).encode()).hexdigest()
