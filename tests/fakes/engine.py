@@ -723,11 +723,12 @@ class _Transport(httpx.AsyncBaseTransport):
 
 
 class Counted(Counters):
-    """Counts polls and remedies, and remembers them."""
+    """Counts polls, remedies and the policy's acts, and remembers them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.polls = 0
+        self.actions: list[tuple[str, str, str]] = []
         self.failures: list[tuple[str, str]] = []
         self.remedies: list[tuple[str, Trigger, str]] = []
 
@@ -742,6 +743,10 @@ class Counted(Counters):
     def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
         super().remedy_ended(result, trigger)
         self.remedies.append((result.remedy, trigger, result.outcome))
+
+    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
+        super().policy_acted(rule, remedy, outcome)
+        self.actions.append((rule, remedy, outcome))
 
 
 @dataclass

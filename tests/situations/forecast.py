@@ -23,6 +23,7 @@ from highwater.model.remedies import RemedyResult
 from highwater.model.report import Report
 from highwater.process.clocks import Clocks
 from highwater.watch.history import History
+from tests.fakes.clock import FakeClock
 from tests.situations import busy
 from tests.situations.device import MIB
 from tests.situations.shapes import SHAPES, Course, Dice
@@ -77,16 +78,9 @@ class Outcome:
         return [*self.wrong, *too_few, *too_many]
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def said(course: Course, step: float, ranks: int) -> Iterator[tuple[float, float | None, str | None]]:
     """Yield the seconds, and what the report says then: in how long the first device is full, and what grows on it."""
-    clock = Clock()
+    clock = FakeClock(0.0)
     history = History(4000, clocks=Clocks(clock, clock))
     cuts, pid, began = list(course.cuts), 1, 0.0
     count = int(course.seconds / step)

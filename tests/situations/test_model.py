@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from tests.situations.clock import run_virtually
 from tests.situations.device import GIB, MIB, Card, Plan
 from tests.situations.engine import EngineModel
@@ -101,16 +102,9 @@ def test_what_is_due_misses_no_goal(outcome: Outcome, due: Due):
     assert missed_goals(outcome, due) == []
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def _watched(seconds: float, *, remedies: dict[float, int], stray: int = 20 * GIB) -> Outcome:
     """A judge beside an engine that is urgently short from the tenth second on; what is given back, and when."""
-    clock = Clock()
+    clock = FakeClock(0.0)
     engine = _engine(clock)
     card = engine.cards[0]
     judge = engine.watcher = Judge(engine)
@@ -154,7 +148,7 @@ def test_a_first_remedy_that_did_not_suffice_needs_a_next_one():
 
 
 def test_a_trim_has_its_own_component_and_the_release_after_it_no_credit():
-    clock = Clock()
+    clock = FakeClock(0.0)
     judge = Judge(_engine(clock))
     judge.remedy("trim", 0.0, (0,))
     judge.remedy("release", 0.1, (GIB,))

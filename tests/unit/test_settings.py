@@ -497,7 +497,7 @@ def test_rule_names_are_unique():
         ("recorder_rate", "0.5", "greater than or equal to 1"),
         ("recorder_rate", "nan", "greater than or equal to 1|finite"),
         ("recorder_seconds", "5", "greater than or equal to 10"),
-        ("recorder_seconds", "3600", "at 10 samples a second"),
+        ("recorder_seconds", "2910", "must be at most 2909 at 10 samples a second"),
         ("max_step_seconds", "0", "greater than 0"),
         ("incidents.keep", "0", "greater than or equal to 1"),
         ("incidents.max_bytes", "1024", "greater than or equal to 262144"),

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
 from highwater.act.decision import Decision, decide
 from highwater.act.pressure import Facts, unreachable
-from highwater.act.relief import Relief, RemedyOutcome
+from highwater.act.relief import Observer, Relief, RemedyOutcome
 from highwater.act.rules import PolicyChange, PolicySettings, Rule
 from highwater.act.state import Action, LifeMemory, begin, learn
 from highwater.act.views import rule_status, summary
@@ -45,11 +45,6 @@ MAX_ACTS: Final = 32
 log = logging.getLogger("highwater.governor")
 
 
-class ActionObserver(Protocol):
-    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
-        """Count a remedy that was run for a rule, or would have been."""
-
-
 class Governor:
     """Watches the signals, and acts by the rules.
 
@@ -64,7 +59,7 @@ class Governor:
         *,
         rules: Sequence[Rule],
         mode: PolicyMode,
-        observer: ActionObserver,
+        observer: Observer,
         shared_cards: Callable[[], frozenset[str]],
         clocks: Clocks,
         internal_error: Callable[[], None],
@@ -305,16 +300,12 @@ class PolicyStore:
     A change is kept in the state file, where one is configured, before it is in force; what cannot be kept is refused.
     At the next start it wins over the configuration, unless that has itself been changed since. Putting the configured
     policy back ends the change: there is nothing to keep then.
-
-    Attributes:
-        source: ``settings``, or ``put`` while it is changed.
-        startup_notice: What was done with an earlier change at the start; ``None`` without one.
     """
 
     def __init__(self, file: StateFile, configured: PolicySettings) -> None:
         self.in_force = configured
-        self.source: Literal["settings", "put"] = "settings"
-        self.startup_notice: str | None = None
+        self.source: Literal["settings", "put"] = "settings"  # ``put`` while it is changed
+        self.startup_notice: str | None = None  # what was done with an earlier change at the start
         self._file = file
         # What the operator configured, without defaults: a release that changes those is no other configuration.
         self._configured = hashlib.sha256(configured.model_dump_json(exclude_defaults=True).encode()).hexdigest()

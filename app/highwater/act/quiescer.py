@@ -68,25 +68,16 @@ class Quiescer:
     ) -> None:
         self.impossible = impossible
         self._engine = engine
-        self._gate = gate
+        self.gate = gate
         self._drain_seconds = drain_seconds
         self._clock = clock
         self._bypassed_at: float | None = None
 
     def notice(self, report: Report) -> None:
         requests = (report.engine.requests_running or 0) + (report.engine.requests_waiting or 0)
-        is_gate_idle = not self._gate.in_flight and self._clock() - self._gate.idle_since > SETTLE_SECONDS
+        is_gate_idle = not self.gate.in_flight and self._clock() - self.gate.idle_since > SETTLE_SECONDS
         if requests and is_gate_idle:
             self._bypassed_at = self._clock()
-
-    @property
-    def running(self) -> int:
-        """The requests under way at the gate; ``held``: new ones that wait there."""
-        return self._gate.in_flight
-
-    @property
-    def held(self) -> int:
-        return self._gate.held
 
     def plan(self) -> str:
         if (reason := self.impossible or self._takes_too_long()) is not None:
@@ -114,13 +105,13 @@ class Quiescer:
             raise CannotQuiesce(reason)
         began, quiesced = self._clock(), Quiesced("gate")
         at_most = self._drain_seconds + DRAINED_SECONDS + CALL_SECONDS + GATE_MARGIN_SECONDS
-        with self._gate.closed(at_most, then_pace=then_pace):
+        with self.gate.closed(at_most, then_pace=then_pace):
             try:
                 async with states.enter("closing", self._drain_seconds):
-                    await self._gate.drained()
+                    await self.gate.drained()
             except TimeoutError as exc:
                 raise self._in_vain(
-                    f"{self._gate.in_flight} requests were still under way after {self._drain_seconds:g} s "
+                    f"{self.gate.in_flight} requests were still under way after {self._drain_seconds:g} s "
                     "(gate.drain_seconds); they were left alone, and new ones were held no longer",
                     began,
                 ) from exc
@@ -136,10 +127,10 @@ class Quiescer:
                 quiesced.held_seconds = self._clock() - began
 
     def _takes_too_long(self) -> str | None:
-        if count := self._gate.open_ended:
+        if count := self.gate.open_ended:
             sockets = "1 WebSocket is open, which ends" if count == 1 else f"{count} WebSockets are open, which end"
             return f"{sockets} when the client wants; no request was held. Try again when none is open"
-        seconds = self._gate.oldest_seconds()
+        seconds = self.gate.oldest_seconds()
         if seconds is None or seconds <= self._drain_seconds:
             return None
         return (

@@ -41,9 +41,12 @@ MARGIN_SECONDS = 1.0
 log = logging.getLogger("highwater.act")
 
 
-class RemedyObserver(Protocol):
+class Observer(Protocol):
     def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
         """One remedy was run, refused or failed."""
+
+    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
+        """One remedy was run for a rule, or would have been."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Relief:
         quiescer: Quiescer,
         *,
         remedies: Sequence[Remedy],
-        observer: RemedyObserver,
+        observer: Observer,
         clock: Callable[[], float],
     ) -> None:
         self.remedies: Mapping[str, Remedy] = {remedy.name: remedy for remedy in remedies}
@@ -101,8 +104,8 @@ class Relief:
     def now(self) -> ReliefNow | None:
         if self._under_way is None:
             return None
-        (run, began), held = self._under_way, self._quiescer.held
-        running, seconds = self._quiescer.running, self._clock() - began
+        (run, began), gate = self._under_way, self._quiescer.gate
+        running, held, seconds = gate.in_flight, gate.held, self._clock() - began
         doing = STATES[self.state].doing.format(remedy=run.remedy.name, requests=counted(running, "request"))
         waiting = f"; {counted(held, 'new request')} held" if held else ""
         return ReliefNow(

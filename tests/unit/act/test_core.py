@@ -125,11 +125,11 @@ def test_an_engine_that_does_not_work_is_left_alone(engine):
     assert watch.view.level == ("held" if engine in {"starting", "sleeping"} else "urgent")
 
 
-@pytest.mark.parametrize("tags", [("weights", "kv_cache"), ("kv_cache",)])
-def test_a_rank_that_is_asleep_is_left_alone(tags):
+@pytest.mark.parametrize("odd", [{"asleep": ("weights", "kv_cache")}, {"asleep": ("kv_cache",)}, {"device": "cpu"}])
+def test_a_rank_that_is_asleep_or_on_cpu_is_left_alone(odd):
     watch = Watch()
-    assert watch.look(full(0.1, cached=3.0, asleep=tags)) is None
-    assert (watch.view.phase, watch.view.level) == ("held", "held")
+    assert watch.look(full(0.1, cached=3.0, **odd)) is None
+    assert (watch.view.phase, watch.view.level, watch.view.finding) == ("held", "held", None)
 
 
 def test_with_next_to_no_slack_there_is_no_rule_and_one_finding():
@@ -138,12 +138,6 @@ def test_with_next_to_no_slack_there_is_no_rule_and_one_finding():
     assert watch.look(tight) is None
     assert watch.view.phase == "held"
     assert "leaves 100 MiB" in (watch.view.finding or "")
-
-
-def test_on_cpu_there_is_no_device_rule():
-    watch = Watch()
-    assert watch.look(full(0.1, cached=3.0, device="cpu")) is None
-    assert (watch.view.phase, watch.view.finding) == ("held", None)
 
 
 # --- only what can give ---

@@ -29,21 +29,6 @@ TRIM = DEVICE.model_copy(update={"remedies": SIGNAL_REMEDIES["device_used_ratio"
 HOST = Rule(name="host", signal="host_used_ratio", high_water=0.2, low_water=0.1, remedies=("reset_mm_cache",))
 
 
-class Counted:
-    """What the policy did, as its observer hears it."""
-
-    def __init__(self) -> None:
-        self.actions: list[tuple[str, str, str]] = []
-
-    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
-        self.actions.append((rule, remedy, outcome))
-
-
-def counting(core: Core) -> Counted:
-    counted = core.governor._observer = Counted()
-    return counted
-
-
 async def grown(rule: Rule = DEVICE, version: str = "0.32.0", **knobs) -> Core:
     """A core that has seen the engine ready; then the benchmark came, and nobody has polled since."""
     core = core_on(version, rules=[rule], **knobs)
@@ -201,13 +186,12 @@ async def test_a_device_that_fills_fast_is_looked_at_closely():
 
 async def test_the_ladder_climbs_until_low_water():
     core = await grown()
-    counted = counting(core)
     await core.tick()
     assert core.fake.resets() == ["release"]
     await core.tick()
     assert core.fake.resets() == ["release", "/reset_encoder_cache", "release"]
     assert core.poller.current().ranks[0].used_bytes == USED_READY - CACHED
-    assert counted.actions == [("device", "release", "done"), ("device", "reset_encoder_cache", "done")]
+    assert core.counted.actions == [("device", "release", "done"), ("device", "reset_encoder_cache", "done")]
 
 
 async def test_only_what_is_needed_is_spilled():
@@ -232,10 +216,9 @@ async def test_a_remedy_that_helps_the_wrong_rank_is_ineffective():
     core.fake.workers[0].entries.clear()
     core.fake.workers[1].entries["more"] = CACHED // 2
     core.fake.workers[1].release = dict  # type: ignore[method-assign]
-    counted = counting(core)
     for _ in range(60):
         await core.tick(10.0)
-    assert counted.actions == [("device", "release", "ineffective")]
+    assert core.counted.actions == [("device", "release", "ineffective")]
     (release,) = core.governor.status().rules[0].remedies
     assert release.last_freed_ranks[1] == RankFreed(rank=1, dp_rank=0, freed_bytes=0)
     assert release.last_outcome == "ineffective"
@@ -254,11 +237,10 @@ async def test_the_status_tells_how_each_remedy_went():
 
 async def test_observe_decides_and_does_nothing():
     core = await grown(mode="observe")
-    counted = counting(core)
     for _ in range(60):
         await core.tick(10.0)
     assert core.fake.resets() == []
-    assert counted.actions == [("device", "release", "observed"), ("device", "reset_encoder_cache", "observed")]
+    assert core.counted.actions == [("device", "release", "observed"), ("device", "reset_encoder_cache", "observed")]
     assert core.summaries("reset")[0] == (
         "release observed: the policy is in observe mode; why: short by 5.25 GiB on rank 0"
     )
@@ -385,11 +367,10 @@ async def test_a_sidecar_that_comes_late_takes_no_full_cache_for_rest():
 
 async def test_an_engine_that_goes_during_a_reset_is_a_failed_reset():
     core = await grown()
-    counted = counting(core)
     await core.poller.poll()
     core.fake.breaks = True
     await core.governor.consider()
-    assert counted.actions == [("device", "release", "failed")]
+    assert core.counted.actions == [("device", "release", "failed")]
     assert core.governor.status().rules[0].phase != "acting"
     assert core.summaries("reset")[0].startswith("release failed: worker call release")
 
@@ -401,10 +382,9 @@ async def test_an_engine_that_is_gone_before_a_remedy_is_a_failed_one(monkeypatc
         raise NotAvailable("the engine is gone")
 
     monkeypatch.setattr(core.relief, "for_rule", gone)
-    counted = counting(core)
     for _ in range(59):
         await core.tick()
-    assert counted.actions == [("device", "release", "failed"), ("device", "reset_encoder_cache", "failed")]
+    assert core.counted.actions == [("device", "release", "failed"), ("device", "reset_encoder_cache", "failed")]
     assert core.governor.status().rules[0].remedies[0].last_reason == "the engine is gone"
 
 
