@@ -6,7 +6,7 @@ Both compute from what the workers reported: no worker is called, so any caller 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from highwater.diagnose.rules.book import Explained
 from highwater.explain.live import grant_live, live_json, plan_live
-from highwater.explain.live_engine import LiveEngine
 from highwater.explain.wish import EXAMPLE, MAX_TEXT, parse_wish
-from highwater.http.services import OR_TEXT, FormatQuery, Parts, ending, wants_text
+from highwater.http.services import OR_TEXT, FormatQuery, Parts, StartReports, ending, wants_text
 from highwater.http.text.budget import budget_text
 from highwater.model.report import Report
 from highwater.model.units import ceil_div
@@ -78,13 +77,7 @@ async def plan(parts: Parts, body: PlanRequest | None = None) -> dict[str, Any]:
         return await asyncio.to_thread(plan_answer, body, parts.starts, parts.poller.current())
 
 
-class Starting(Protocol):
-    def live_engine(self, report: Report) -> LiveEngine:
-        """Return the engine; raises PlanError where its workers did not report their start."""
-        ...
-
-
-def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str, Any]:
+def plan_answer(body: PlanRequest, starts: StartReports, report: Report) -> dict[str, Any]:
     flags = body.model_dump(exclude={"wish", "images_per_prompt"}, exclude_none=True)
     if len(flags) > MAX_FLAGS:
         raise CannotPlan(f"{len(flags)} flags are too many; at most {MAX_FLAGS}")

@@ -207,20 +207,15 @@ class EntriesQuery(StrictModel):
     sort: Literal["bytes", "age"] = "bytes"
 
 
-class Alias:
-    """A short name for a hash, the same while this process runs.
+_ALIAS_KEY: Final = secrets.token_bytes(16)
+
+
+def _alias(mm_hash: object) -> str:
+    """Return a short name for a hash, the same while this process runs.
 
     A part of the hash itself would show whether a given image is cached to everybody who has the image.
     """
-
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(16)
-
-    def __call__(self, mm_hash: object) -> str:
-        return hashlib.blake2b(str(mm_hash).encode(), key=self._key, digest_size=4).hexdigest()
-
-
-_alias: Final = Alias()
+    return hashlib.blake2b(str(mm_hash).encode(), key=_ALIAS_KEY, digest_size=4).hexdigest()
 
 
 @router.get("/memory/encoder-cache")
