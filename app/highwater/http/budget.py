@@ -6,16 +6,16 @@ Both compute from what the workers reported: no worker is called, so any caller 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from highwater.diagnose.rules.book import Explained
 from highwater.explain.live import grant_live, live_json, plan_live
 from highwater.explain.wish import EXAMPLE, MAX_TEXT, parse_wish
-from highwater.http.services import OR_TEXT, FormatQuery, Parts, StartReports, ending, wants_text
+from highwater.http.services import OR_TEXT, FormatQuery, Parts, StartReports, in_form
 from highwater.http.text.budget import budget_text
 from highwater.model.report import Report
 from highwater.model.units import ceil_div
@@ -40,10 +40,9 @@ async def budget(request: Request, parts: Parts, query: Annotated[FormatQuery, Q
     As a picture and tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.
     """
     answer = await parts.starts.explained(parts.poller.current())
-    headers = ending(OK if answer.explanation.ranks else FAILED)
-    if wants_text(request, query.format):
-        return PlainTextResponse(budget_text(answer), headers=headers)
-    return Response(_EXPLAINED.dump_json(answer), media_type="application/json", headers=headers)
+    ends_with = OK if answer.explanation.ranks else FAILED
+    forms = partial(budget_text, answer), partial(_EXPLAINED.dump_json, answer)
+    return in_form(request, *forms, ends_with=ends_with, chosen=query.format)
 
 
 class PlanRequest(BaseModel):
