@@ -133,8 +133,7 @@ async def reclaim(
     except NotAvailable as exc:
         if (report := parts.report()).engine.traits.is_up:
             raise
-        judged = verdict(report)
-        raise NotAvailable(f"{judged.sentence} {judged.step or ''}".rstrip()) from exc
+        raise NotAvailable(verdict(report).with_step) from exc
     outcomes = {each.result.outcome for each in results}
     status = 409 if outcomes == {"refused"} and not is_dry else 200
     ends_with = FAILED if not results or outcomes & {"refused", "failed"} else OK
