@@ -3,7 +3,6 @@
 ::
 
     __main__ ──► dashboards ──► server.yaml, fleet.yaml (rows and panels), grafana.yaml (Grafana's constant JSON)
-           │              └───► metrics (names and HELP texts)
            ├──► alerts.yaml
            └──► schema ──► values.yaml (what a value may be), and `config` from highwater.server.settings
 

@@ -2,6 +2,9 @@
 
 A panel is Grafana's own JSON: `grafana.yaml` has the constant part of each kind, and a function here what follows from
 the options that a YAML gives. Each has a unit, and a description that ends in the HELP texts of the families it reads.
+
+Names and HELP texts come from the golden exposition, which a unit test compares with `app/highwater/http/metrics.py`: a
+metric that is renamed there is unknown here, and no dashboard is generated.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from helm.source.metrics import help_of, names_in
 from highwater.model.components import COMPONENTS
 
 GRID_WIDTH = 24
@@ -314,3 +316,65 @@ def _panel(plan: Plan, names: Mapping[str, str]) -> Json:
             queries.append(Query(filled_in(_coded(len(options["values"]) + 1, **coded), names), legend))
             options["values"] += coded["values"]
     return panel(kind, options.pop(kind), options.pop("text"), queries, **options)
+
+
+# --- the metrics that exist ---
+
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "unit" / "http" / "golden" / "metrics.txt"
+
+# vLLM's own families, which are not there where Prometheus scrapes `/metrics?engine=0`. What they mean is vLLM's to say
+# (vllm/v1/metrics/loggers.py); `tests/engine/test_sidecar.py` asks the real engine for each.
+ENGINE_FAMILIES = {
+    "vllm:num_requests_running": "Requests in the running batch, by engine.",
+    "vllm:num_requests_waiting": "Requests queued in the scheduler, by engine.",
+    "vllm:kv_cache_usage_perc": "Used share of the KV cache's blocks, 1 is all, by engine.",
+    "vllm:prefix_cache_hits_total": "Tokens found in the prefix cache.",
+    "vllm:prefix_cache_queries_total": "Tokens looked up in the prefix cache.",
+    "vllm:mm_cache_hits_total": "Items found in the multimodal processor cache.",
+    "vllm:mm_cache_queries_total": "Items looked up in the multimodal processor cache.",
+    "vllm:num_preemptions_total": "Requests that lost their KV blocks and were computed again.",
+    "vllm:generation_tokens_total": "Tokens generated.",
+    "vllm:prompt_tokens_total": "Prompt tokens computed.",
+}
+ENGINE_HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": "Time to the first token of a request, in seconds.",
+    "vllm:inter_token_latency_seconds": "Time between two tokens of a request, in seconds.",
+    "vllm:e2e_request_latency_seconds": "Time from a request's arrival to its last token, in seconds.",
+}
+# Prometheus' own.
+PROMETHEUS_FAMILIES = {
+    "up": "1 where the last scrape of the target went well.",
+    "ALERTS": "1 while an alert of the rules that are loaded is pending or firing.",
+}
+
+_NAME = re.compile(r"\b(?:highwater_\w+|vllm:\w+)|\b(?:up|ALERTS)\b")
+
+
+class UnknownMetricError(LookupError):
+    """A query names a metric that is not exported."""
+
+
+_TEXT = GOLDEN.read_text(encoding="utf-8")
+_TYPES = dict(re.findall(r"^# TYPE (\S+) (\S+)$", _TEXT, re.MULTILINE))
+OWN = {name: (_TYPES[name], meaning) for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", _TEXT, re.MULTILINE)}
+
+
+def names_in(expression: str) -> list[str]:
+    """Return the families that a PromQL expression reads, in its order, each once. Raises UnknownMetricError."""
+    without_text = re.sub(r'"[^"]*"', '""', expression)
+    return list(dict.fromkeys(_family(name) for name in _NAME.findall(without_text)))
+
+
+def _family(name: str) -> str:
+    if name in OWN or name in ENGINE_FAMILIES or name in PROMETHEUS_FAMILIES:
+        return name
+    family = re.sub(r"_(?:bucket|count|sum)$", "", name)
+    if OWN.get(family, ("", ""))[0] == "histogram" or (family != name and family in ENGINE_HISTOGRAMS):
+        return family
+    raise UnknownMetricError(f"{name} is neither in {GOLDEN.name} nor one of the engine's families")
+
+
+def help_of(family: str) -> str:
+    if family in OWN:
+        return OWN[family][1]
+    return (ENGINE_FAMILIES | ENGINE_HISTOGRAMS | PROMETHEUS_FAMILIES)[family]

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from helm.source.metrics import ENGINE_FAMILIES, ENGINE_HISTOGRAMS, names_in
+from helm.source.dashboards import ENGINE_FAMILIES, ENGINE_HISTOGRAMS, names_in
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.units import MIB
 from highwater.terminal.demo.engine import DemoEngine, EngineOptions

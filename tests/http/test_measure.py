@@ -16,12 +16,11 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.engine import FakeEngine
-from tests.http.test_control_plane import Running, both_on_ports, sidecar_before
+from tests.http.test_control_plane import TOKEN, Running, both_on_ports, sidecar_before
 from tests.patience import patiently
 
 pytestmark = pytest.mark.slow("`highwater measure` as a process")
 
-TOKEN = "correct-horse-battery"
 ROOT = Path(__file__).parents[2]
 # Loads: each says when it is up, and then does as told.
 WAITS = "print('up', flush=True); input()"

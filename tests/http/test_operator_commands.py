@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from highwater.act.rules import PolicySettings
-from highwater.terminal.cli import main
 from highwater.terminal.events import follow_events
 from tests.fakes.engine import NO_SNAPSHOT
-from tests.http.test_control_plane import both_on_ports
+from tests.http.test_control_plane import TOKEN, both_on_ports
+from tests.http.test_terminal import Page, page_server, ran
 from tests.unit.terminal.reports import as_json, report
 from tests.unit.watch.test_snapshots import Writers
-
-TOKEN = "correct-horse-battery"
-
-
-def ran(*arguments: str, url: str, text: str | None = None, **environ: str) -> Result:
-    """One command in this process; what it raises but to exit is a failure."""
-    env = {"HIGHWATER_URL": url, "HIGHWATER_ADMIN_TOKEN": "", "COLUMNS": "100", **environ}
-    return CliRunner().invoke(main, arguments, env=env, input=text, catch_exceptions=False)
 
 
 @pytest.fixture
@@ -194,35 +184,20 @@ async def test_get_of_what_is_not_there_is_one_line(run):
 # --- what answers is hostile, or of another version ---
 
 
-class Odd(http.server.BaseHTTPRequestHandler):
+class Odd(Page):
     """Answers /memory as a sidecar does, and all else with what `bodies` says."""
 
+    kind = "application/json"
     bodies: Mapping[str, bytes] = MappingProxyType({})
 
-    def do_GET(self):
+    @property
+    def body(self) -> bytes:
         path = self.path.partition("?")[0]
-        body = json.dumps(as_json(report())).encode() if path == "/memory" else self.bodies.get(path, b"{}")
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_PUT = do_GET  # noqa: N815 - the library's names
-
-    def log_message(self, *_):
-        pass
+        return json.dumps(as_json(report())).encode() if path == "/memory" else self.bodies.get(path, b"{}")
 
 
-@contextlib.contextmanager
-def odd(**bodies: bytes) -> Iterator[str]:
-    handler = type("One", (Odd,), {"bodies": {f"/{name}": body for name, body in bodies.items()}})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def odd(**bodies: bytes) -> contextlib.AbstractContextManager[str]:
+    return page_server(type("One", (Odd,), {"bodies": {f"/{name}": body for name, body in bodies.items()}}))
 
 
 @pytest.mark.parametrize("command", [["policy", "get"], ["policy", "mode", "act"], ["events"]], ids=" ".join)

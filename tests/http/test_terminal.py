@@ -19,6 +19,7 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -34,12 +35,11 @@ from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.top.feed import follow_memory
 from tests.fakes.engine import IMAGE_BYTES, FakeEngine
 from tests.http.conftest import serving
-from tests.http.test_control_plane import both_on_ports
+from tests.http.test_control_plane import TOKEN, both_on_ports
 from tests.unit.terminal.reports import as_json, report
 
 pytestmark = pytest.mark.slow("commands as processes")
 
-TOKEN = "correct-horse-battery"
 PATIENCE = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
@@ -48,11 +48,11 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def ran(*arguments: str, url: str, **environ: str) -> Result:
+def ran(*arguments: str, url: str, text: str | None = None, **environ: str) -> Result:
     """One command in this process; what it raises but to exit is a failure."""
     return CliRunner().invoke(
         main, arguments, env={"HIGHWATER_URL": url, "HIGHWATER_ADMIN_TOKEN": "", "COLUMNS": "100", **environ},
-        catch_exceptions=False,
+        input=text, catch_exceptions=False,
     )  # fmt: skip
 
 
@@ -284,16 +284,16 @@ def test_a_sidecar_without_an_engine_says_so(lonely, command, status):
 class Page(http.server.BaseHTTPRequestHandler):
     """A web server that knows nothing of us, and answers everything alike."""
 
-    status, body = 200, b"<html>Welcome to nginx!</html>"
+    status, kind, body = 200, "text/html", b"<html>Welcome to nginx!</html>"
 
     def do_GET(self):
         self.send_response(self.status)
-        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Type", self.kind)
         self.send_header("Content-Length", str(len(self.body)))
         self.end_headers()
         self.wfile.write(self.body)
 
-    do_POST = do_GET  # noqa: N815 - the library's names
+    do_POST = do_PUT = do_GET  # noqa: N815 - the library's names
 
     def log_message(self, *_):
         pass
@@ -304,7 +304,7 @@ class NotFound(Page):
 
 
 @contextlib.contextmanager
-def _http(handler) -> Iterator[str]:
+def page_server(handler) -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -332,8 +332,8 @@ def _nothing() -> Iterator[str]:
     ("there", "words"),
     [
         (_nothing, "no sidecar answers at"),
-        (lambda: _http(Page), "a web page"),
-        (lambda: _http(NotFound), "404 Not Found"),
+        (lambda: page_server(Page), "a web page"),
+        (lambda: page_server(NotFound), "404 Not Found"),
         (lambda: contextlib.nullcontext("nonsense:x"), "is not the URL"),
     ],
     ids=["nothing", "nginx", "not found", "no URL"],
@@ -377,10 +377,10 @@ def test_who_never_answers_is_not_waited_for_long(monkeypatch):
 # --- TLS ---
 
 
-async def _told(scope, receive, send):
+async def _told(scope, receive, send, findings=None):
     """As little of a sidecar as `status` asks for."""
     del receive
-    body = {"events": []} if scope["path"] == "/memory/events" else as_json(report())
+    body = {"/memory/events": {"events": []}, "/memory/findings": findings}.get(scope["path"]) or as_json(report())
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})
@@ -388,15 +388,8 @@ async def _told(scope, receive, send):
 
 @pytest.mark.parametrize("command", [["status", "--why"], ["status", "--why", "--json"], ["check"]], ids=" ".join)
 async def test_findings_that_no_sidecar_sends_are_one_line(command):
-    async def told(scope, receive, send):
-        if scope["path"] != "/memory/findings":
-            await _told(scope, receive, send)
-            return
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b'{"findings": [7], "checks": [7]}'})
-
-    async with serving(told) as port:
+    telling = partial(_told, findings={"findings": [7], "checks": [7]})
+    async with serving(telling, interface="asgi3") as port:
         result = await run(*command, url=f"http://127.0.0.1:{port}")
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (3, "", 1)
     assert "/memory/findings is not what a sidecar of this version answers" in result.stderr

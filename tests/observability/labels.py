@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from helm.source.metrics import GOLDEN
+from helm.source.dashboards import GOLDEN
 
 # Labels that the scrape, Prometheus or vLLM adds, and that of a histogram's buckets.
 OTHER_LABELS = {"cluster", "job", "instance", "namespace", "pod", "alertname", "alertstate", "severity", "le"}

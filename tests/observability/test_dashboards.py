@@ -11,10 +11,8 @@ import pytest
 import yaml
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from helm.source import metrics
 from helm.source.__main__ import HELM, files
-from helm.source.dashboards import Query, described
-from helm.source.metrics import UnknownMetricError, names_in
+from helm.source.dashboards import OWN, Query, UnknownMetricError, described, names_in
 from highwater.diagnose.verdict import _EXIT, VerdictState
 from highwater.process.errors import ATTENTION
 from tests.observability.labels import unknown_labels
@@ -114,7 +112,7 @@ def test_every_variable_is_there_and_used(name):
 
 def test_what_is_exported_is_shown():
     shown = {family for name in DASHBOARDS for query in queries(name) for family in names_in(query)}
-    assert set(metrics.OWN) - shown == set()
+    assert set(OWN) - shown == set()
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

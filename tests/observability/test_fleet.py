@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from gated_proxy.door import Mode as DoorMode
-from helm.source.metrics import OWN
+from helm.source.dashboards import OWN
 from highwater.act.remedies import REMEDIES
 from highwater.diagnose.verdict import VerdictState
 from highwater.model.components import COMPONENT_NAMES

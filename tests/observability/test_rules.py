@@ -10,7 +10,7 @@ import yaml
 
 from helm.source.__main__ import NAMES as WORDS
 from helm.source.__main__ import alerts as generated
-from helm.source.metrics import names_in
+from helm.source.dashboards import names_in
 from highwater.terminal.cli import main
 from tests.observability.labels import unknown_labels
 

@@ -87,6 +87,10 @@ class Verdict:
     step: str | None = None
     runbook: str | None = None
 
+    @property
+    def with_step(self) -> str:
+        return f"{self.sentence} {self.step or ''}".rstrip()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedReport(Report):

@@ -6,17 +6,16 @@ Both compute from what the workers reported: no worker is called, so any caller 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Final, Protocol
+from functools import partial
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from highwater.diagnose.rules.book import Explained
 from highwater.explain.live import grant_live, live_json, plan_live
-from highwater.explain.live_engine import LiveEngine
 from highwater.explain.wish import EXAMPLE, MAX_TEXT, parse_wish
-from highwater.http.services import OR_TEXT, FormatQuery, Parts, ending, wants_text
+from highwater.http.services import OR_TEXT, FormatQuery, Parts, StartReports, in_form
 from highwater.http.text.budget import budget_text
 from highwater.model.report import Report
 from highwater.model.units import ceil_div
@@ -40,10 +39,9 @@ async def budget(request: Request, parts: Parts, query: Annotated[FormatQuery, Q
     As a picture and tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.
     """
     answer = await parts.starts.explained(parts.poller.current())
-    headers = ending(OK if answer.explanation.ranks else FAILED)
-    if wants_text(request, query.format):
-        return PlainTextResponse(budget_text(answer), headers=headers)
-    return Response(_EXPLAINED.dump_json(answer), media_type="application/json", headers=headers)
+    ends_with = OK if answer.explanation.ranks else FAILED
+    forms = partial(budget_text, answer), partial(_EXPLAINED.dump_json, answer)
+    return in_form(request, *forms, ends_with=ends_with, chosen=query.format)
 
 
 class PlanRequest(BaseModel):
@@ -77,13 +75,7 @@ async def plan(parts: Parts, body: PlanRequest | None = None) -> dict[str, Any]:
         return await asyncio.to_thread(plan_answer, body, parts.starts, parts.poller.current())
 
 
-class Starting(Protocol):
-    def live_engine(self, report: Report) -> LiveEngine:
-        """Return the engine; raises PlanError where its workers did not report their start."""
-        ...
-
-
-def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str, Any]:
+def plan_answer(body: PlanRequest, starts: StartReports, report: Report) -> dict[str, Any]:
     flags = body.model_dump(exclude={"wish", "images_per_prompt"}, exclude_none=True)
     if len(flags) > MAX_FLAGS:
         raise CannotPlan(f"{len(flags)} flags are too many; at most {MAX_FLAGS}")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, BinaryIO, Final, Literal, Self
 
 from fastapi import APIRouter, Body, HTTPException, Path, Query, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field, TypeAdapter, model_validator
 from starlette.types import Receive, Scope, Send
 
@@ -26,8 +26,7 @@ from highwater.http.services import (
     Parts,
     Services,
     StrictModel,
-    ending,
-    wants_text,
+    in_form,
 )
 from highwater.http.text.control import (
     policy_text,
@@ -132,29 +131,23 @@ async def reclaim(
     except NotAvailable as exc:
         if (report := parts.report()).engine.traits.is_up:
             raise
-        judged = verdict(report)
-        raise NotAvailable(f"{judged.sentence} {judged.step or ''}".rstrip()) from exc
+        raise NotAvailable(verdict(report).with_step) from exc
     outcomes = {each.result.outcome for each in results}
     status = 409 if outcomes == {"refused"} and not is_dry else 200
-    headers = ending(FAILED if not results or outcomes & {"refused", "failed"} else OK)
-    if wants_text(request):
-        return PlainTextResponse(reclaim_text(results, dry_run=is_dry), status, headers)
-    answer = {
-        "schema": SCHEMA,
-        "mode": wanted.mode,
-        "dry_run": is_dry,
-        "results": [_shown(each) if is_dry else _with_ranks(each) for each in results],
-    }
-    return JSONResponse(answer, status, headers)
+    ends_with = FAILED if not results or outcomes & {"refused", "failed"} else OK
+
+    def told() -> dict[str, Any]:
+        shown = [_shown(each) if is_dry else _with_ranks(each) for each in results]
+        return {"mode": wanted.mode, "dry_run": is_dry, "results": shown}
+
+    return in_form(request, lambda: reclaim_text(results, dry_run=is_dry), told, ends_with=ends_with, status=status)
 
 
 @router.post("/memory/encoder-cache/restore")
 async def restore(request: Request, parts: Parts, caller: Admin) -> Response:
     """Bring every encoder output that a trim moved to host memory back to the device."""
     ranks = await parts.relief.restore(caller=caller)
-    if wants_text(request):
-        return PlainTextResponse(restored_text(ranks), headers=ending(OK))
-    return JSONResponse({"schema": SCHEMA, "ranks": ranks}, headers=ending(OK))
+    return in_form(request, lambda: restored_text(ranks), lambda: {"ranks": ranks})
 
 
 @router.get("/server_info", dependencies=[NEEDS_TOKEN], responses={200: {"content": {"application/json": {}}}})
@@ -237,13 +230,11 @@ async def take(
     """Have every worker write PyTorch's memory snapshot, or return its size. The engine is stopped meanwhile."""
     dry_run = body is not None and body.dry_run
     taken = await parts.snapshots.take(dry_run=dry_run, caller=caller)
-    if wants_text(request):
-        return PlainTextResponse(taken_text(taken), headers=ending(OK))
     ranks = [
         asdict(rank) | {"url": _url(rank.file_name) if rank.file_name in taken.here else None} for rank in taken.ranks
     ]
-    answer = {"schema": SCHEMA, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": ranks}
-    return JSONResponse(answer, headers=ending(OK))
+    answer = {"dry_run": dry_run, "snapshot": taken.snapshot, "ranks": ranks}
+    return in_form(request, lambda: taken_text(taken), lambda: answer)
 
 
 @router.post(
@@ -256,9 +247,7 @@ async def stacks(
     """Have PyTorch record stacks of allocations for some minutes: a snapshot taken then names the places."""
     wanted = body or StacksRequest()
     ranks = await parts.snapshots.record_stacks(wanted.minutes, wanted.entries, caller=caller)
-    if wants_text(request):
-        return PlainTextResponse(stacks_text(ranks), headers=ending(OK))
-    return JSONResponse({"schema": SCHEMA, "ranks": [asdict(rank) for rank in ranks]}, headers=ending(OK))
+    return in_form(request, lambda: stacks_text(ranks), lambda: {"ranks": list(map(asdict, ranks))})
 
 
 @router.get("/memory/snapshots", dependencies=[NEEDS_TOKEN])
@@ -267,17 +256,13 @@ async def listed(request: Request, parts: Parts) -> Response:
     folder = parts.snapshots.files
     files, problem = await folder.listed()
     named = [(_url(file.name), file) for file in files]
-    headers = NO_STORE | ending(OK)
-    if wants_text(request):
-        sizes = [(url, file.bytes) for url, file in named]
-        return PlainTextResponse(snapshots_text(sizes, folder.folder, problem), headers=headers)
     answer = {
-        "schema": SCHEMA,
         "snapshots": [asdict(file) | {"url": url} for url, file in named],
         "folder": None if folder.folder is None else str(folder.folder),
         "problem": problem,
     }
-    return JSONResponse(answer, headers=headers)
+    sizes = [(url, file.bytes) for url, file in named]
+    return in_form(request, lambda: snapshots_text(sizes, folder.folder, problem), lambda: answer, headers=NO_STORE)
 
 
 @router.get(
@@ -344,10 +329,7 @@ def _policy(request: Request, services: Services, **more: str) -> Response:
     governor, store, status = services.governor, services.policy, services.governor.status()
     decisions = [event for event in services.history.events() if event.kind == "policy" or event.trigger == "policy"]
     decisions = decisions[:DECISIONS_SHOWN]
-    if wants_text(request):
-        return PlainTextResponse(policy_text(status, governor.rules, store, decisions), headers=ending(OK))
     answer: dict[str, Any] = {
-        "schema": SCHEMA,
         "mode": governor.mode,
         "rules": [rule.model_dump(mode="json") | {"remedies": rule.ordered_remedies} for rule in governor.rules],
         "source": store.source,
@@ -356,4 +338,4 @@ def _policy(request: Request, services: Services, **more: str) -> Response:
         "status": _STATUS.dump_python(status, mode="json"),
         "last_decisions": _EVENTS.dump_python(decisions, mode="json"),
     }
-    return JSONResponse(answer | more, headers=ending(OK))
+    return in_form(request, lambda: policy_text(status, governor.rules, store, decisions), lambda: answer | more)

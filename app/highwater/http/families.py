@@ -239,7 +239,7 @@ def connection_families(connections: Connections) -> Iterator[Metric]:
 
 def door_families(door: Door) -> Iterator[Metric]:
     inside, limits, counts = door.inside, door.limits, door.counts
-    yield family("door_mode", ("mode",), (((mode,), mode == door.mode) for mode in get_args(DoorMode)))
+    yield one_of("door_mode", "mode", DoorMode, door.mode)
     yield from known("door_requests_waiting", door.waiting)
     yield from known("door_decoded_bytes", inside.decoded_bytes)
     yield from known("door_decoded_limit_bytes", limits.decoded_bytes)

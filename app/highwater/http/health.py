@@ -62,8 +62,7 @@ async def deep(parts: Parts) -> JSONResponse:
     engine, progress = report.engine, report.progress
     is_starved = engine.state == "stuck" and progress is not None and progress.is_starved
     healthy = is_starved or not engine.traits.is_lost
-    judged = verdict(report)
-    reason = None if healthy and engine.hint is None else f"{judged.sentence} {judged.step or ''}".rstrip()
+    reason = None if healthy and engine.hint is None else verdict(report).with_step
     answer = {"healthy": healthy, "engine": engine.state, "reason": reason}
     return JSONResponse(answer, 200 if healthy else 503)
 

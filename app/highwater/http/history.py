@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
@@ -26,6 +27,7 @@ from highwater.http.services import (
     Services,
     StrictModel,
     ending,
+    in_form,
     wants_text,
 )
 from highwater.http.text import markdown
@@ -151,10 +153,9 @@ async def listed(request: Request, parts: Parts, query: Annotated[FormatQuery, Q
     """Return the incidents, newest first: the engine died, hung, had no memory left, or did not start."""
     incidents = parts.incidents
     headlines = await incidents.headlines()
-    if wants_text(request, query.format):
-        return PlainTextResponse(headlines_text(headlines, problem=incidents.problem), headers=_HEADERS)
-    content = listing(headlines, incidents.folder, incidents.problem) | {"has_engine_log": incidents.has_log}
-    return JSONResponse(content, headers=_HEADERS)
+    answer = listing(headlines, incidents.folder, incidents.problem) | {"has_engine_log": incidents.has_log}
+    text = partial(headlines_text, headlines, problem=incidents.problem)
+    return in_form(request, text, lambda: answer, headers=_HEADERS, chosen=query.format)
 
 
 @router.get("/memory/incidents/{incident_id}", responses={200: {"content": {"text/plain": {}, "text/html": {}}}})

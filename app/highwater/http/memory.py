@@ -11,6 +11,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Annotated, Final, Literal
 
@@ -27,7 +28,7 @@ from highwater.diagnose.verdict import JudgedReport
 from highwater.growth.series import Floor
 from highwater.growth.words import growth_table, leaks
 from highwater.host.report import HostReport
-from highwater.http.services import OR_TEXT, Admin, FormatQuery, Parts, Services, StrictModel, ending, wants_text
+from highwater.http.services import OR_TEXT, Admin, FormatQuery, Parts, Services, StrictModel, in_form, wants_text
 from highwater.http.text.control import marked_text
 from highwater.http.text.host import host_text
 from highwater.http.text.report import report_text
@@ -79,11 +80,8 @@ async def mark(request: Request, parts: Parts, body: MarkRequest, caller: Admin)
     """Name this moment; ``/memory?since=NAME`` then shows what changed."""
     report = await parts.poller.poll()
     new = parts.history.mark(body.name, () if report.stale else report.ranks, caller=caller)
-    if wants_text(request):
-        return PlainTextResponse(marked_text(new), 201, ending(OK))
-    ranks = [rank.rank for rank in new.ranks]
-    answer = {"schema": SCHEMA, "name": new.name, "at": new.at, "ranks": ranks, "kept": MARKS_KEPT}
-    return JSONResponse(answer, 201, ending(OK))
+    answer = {"name": new.name, "at": new.at, "ranks": [rank.rank for rank in new.ranks], "kept": MARKS_KEPT}
+    return in_form(request, lambda: marked_text(new), lambda: answer, status=201)
 
 
 class GrowthQuery(FormatQuery):
@@ -136,11 +134,10 @@ async def growth(request: Request, parts: Parts, query: Annotated[GrowthQuery, Q
         verdicts, floors = (found,), tuple(map(GrowthFloor.of, parts.growth.data(found.series, found.ground)))
     case = of_report("running", parts.poller.current(), baseline=parts.poller.life.baseline)
     causes = tuple(map(in_words, known_causes(case)))
-    headers = ending(ATTENTION if any(not one.is_over for one in leaks(verdicts)) else OK)
-    if wants_text(request, query.format):
-        return PlainTextResponse(growth_table(verdicts, causes), headers=headers)
+    ends_with = ATTENTION if any(not one.is_over for one in leaks(verdicts)) else OK
     answer = GrowthAnswer(series=verdicts, floors=floors, causes=causes)
-    return Response(_GROWTH.dump_json(answer), media_type="application/json", headers=headers)
+    forms = partial(growth_table, verdicts, causes), partial(_GROWTH.dump_json, answer)
+    return in_form(request, *forms, ends_with=ends_with, chosen=query.format)
 
 
 @router.get("/memory/host", response_model=HostReport, responses=OR_TEXT)
@@ -150,11 +147,9 @@ async def host(request: Request, parts: Parts, query: Annotated[FormatQuery, Que
     As tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.
     """
     report = await parts.host.report()
-    headers = ending(ATTENTION if any(one.level == "warning" for one in report.findings) else OK)
-    if wants_text(request, query.format):
-        return PlainTextResponse(await asyncio.to_thread(host_text, report), headers=headers)
-    content = await asyncio.to_thread(_HOST.dump_json, report)
-    return Response(content, media_type="application/json", headers=headers)
+    ends_with = ATTENTION if any(one.level == "warning" for one in report.findings) else OK
+    forms = partial(host_text, report), partial(_HOST.dump_json, report)
+    return await asyncio.to_thread(in_form, request, *forms, ends_with=ends_with, chosen=query.format)
 
 
 # --- requests with images ---
@@ -204,20 +199,15 @@ class EntriesQuery(StrictModel):
     sort: Literal["bytes", "age"] = "bytes"
 
 
-class Alias:
-    """A short name for a hash, the same while this process runs.
+_ALIAS_KEY: Final = secrets.token_bytes(16)
+
+
+def _alias(mm_hash: object) -> str:
+    """Return a short name for a hash, the same while this process runs.
 
     A part of the hash itself would show whether a given image is cached to everybody who has the image.
     """
-
-    def __init__(self) -> None:
-        self._key = secrets.token_bytes(16)
-
-    def __call__(self, mm_hash: object) -> str:
-        return hashlib.blake2b(str(mm_hash).encode(), key=self._key, digest_size=4).hexdigest()
-
-
-_alias: Final = Alias()
+    return hashlib.blake2b(str(mm_hash).encode(), key=_ALIAS_KEY, digest_size=4).hexdigest()
 
 
 @router.get("/memory/encoder-cache")

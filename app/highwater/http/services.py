@@ -7,13 +7,14 @@ proxies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.openapi.models import HTTPBearer
+from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security.base import SecurityBase
 from pydantic import BaseModel, ConfigDict
 
@@ -30,8 +31,8 @@ from highwater.host.watch import HostWatch
 from highwater.http.access import Access
 from highwater.http.metrics import EnginePage, Exporter
 from highwater.model.rank import RankReading
-from highwater.model.report import Caller, Report
-from highwater.process.errors import EXIT_STATUS_HEADER, TooManyWaiting
+from highwater.model.report import SCHEMA, Caller, Report
+from highwater.process.errors import EXIT_STATUS_HEADER, OK, TooManyWaiting
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 from highwater.watch.recorder.recorders import Recorders
@@ -216,6 +217,26 @@ def wants_text(request: Request, chosen: str | None = None) -> bool:
         return chosen == "text"
     accept = request.headers.get("accept", "")
     return "text/plain" in accept and "application/json" not in accept
+
+
+def in_form(
+    request: Request,
+    text: Callable[[], str],
+    body: Callable[[], Mapping[str, Any] | bytes],
+    *,
+    ends_with: int = OK,
+    status: int = 200,
+    headers: Mapping[str, str] = {},
+    chosen: str | None = None,
+) -> Response:
+    """Return an answer as text or as JSON, whichever the caller wants; ``body`` is an object, or JSON itself."""
+    headers = {**headers, **ending(ends_with)}
+    if wants_text(request, chosen):
+        return PlainTextResponse(text(), status, headers)
+    made = body()
+    if isinstance(made, bytes):
+        return Response(made, status, headers, media_type="application/json")
+    return JSONResponse({"schema": SCHEMA, **made}, status, headers)
 
 
 def ending(status: int) -> dict[str, str]:

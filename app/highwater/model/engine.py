@@ -193,6 +193,10 @@ class EngineStatus:
         return traits if self.stopped_at is None else replace(traits, level="warn")
 
     @property
+    def named(self) -> str:
+        return f"vLLM {self.version or '(version unknown)'} {self.model or ''}".rstrip()
+
+    @property
     def state_text(self) -> str:
         return self.state.replace("_", " ") if self.stopped_at is None else "stopped in order"
 

@@ -38,7 +38,7 @@ _POLICY_FIELDS: Final = ("mode", "rules")
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Asked(NamedTuple):
+class Call(NamedTuple):
     """What goes with a verb's path, or in its place."""
 
     params: Mapping[str, str] | None = None
@@ -47,12 +47,12 @@ class Asked(NamedTuple):
     needs_token: bool = True  # where the verb does
 
 
-def _as_parameters(**given: str | None) -> Asked:
-    return Asked({name: value for name, value in given.items() if value is not None})
+def _as_parameters(**given: str | None) -> Call:
+    return Call({name: value for name, value in given.items() if value is not None})
 
 
-def _as_body(**given: object) -> Asked:
-    return Asked(body=given or None)
+def _as_body(**given: object) -> Call:
+    return Call(body=given or None)
 
 
 def verb(
@@ -65,7 +65,7 @@ def verb(
     needs_token: bool | None = None,
     seconds: float | None = None,
     options: Sequence[_Decorator] = (),
-    asked: Callable[..., Asked] = _as_parameters,
+    asked: Callable[..., Call] = _as_parameters,
 ) -> click.Command:
     """Return the command that asks for one path, within so many seconds; ``None``: as many as a read may take.
 
@@ -89,7 +89,7 @@ def verb(
     return click.command(name, help=help, epilog=examples_text(*examples))(function)
 
 
-def reclaim_of(remedies: Sequence[str], free_bytes: int | None, mode: str, *, dry_run: bool) -> Asked:
+def reclaim_of(remedies: Sequence[str], free_bytes: int | None, mode: str, *, dry_run: bool) -> Call:
     """Return the body of a reclaim: the remedies in their order, none where the sidecar chooses.
 
     Raises click.UsageError for a size without the trim that it is for.
@@ -100,7 +100,7 @@ def reclaim_of(remedies: Sequence[str], free_bytes: int | None, mode: str, *, dr
     trim = {"remedy": _TRIM, "free_bytes": free_bytes}
     wanted = names if free_bytes is None else [trim if name == _TRIM else name for name in names or [_TRIM]]
     body = {"mode": mode, "remedies": wanted or None}
-    return Asked({"dry_run": "true"} if dry_run else None, body, needs_token=not dry_run)
+    return Call({"dry_run": "true"} if dry_run else None, body, needs_token=not dry_run)
 
 
 def size_given(text: str) -> int:
@@ -126,13 +126,13 @@ def known_remedies(_: click.Context, __: click.Parameter, incomplete: str) -> li
     return [name for name in sorted(TRAITS) if name.startswith(incomplete)]
 
 
-def _policy_of(file: Any) -> Asked:  # noqa: ANN401 - a text file
+def _policy_of(file: Any) -> Call:  # noqa: ANN401 - a text file
     """Return the body of a change from a file; what the file itself has wrong is a usage error."""
     try:
         text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise click.UsageError(f"{file.name}: has over {MAX_BYTES:,} characters")
-        return Asked(body=change_of(parse_yaml(text)))
+        return Call(body=change_of(parse_yaml(text)))
     except SettingsError as exc:
         raise click.UsageError(f"{file.name}: {exc.problems[0]}") from exc
     except (UnicodeDecodeError, RecursionError) as exc:
@@ -156,12 +156,12 @@ def change_of(content: object) -> dict[str, Any]:
     return change
 
 
-def _snapshot_of(minutes: float | None, *, dry_run: bool) -> Asked:
+def _snapshot_of(minutes: float | None, *, dry_run: bool) -> Call:
     if dry_run and minutes is not None:
         raise click.UsageError("--dry-run and --record-stacks exclude each other")
     if minutes is None:
-        return Asked(body={"dry_run": dry_run})
-    return Asked(body={"minutes": minutes}, path="/memory/snapshot/stacks")
+        return Call(body={"dry_run": dry_run})
+    return Call(body={"minutes": minutes}, path="/memory/snapshot/stacks")
 
 
 host: Final = verb(

@@ -67,6 +67,8 @@ def test_nobody_there_is_1_too(url):
     """Docker knows no other status."""
     told = check("--url", url)
     assert (told.exit_code, "no sidecar answers" in told.output) == (1, True)
+    is_url = url in ("http://127.0.0.1:1", "https://127.0.0.1:1")
+    assert ("it is not a URL such as" in told.output) is not is_url
 
 
 @pytest.mark.parametrize(

@@ -67,13 +67,13 @@ def checked(case: Case) -> tuple[SetupCheck, ...]:
 
 
 def engine(case: Case) -> Answer:
-    status, judged = case.engine, verdict(given(case.setup).report)
+    status = case.engine
     if status.state == "ready":
         return f"{status.state_text} at {status.url}"
     # What starts is not wrong yet, as for the verdict.
     is_no_fault = status.traits.is_held or status.traits.is_late or status.state == "starting"
     weight: Weight = "clue" if is_no_fault or status.stopped_at is not None else "likely"
-    change = f"{judged.sentence} {judged.step or ''}".rstrip()
+    change = verdict(given(case.setup).report).with_step
     return finding("engine_not_ready", weight=weight, url=status.url, state=status.state_text, change=change)
 
 

@@ -61,10 +61,9 @@ def headlines_text(
 def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     engine = incident.engine
     kind = (incident.kind or "").replace("_", " ")
-    who = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
     facts = {
         "when": state(incident),
-        "engine": code(f"{who} at {engine.url}: {engine.state}"),
+        "engine": code(f"{engine.named} at {engine.url}: {engine.state}"),
         "load": requests_text(engine) or "not known",
         "hint": code(engine.hint or ""),
     }

@@ -170,13 +170,12 @@ def report_text(report: JudgedReport) -> str:
     verdict, engine = report.verdict, report.engine
     said = {"grew": verdict.grew, "next": verdict.next, "step": verdict.step}
     parts = [headline(report), *(f"{name}: {fact}" for name, fact in said.items() if fact)]
-    what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
     ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
     if report.stale and report.ranks and engine.traits.is_absent:
         ranks += ", as the engine that ended had them"
     age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
     state = f"{engine.state_text}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
-    parts.append(f"{what} at {engine.url}: {state}")
+    parts.append(f"{engine.named} at {engine.url}: {state}")
     if report.ranks_missing and not report.are_workers_hidden:
         parts.append(f"missing: {missing_text(report.ranks_missing)}")
     if report.start_failure is not None:

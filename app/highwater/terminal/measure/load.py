@@ -81,10 +81,10 @@ def find(command: Sequence[str]) -> str:
 
 
 class Load:
-    """One run of the command, which may take ``grace_seconds`` to end, twice."""
+    """One run of the command."""
 
-    def __init__(self, command: Sequence[str], interrupts: Interrupts, *, grace_seconds: float = GRACE_SECONDS) -> None:
-        self._command, self._interrupts, self._grace = list(command), interrupts, grace_seconds
+    def __init__(self, command: Sequence[str], interrupts: Interrupts) -> None:
+        self._command, self._interrupts = list(command), interrupts
         self._process: subprocess.Popen[bytes] | None = None
         self._has_own_group = True
         with suppress(OSError), Path("/dev/tty").open("rb") as terminal:
@@ -118,7 +118,7 @@ class Load:
 
     def _wait(self, process: subprocess.Popen[bytes], look: Callable[[], None]) -> None:
         asked_at: float | None = None
-        harder = [(self._grace, signal.SIGTERM), (2 * self._grace, signal.SIGKILL)]
+        harder = [(GRACE_SECONDS, signal.SIGTERM), (2 * GRACE_SECONDS, signal.SIGKILL)]
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_SECONDS)
