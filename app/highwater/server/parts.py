@@ -342,6 +342,7 @@ class Parts:
             self.incidents,
             self.history,
             recorders=self.recorders,
+            starts=self.poller.starts,
             life=lambda: self.lives.present,
             policy=self.governor.status,
             verdicts=self.growth.verdicts,
@@ -349,8 +350,6 @@ class Parts:
             oom_kills=self.oom_kills,
             requests=self.requests_with_images,
             read_host=self.host.facts,
-            is_start_under_way=lambda: self.poller.starts.is_under_way,
-            note_failed_by_log=self.poller.starts.note_failed_by_log,
             ended_in_order=self.poller.note_stop,
             internal_error=self.internal_errors.counter("incidents"),
         )

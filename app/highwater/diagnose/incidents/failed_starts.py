@@ -23,7 +23,7 @@ from highwater.diagnose.log.story import LogStory
 from highwater.engine.life import LOOP_SECONDS
 from highwater.model.report import Report
 from highwater.watch.history import History
-from highwater.watch.starts import PREFIX
+from highwater.watch.starts import PREFIX, Starts
 
 MAX_UNSAID = 16
 # How long to wait for the log to explain a start that the files show as failed.
@@ -37,24 +37,20 @@ Unwritten: TypeAlias = tuple[Evidence, str | None]
 class FailedStarts:
     """Waits for the log to explain a start that the files show as failed.
 
-    ``evidence`` returns what is known of a start, given the report, the reason and the model. ``is_start_under_way``
-    and ``note_failed_by_log`` are those of ``IncidentWatcher``.
+    ``evidence`` returns what is known of a start, given the report, the reason and the model.
     """
 
     def __init__(
         self,
         incidents: Incidents,
         history: History,
-        *,
+        starts: Starts,
         evidence: Callable[[Report, str, str | None], Evidence],
-        is_start_under_way: Callable[[], bool],
-        note_failed_by_log: Callable[[bool], bool],
     ) -> None:
         self._incidents = incidents
         self._history = history
+        self._starts = starts
         self._evidence = evidence
-        self._is_start_under_way = is_start_under_way
-        self._note_failed_by_log = note_failed_by_log
         self._unsaid: deque[Unwritten] = deque(maxlen=MAX_UNSAID)
         # What the log had before the first look, this sidecar has not seen.
         self._has_looked = False
@@ -90,11 +86,11 @@ class FailedStarts:
     async def look(self, report: Report, *, at_once: bool = False) -> AsyncIterator[Unwritten]:
         """Look at the log, and yield the incidents of starts that have failed; ``at_once`` without waiting for it."""
         is_absent = report.engine.traits.is_absent
-        if self._unsaid and self._is_start_under_way():  # nothing more is written of the one before
+        if self._unsaid and self._starts.is_under_way:  # nothing more is written of the one before
             at_once = at_once or self._waited_seconds >= SETTLE_SECONDS
         for start in await self._incidents.failed_starts(at_once=at_once) if is_absent else ():
             is_silent = not start.story.messages and start.story.exception is None
-            is_new = self._has_looked and self._note_failed_by_log(is_silent)
+            is_new = self._has_looked and self._starts.note_failed_by_log(is_silent)
             if self._unsaid:
                 evidence, instance = self._unsaid.popleft()
             elif is_silent and not is_new:

@@ -47,6 +47,7 @@ from highwater.watch.recorder.contents import largest_first
 from highwater.watch.recorder.progress import LOST, activity
 from highwater.watch.recorder.rank import RankRecord
 from highwater.watch.recorder.recorders import Recorders
+from highwater.watch.starts import Starts
 
 SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
@@ -82,9 +83,7 @@ class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
     ``internal_error`` counts an internal error, ``ended_in_order`` notes an end that is no incident, and ``read_host``
-    reads host memory once more. ``is_start_under_way`` returns whether the processes of a start write that began after
-    all that has ended. ``note_failed_by_log`` takes whether the log gives no reason for a failed start, and returns
-    whether the log is the only sign of it. The other callables return the present state of their parts.
+    reads host memory once more. The other callables return the present state of their parts.
     """
 
     def __init__(
@@ -93,6 +92,7 @@ class IncidentWatcher:
         history: History,
         *,
         recorders: Recorders | None,
+        starts: Starts,
         life: Callable[[], EngineLife],
         policy: Callable[[], PolicyStatus],
         verdicts: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
@@ -100,8 +100,6 @@ class IncidentWatcher:
         oom_kills: OomKillWatch | None = None,
         requests: Callable[[], Iterable[RequestItems]] = tuple,
         read_host: Callable[[], Awaitable[HostFacts]] | None = None,
-        is_start_under_way: Callable[[], bool] = lambda: False,
-        note_failed_by_log: Callable[[bool], bool] = lambda _: True,
         ended_in_order: Callable[[], None] = lambda: None,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
@@ -117,13 +115,7 @@ class IncidentWatcher:
         self._read_host = read_host
         self._ended_in_order = ended_in_order
         self._internal_error = internal_error
-        self._starts = FailedStarts(
-            incidents,
-            history,
-            evidence=self._of_start,
-            is_start_under_way=is_start_under_way,
-            note_failed_by_log=note_failed_by_log,
-        )
+        self._starts = FailedStarts(incidents, history, starts, self._of_start)
         self._last: Report | None = None
         self._life: _LifeKnown | None = None
         # By rank: the process that counts, and its count.

@@ -58,9 +58,9 @@ class Pod:
             self.incidents,
             self.core.history,
             recorders=None,
+            starts=self.core.poller.starts,
             life=lambda: self.core.poller.life,
             policy=lambda: PolicyStatus(level="held", mode="act", summary="held"),
-            note_failed_by_log=self.core.poller.starts.note_failed_by_log,
         )
         self.core.poller.reports.subscribe(self.box.notice)
 

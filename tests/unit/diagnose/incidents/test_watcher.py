@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +50,7 @@ class Boxed:
             self.incidents,
             core.history,
             recorders=core.recorders,
+            starts=core.poller.starts,
             life=lambda: core.poller.life,
             policy=lambda: POLICY,
             stopped_processes=lambda: self.stopped,
@@ -940,7 +942,7 @@ async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
 async def test_a_start_that_the_log_says_nothing_of_is_told_when_the_next_one_writes(boxed, is_next, seconds):
     """Until then its last lines may come."""
     one = boxed(logged=True, recorders=False)
-    one.box._starts._is_start_under_way = lambda: is_next
+    one.box._starts._starts = SimpleNamespace(is_under_way=is_next, note_failed_by_log=lambda _: True)
     one.fake.down = True
     report = await one.core.tick()
     failure = StartFailure(
@@ -956,7 +958,7 @@ async def test_a_start_that_the_log_says_nothing_of_is_told_when_the_next_one_wr
 
 async def test_a_start_whose_log_began_again_is_told_at_once(boxed):
     one = boxed(logged=True, recorders=False)
-    one.box._starts._note_failed_by_log = lambda _: False
+    one.core.poller.starts.note_failed_by_log = lambda _: False
     begun = iter([(), (FailedStart(id="a"),)])
 
     async def failed_starts(*, at_once: bool) -> tuple[FailedStart, ...]:
