@@ -149,7 +149,7 @@ class Scanner:
             quote = text.rfind(b'"', max(at, len(text) - _KEY_BYTES))
             self._tail = text[quote:] if quote >= 0 else b""
             return len(text)
-        return self._go_behind(key[1], key.end())
+        return self._go_behind(text, key[1], key.end())
 
     def _search_holder(self, text: bytes, at: int, found: list[Media]) -> int:
         if self._tokens_left < 0:
@@ -168,7 +168,7 @@ class Scanner:
             return at
         self._tokens_left -= 1
         if token[2] is not None:
-            return self._go_behind(token[2][:-1], at)
+            return self._go_behind(text, token[2][:-1], at)
         if len(text) - at < _KEY_BYTES and text.find(b'"', at) < 0:  # it may become a key's name
             self._tail = text[at - 1 :]
             at = len(text)
@@ -176,10 +176,10 @@ class Scanner:
             self._state = _State.REST
         return at
 
-    def _go_behind(self, name: bytes, at: int) -> int:
+    def _go_behind(self, text: bytes, name: bytes, at: int) -> int:
         self._name = _without_escapes(name, is_all=True)
         self._state = _State.BETWEEN
-        return at
+        return self._between(text, at)
 
     def _count_braces(self, text: bytes, start: int, end: int) -> int:
         """Return the end, or the place behind the brace that closes the holder."""
