@@ -271,16 +271,14 @@ class ConnectionPool:
     def __init__(
         self,
         *,
-        host: str,
-        port: int,
-        socket_path: str | None,
+        url: SplitResult,
         tls: ssl.SSLContext | None,
         write_batch: WriteBatch,
         connect_seconds: float,  # the longest that connecting may take
         keepalive_seconds: float,  # the longest that a connection may be idle and still be used
         origin: EngineOrigin | None = None,
     ) -> None:
-        self._host, self._port, self._socket_path, self._tls = host, port, socket_path, tls
+        self._url, self._tls = url, tls
         self.write_batch = write_batch
         self.open = 0  # connections, in use or not
         # Their addresses on this side and on the far one: a client with such a pair is this pool itself. The first does
@@ -318,10 +316,11 @@ class ConnectionPool:
         connection = EngineConnection(self)
         try:
             async with asyncio.timeout(self._connect_seconds):
-                if self._socket_path is not None:
-                    await self._loop.create_unix_connection(lambda: connection, self._socket_path)
+                if self._url.scheme == "unix":
+                    await self._loop.create_unix_connection(lambda: connection, self._url.path)
                 else:
-                    await self._loop.create_connection(lambda: connection, self._host, self._port, ssl=self._tls)
+                    host, port = self._url.hostname or "", port_of(self._url)
+                    await self._loop.create_connection(lambda: connection, host, port, ssl=self._tls)
         except TimeoutError:
             return CONNECT_TIMEOUT
         except OSError as exc:  # refused, no such name, no such file; and a TLS handshake that fails

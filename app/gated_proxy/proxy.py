@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from gated_proxy.door import Door
-from gated_proxy.engine import ConnectionPool, port_of
+from gated_proxy.engine import ConnectionPool
 from gated_proxy.failures import (
     ENGINE_FAULTS,
     STOPPING,
@@ -274,9 +274,7 @@ class Proxy:
 
     async def start(self) -> None:
         self._pool = ConnectionPool(
-            host=self._parts.hostname or "",
-            port=port_of(self._parts),
-            socket_path=self._parts.path if self._parts.scheme == "unix" else None,
+            url=self._parts,
             tls=self._tls,
             write_batch=self.write_batch,
             connect_seconds=self.limits.connect_seconds,

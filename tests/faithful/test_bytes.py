@@ -236,7 +236,6 @@ async def test_answers_without_a_body_end_at_their_head(through, engine, status,
 
 
 async def test_early_hints_come_before_the_answer(through, engine):
-    """103 with its links, more than once, and then the answer proper."""
 
     @engine.on("/v1/x")
     async def hint(call):

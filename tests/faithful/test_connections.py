@@ -64,7 +64,6 @@ async def test_a_connection_is_kept_for_the_next_request(through, named):
 
 
 async def test_connection_close_is_kept(through, named):
-    """The client asked for it: after the answer comes the end."""
     client = await through.connect()
     await client.request("GET", "/v1/a", ("connection", "close"))
     assert (await client.whole()).body == b"GET /v1/a "
@@ -172,7 +171,6 @@ async def test_a_pipelined_request_waits_for_a_stream(through, named):
 
 
 async def test_answers_without_a_body_do_not_shift_pipelined_ones(through, named):
-    """HEAD, 204 and 304 between others."""
 
     @named.on("/v1/204")
     async def nothing(call):

@@ -135,7 +135,6 @@ async def test_a_client_that_leaves_with_requests_waiting_takes_them_along(throu
 
 
 async def test_one_that_leaves_does_not_disturb_the_others(through, engine):
-    """64 streams, one cut off: 63 complete."""
     proceed = asyncio.Event()
 
     @engine.on("/v1/x")
@@ -196,7 +195,6 @@ async def test_an_engine_that_hangs_up_before_its_answer_is_a_502(through, engin
 
 @fronted_by(*PROXIES)
 async def test_errors_have_the_apis_shape(through, engine):
-    """What an OpenAI client can read, under the request's id, and the connection lives on."""
 
     @engine.on("/v1/x")
     async def hang_up(call):

@@ -71,7 +71,6 @@ class TestHeads:
 
     @fronted_by("sidecar", "nginx", "vllm-router")
     async def test_a_target_over_the_cap_is_refused(self, through, engine):
-        """414 or 431: both say it."""
         answer = await through.say(b"GET /v1/x?" + b"q" * 2_000_000 + b" HTTP/1.1\r\nhost: s\r\n\r\n")
         assert answer[:12] in (b"HTTP/1.1 414", b"HTTP/1.1 431")
         assert engine.calls == []
@@ -161,7 +160,6 @@ class TestBodies:
         assert (answer.status, answer.interim, engine.calls) == (413, [], [])
 
     async def test_a_chunked_body_over_the_cap_is_stopped_on_its_way(self, through, engine):
-        """413 for the client; the engine sees a body that breaks off, not one that ends."""
         begun, broken = asyncio.Event(), asyncio.Event()
 
         @engine.on("/v1/x")

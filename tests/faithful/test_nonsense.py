@@ -158,7 +158,6 @@ async def test_what_is_no_answer_is_a_502(through, nonsense, name):
 @fronted_by(*PROXIES)
 @pytest.mark.parametrize("name", BROKEN)
 async def test_what_breaks_has_no_clean_end_and_no_sequel(through, nonsense, name):
-    """502, or a stream cut short, or one plain reading of it; never a second answer."""
     nonsense(BROKEN[name])
     before = through.rss_bytes()
     client = await through.connect()

@@ -188,7 +188,6 @@ async def test_a_client_that_reads_nothing_holds_the_engine_back(through, engine
 
 @fronted_by("sidecar", "nginx")
 async def test_large_uploads_pass_in_bounded_memory(through, engine):
-    """Four bodies of 32 MiB at once: what is kept is buffers, not bodies."""
     size, peak = 32 * MIB, 0
 
     @engine.on("/v1/upload")

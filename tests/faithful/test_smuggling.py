@@ -228,7 +228,6 @@ async def attempt(through, data: bytes) -> tuple[list[int], bool]:
 @fronted_by(*PROXIES)
 @pytest.mark.parametrize("name", AMBIGUOUS)
 async def test_an_ambiguous_request_is_refused_or_made_plain(through, oracle, name):
-    """Refused with 400 or the like, and the connection ends; or the engine sees one plain request, never another."""
     answers, ended = await attempt(through, AMBIGUOUS[name])
     assert oracle.violations == []
     assert len(oracle.targets()) <= 1
@@ -257,7 +256,6 @@ async def test_a_plain_request_stays_one(through, oracle, name):
 
 @fronted_by("direct")
 async def test_the_oracle_notices(through, oracle):
-    """With nobody before it, each ambiguous request is one that it cannot bear; and no plain one is."""
     unnoticed, scolded = [], []
     for name, data in AMBIGUOUS.items():
         oracle.forget()

@@ -191,7 +191,6 @@ async def test_sixteen_megabytes_are_a_message(through, engine):
 
 @fronted_by(*SPEAKERS)
 async def test_a_client_that_does_not_read_holds_the_engine_back(through, engine):
-    """A flood of 128 MiB stays with the engine."""
     before = through.rss_bytes()
     async with dial(through) as socket:
         socket.transport.pause_reading()
@@ -266,7 +265,6 @@ async def test_a_client_that_vanishes_is_missed_at_once(through, engine, manner)
 @fronted_by(*SPEAKERS)
 @pytest.mark.parametrize("manner", ["vanish", "vanish reset"])
 async def test_an_engine_that_vanishes_is_no_normal_end(through, engine, manner):
-    """1006, the connection lost, or 1014 from one who knows; never 1000."""
     async with dial(through) as socket:
         await socket.send("hello")
         await socket.recv()
@@ -287,7 +285,6 @@ async def test_a_refused_handshake_arrives_as_it_is(through, engine, refusal):
 
 @fronted_by(*SPEAKERS)
 async def test_a_wrong_version_is_the_engines_to_refuse(through, engine):
-    """426 or 400, with the version that it knows."""
     client = await through.connect()
     old = [(name, "8" if name == "sec-websocket-version" else value) for name, value in UPGRADE]
     await client.request("GET", "/v1/realtime", *old)

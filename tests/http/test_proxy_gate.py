@@ -170,7 +170,6 @@ async def test_a_request_that_has_not_come_whole_does_not_count(front, upstream,
 
 @pytest.mark.parametrize("framing", FRAMINGS)
 async def test_a_last_piece_that_is_held_too_long_never_reaches_the_engine(start_proxy, upstream, framing):
-    """503 for the client; the engine sees a body that breaks off, and does nothing."""
     line, pieces = FRAMINGS[framing]
     begun, broken = asyncio.Event(), asyncio.Event()
 

@@ -76,7 +76,6 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES)
 async def test_a_body_that_does_not_come_is_not_waited_for(sidecar, body):
-    """408, and the connection is closed."""
     async with connected(sidecar) as wire:
         await wire.send(b"POST /memory/reclaim HTTP/1.1\r\n" + OPERATOR + BODIES[body])
         await until(lambda: any(client._current for client in proxy_of(sidecar).clients))

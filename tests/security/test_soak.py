@@ -50,7 +50,6 @@ def test_every_safe_reset_is_answered(soak):
 
 
 def test_the_first_byte_comes_in_time(soak):
-    """The p99 is at most twice that without attackers."""
     p99 = soak["p99_first_byte_seconds"]
     assert p99["with_attackers"] <= max(2 * p99["without"], FIRST_BYTE_FLOOR_SECONDS)
 

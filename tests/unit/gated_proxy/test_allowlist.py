@@ -59,7 +59,6 @@ def test_states_can_be_read_and_not_written(path):
 
 @pytest.mark.parametrize("path", [*sorted(CONTROL_PATHS), "/fault_tolerance/reset", "/fault_tolerance"])
 def test_control_paths_are_forbidden_unless_named(path):
-    """403 with the setting that would allow it; an exact entry does."""
     decision = DEFAULT.decide("POST", read_path(path.encode()))
     assert (decision.admitted, decision.status) == (False, 403)
     assert "proxy.extra_paths" in decision.reason
@@ -129,7 +128,6 @@ def test_a_model_may_be_called_like_a_control_path():
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/V1/models", "/HEALTH", "/v1x/y", "/memory", "/health/", "/%76ersion/x"])
 def test_unknown_paths_are_not_found(path):
-    """Matching is literal and case-sensitive; 404 names the setting."""
     decision = DEFAULT.decide("GET", read_path(path.encode()))
     assert decision.status == 404
     assert "proxy.extra_paths" in decision.reason
@@ -172,7 +170,6 @@ def test_an_encoded_slash_cannot_build_a_prefix():
     ],
 )
 def test_a_malformed_path_is_refused_not_repaired(path):
-    """400, whatever it would have become."""
     decision = AllowList(("/",)).decide("GET", read_path(path.encode("latin-1")))
     assert (decision.admitted, decision.status) == (False, 400)
     assert "malformed" in decision.reason
@@ -180,7 +177,6 @@ def test_a_malformed_path_is_refused_not_repaired(path):
 
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "MKCOL", "QUERY", "PROPFIND", "PURGE", "M-SEARCH"])
 def test_only_methods_that_an_api_has_are_proxied(method):
-    """501, which names those that are; also where a path is opened by its name."""
     decision = AllowList(("/exact",)).decide(method, read_path(b"/exact"))
     assert (decision.admitted, decision.status) == (False, 501)
     assert "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT" in decision.reason

@@ -149,7 +149,6 @@ async def test_the_oldest_under_way_is_known_with_its_age():
 
 
 async def test_what_the_engine_has_already_counts_though_the_gate_is_closed():
-    """It would be no gate otherwise."""
     gate = Gate()
     with gate.closed(10):
         admission = gate.admit()

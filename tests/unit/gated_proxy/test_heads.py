@@ -83,7 +83,6 @@ def test_what_the_client_sent_travels_as_it_came():
     ],
 )
 def test_what_can_be_read_in_two_ways_is_refused(lines):
-    """Whatever would let the engine see another request than we do; the answer is 400."""
     failure = parse_head(request(*lines))
     assert isinstance(failure, Failure)
     assert failure.status == 400
@@ -246,7 +245,6 @@ def test_a_relative_reference_has_the_root_path(location, expected):
 
 
 def test_our_own_server_sees_the_head_as_it_came():
-    """Less a protocol that it would try to speak."""
     raw = request(b"host: a", b"Upgrade: h2c", b"X-Request-Id: r", b"content-length: 3")
     head = parse_head(raw)
     assert isinstance(head, RequestHead)
@@ -293,7 +291,6 @@ def heard(raw: bytes) -> Listener:
     method=b"POST", lines=[(b"HOST", b":", b"a"), (b"connection", b": ", b"upgrade, x-one"), (b"X-One", b": ", b"1")]
 )
 def test_the_lines_say_what_the_parser_says(method, lines):
-    """Whatever passes is one request for llhttp too, on both sides of us, with the same method, target and framing."""
     raw = request(*(name + colon + value for name, colon, value in lines), first=method + b" /v1/x?y=%2F HTTP/1.1")
     head = parse_head(raw)
     if isinstance(head, Failure):
