@@ -233,8 +233,7 @@ class Accelerator(Device):
         return None if stats is None else as_int(stats().get("allocated_bytes.current"))
 
     def give_back_pinned(self) -> None:
-        empty = self._host_empty_cache()
-        if empty is not None:
+        if (empty := self._host_empty_cache()) is not None:
             empty()
 
     def give_back(self) -> str:
@@ -422,8 +421,7 @@ def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[s
     named: str | None = None
     visible = next((os.environ.get(family.visible_by) for family in FAMILIES if family.type == kind), None)
     if visible and index is not None:
-        names = [name.strip() for name in visible.split(",")]
-        named = names[index] if index < len(names) else ""
+        named = dict(enumerate(map(str.strip, visible.split(",")))).get(index, "")
     physical = index if named is None else int(named) if named.isdigit() else None
     # A slice of a GPU is a device of its own, but may report the whole GPU's identity as its own.
     slice_of_gpu = named if (named or "").startswith("MIG-") else None

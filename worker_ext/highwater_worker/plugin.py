@@ -33,7 +33,6 @@ from highwater_worker.state import state_of, watch_sleep
 
 _WORKERS = "vllm.v1.worker.worker_base"
 _MARK = "_highwater_plugin"
-_WARNED = "_highwater_warned"
 
 # Beneath vLLM's own logger, so that it is written where vLLM writes.
 log = logging.getLogger("vllm.highwater_worker")
@@ -104,9 +103,9 @@ def _phase_ended(worker: object) -> None:
         options = options_from(os.environ, folder, instance_of(worker))
         recorder = begin_recorder(worker, options, Notes(), is_starting=True)
     except Exception as error:  # noqa: BLE001 - an engine without a recorder serves as well as one with it
-        if not getattr(worker, _WARNED, False):  # once, not after every phase
-            with suppress(Exception):
-                setattr(worker, _WARNED, True)
+        state = state_of(worker)
+        if not state.has_warned:  # once, not after every phase
+            state.has_warned = True
             log.warning("Highwater's recorder was not started: %s", error)
     else:
         log.info("Highwater's recorder writes to %s", recorder.ring.path)

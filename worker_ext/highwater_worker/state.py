@@ -67,6 +67,7 @@ class WorkerState:
     allocator_reserve: AllocatorReserve = field(default_factory=AllocatorReserve)
     history: AllocationHistory = field(default_factory=AllocationHistory)
     start: StartPhases | None = None  # None where the plugin did not see it
+    has_warned: bool = False  # that no recorder could be started
     recorder: object = None
     """The recorder that was started last, running or not; `running_recorder` of `recorder` returns it."""
 

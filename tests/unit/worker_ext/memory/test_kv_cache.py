@@ -12,7 +12,7 @@ from tests.fakes.clock import FakeClock
 class Measure:
     """Answers `part` of every allocation after `cost` seconds."""
 
-    def __init__(self, clock: FakeClock, part: float = 1.0, cost: float = 0.001) -> None:
+    def __init__(self, clock: FakeClock, part: float, cost: float) -> None:
         self.clock, self.part, self.cost, self.calls = clock, part, cost, 0
 
     def __call__(self, _pointer: int, nbytes: int) -> int | None:
@@ -21,14 +21,18 @@ class Measure:
         return int(nbytes * self.part) if self.part >= 0 else None
 
 
+def measured(part: float = 1.0, cost: float = 0.001) -> tuple[FakeClock, Measure, Residency]:
+    clock = FakeClock(0.0)
+    measure = Measure(clock, part, cost)
+    return clock, measure, Residency(measure, clock)
+
+
 STORAGES = [Storage(4096, 1000, "cpu"), Storage(8192, 500, "cpu")]
 
 
 def test_a_whole_allocation_is_never_measured_again():
     """vLLM gives no page of its KV cache back."""
-    clock = FakeClock(0.0)
-    measure = Measure(clock)
-    residency = Residency(measure, clock)
+    clock, measure, residency = measured()
     assert residency.total(STORAGES) == 1500
     clock.now += 1e6
     assert residency.total(STORAGES) == 1500
@@ -36,9 +40,7 @@ def test_a_whole_allocation_is_never_measured_again():
 
 
 def test_a_partial_measurement_holds_for_two_seconds_at_least():
-    clock = FakeClock(0.0)
-    measure = Measure(clock, part=0.5, cost=0.0)
-    residency = Residency(measure, clock)
+    clock, measure, residency = measured(part=0.5, cost=0.0)
     assert residency.total(STORAGES[:1]) == 500
     clock.now, measure.part = 1.9, 0.75
     assert residency.total(STORAGES[:1]) == 500
@@ -48,9 +50,7 @@ def test_a_partial_measurement_holds_for_two_seconds_at_least():
 
 def test_a_dear_measurement_holds_longer():
     """A thousand times its cost: 20 ms are paid once in 20 s."""
-    clock = FakeClock(0.0)
-    measure = Measure(clock, part=0.5, cost=0.02)
-    residency = Residency(measure, clock)
+    clock, measure, residency = measured(part=0.5, cost=0.02)
     residency.total(STORAGES[:1])
     clock.now += 19
     residency.total(STORAGES[:1])
@@ -61,8 +61,8 @@ def test_a_dear_measurement_holds_longer():
 
 
 def test_what_cannot_be_measured_is_not_known():
-    clock = FakeClock(0.0)
-    assert Residency(Measure(clock, part=-1), clock).total(STORAGES) is None
+    _, _, residency = measured(part=-1)
+    assert residency.total(STORAGES) is None
 
 
 def test_untouched_pages_are_not_resident():

@@ -19,22 +19,10 @@ FRAMES = [{"name": "forward", "filename": "/vllm/model.py", "line": 12}]
 
 
 def taken(segments: int = 2, blocks: int = 3, entries: int = 4) -> dict[str, object]:
-    """As torch documents it (torch/cuda/memory.py, `_snapshot`), its words shared as its C++ shares them."""
-    block = {"address": 1 << 46, "size": 4096, "requested_size": 4000, "state": "active_allocated", "frames": FRAMES}
-    segment = {
-        "device": 1,
-        "address": 1 << 46,
-        "total_size": 2 << 20,
-        "allocated_size": 4096,
-        "active_size": 4096,
-        "requested_size": 4000,
-        "stream": 0,
-        "segment_type": "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
-        "frames": FRAMES,
-    }
-    entry = {"action": "alloc", "addr": 1 << 46, "size": 4096, "stream": 0, "frames": FRAMES}
+    """What is read of torch's own (torch/cuda/memory.py, `_snapshot`), its words shared as its C++ shares them."""
+    block = {"size": 4096, "state": "active_allocated", "frames": FRAMES}
+    segment = {"device": 1, "total_size": 2 << 20, "frames": FRAMES}
+    entry = {"action": "alloc", "addr": 1 << 46, "frames": FRAMES}
     return {
         "segments": [segment | {"blocks": [dict(block) for _ in range(blocks)]} for _ in range(segments)],
         "device_traces": [[], [dict(entry) for _ in range(entries)]],
