@@ -36,7 +36,7 @@ from highwater.model.report import Event
 from highwater.model.schema import SCHEMA
 from highwater.process.errors import NotAvailable, UnknownName
 from highwater.process.exit_codes import OK
-from highwater.watch.history import Update
+from highwater.watch.history import EVENTS_KEPT, Update
 
 PING_SECONDS = 15.0
 MIN_STEP_SECONDS = 0.001
@@ -54,7 +54,7 @@ class HistoryQuery(StrictModel):
 
 
 class EventsQuery(StrictModel):
-    limit: int = Field(100, ge=1, le=1000)
+    limit: int = Field(100, ge=1, le=EVENTS_KEPT)
 
 
 @router.get("/memory/history")
