@@ -145,6 +145,16 @@ class Wire:
             await self.writer.wait_closed()
 
 
+async def status_of(port: int, method: str, target: str, *headers: tuple[str, str], body: bytes = b"") -> int:
+    """The status of a request that is sent exactly as written."""
+    wire = Wire(*await asyncio.open_connection("127.0.0.1", port))
+    try:
+        await wire.request(method, target, *headers, body=body)
+        return (await wire.head()).status
+    finally:
+        await wire.leave()
+
+
 class Ended(NamedTuple):
     """What the observer is told of a request that ended."""
 

@@ -24,7 +24,7 @@ from highwater.server.main import CONTROL_BODY_BYTES, create_app
 from highwater.server.settings.settings import Settings
 from highwater.server.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
-from tests.http.conftest import Wire, serving
+from tests.http.conftest import serving, status_of
 from tests.patience import LIMIT_SECONDS, until
 
 TOKEN = "correct-horse-battery"
@@ -92,13 +92,7 @@ class Running:
         await self.app.services.poller.poll()
 
     async def raw(self, method: str, target: str, *headers: tuple[str, str], body: bytes = b"") -> int:
-        """The status of a request that is sent exactly as written."""
-        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
-        try:
-            await wire.request(method, target, *headers, body=body)
-            return (await wire.head()).status
-        finally:
-            await wire.leave()
+        return await status_of(self.port, method, target, *headers, body=body)
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,7 @@ from highwater.terminal.cli import main
 from highwater.terminal.demo.process import answers, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
-from tests.http.conftest import Wire, serving
+from tests.http.conftest import Wire, serving, status_of
 from tests.http.test_control_plane import OWN_PATHS, TOKEN, alive
 from tests.http.test_restart import SlowEngine, ended
 from tests.patience import LIMIT_SECONDS, patiently, until
@@ -49,13 +49,7 @@ class TwoPorts:
     control: httpx.AsyncClient
 
     async def raw(self, client: httpx.AsyncClient, target: str, *headers: tuple[str, str]) -> int:
-        """The status of a GET that is sent exactly as written."""
-        wire = Wire(*await asyncio.open_connection("127.0.0.1", client.base_url.port))
-        try:
-            await wire.request("GET", target, *headers)
-            return (await wire.head()).status
-        finally:
-            await wire.leave()
+        return await status_of(client.base_url.port, "GET", target, *headers)
 
 
 @contextlib.asynccontextmanager

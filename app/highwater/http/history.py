@@ -34,7 +34,7 @@ from highwater.http.text import markdown
 from highwater.http.text.incidents import headlines_text, incident_markdown
 from highwater.model.report import SCHEMA, Event
 from highwater.process.errors import OK, NotAvailable, UnknownName
-from highwater.watch.history import Update
+from highwater.watch.history import EVENTS_KEPT, Update
 
 PING_SECONDS = 15.0
 MIN_STEP_SECONDS = 0.001
@@ -52,7 +52,7 @@ class HistoryQuery(StrictModel):
 
 
 class EventsQuery(StrictModel):
-    limit: int = Field(100, ge=1, le=1000)
+    limit: int = Field(100, ge=1, le=EVENTS_KEPT)
 
 
 @router.get("/memory/history")

@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -100,8 +101,6 @@ MAX_ANSWER_BYTES = 256 * MIB
 _SHOWN_LENGTH = 400
 # Of a sidecar's own refusal: it may list every name that it knows.
 _REFUSAL_LENGTH = 8000
-_UNAUTHORIZED = 401
-_NOT_FOUND = 404
 # A sidecar's answer to an unknown path below its own paths contains this (http/problems.py).
 _NO_OWN_PATH = "The sidecar's own"
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, by default on port 8001"
@@ -231,7 +230,7 @@ class SidecarClient:
         except (ValueError, RecursionError):
             body = None
         parts, text = urlsplit(self.url), content.decode(errors="replace")
-        if status == _NOT_FOUND and parts.path and _NO_OWN_PATH in text:
+        if status == HTTPStatus.NOT_FOUND and parts.path and _NO_OWN_PATH in text:
             raise _unreachable(
                 f"the sidecar serves nothing below {self.url}; give its URL without the path {parts.path}, such as "
                 f"{parts.scheme}://{parts.netloc}"
@@ -246,9 +245,9 @@ class SidecarClient:
             raise self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers)
         code, message = error
         advice = ""
-        if status == _UNAUTHORIZED and self._has_token:
+        if status == HTTPStatus.UNAUTHORIZED and self._has_token:
             advice = f". The token from {self._token_source} is not this sidecar's."
-        elif status == _UNAUTHORIZED:
+        elif status == HTTPStatus.UNAUTHORIZED:
             advice = f". This command found no token: {self._token_source}."
         shown = plain(f"{message}{advice}", _REFUSAL_LENGTH)
         raise SidecarRefused(shown, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)

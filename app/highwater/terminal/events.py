@@ -16,10 +16,9 @@ from highwater.process.errors import INTERRUPTED
 from highwater.terminal.asking import ASK_SECONDS, ending_well, sidecar_at
 from highwater.terminal.cli import examples, url_option
 from highwater.terminal.client import SidecarClient, StreamEnded, event_of, follow, not_a_sidecar
+from highwater.watch.history import EVENTS_KEPT
 
 MAX_PAUSE_SECONDS: Final = 5.0
-# The most that the sidecar keeps and returns at once.
-MAX_EVENTS: Final = 1000
 
 
 def listed(answer: Any, last: int) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
@@ -38,11 +37,11 @@ def follow_events(
     Without a sidecar it tells ``lost`` and tries again, and yields the events of the time between. No event is yielded
     twice. Raises SidecarError where no sidecar responds the first time.
     """
-    seen: deque[tuple[object, object]] = deque(maxlen=2 * MAX_EVENTS)
+    seen: deque[tuple[object, object]] = deque(maxlen=2 * EVENTS_KEPT)
     is_first = True
 
     def past(sidecar: SidecarClient) -> list[dict[str, Any]]:
-        return listed(sidecar.get("/memory/events", {"limit": str(MAX_EVENTS)}), MAX_EVENTS)
+        return listed(sidecar.get("/memory/events", {"limit": str(EVENTS_KEPT)}), EVENTS_KEPT)
 
     for name, data in follow(connect, past, pause, max_pause_seconds=MAX_PAUSE_SECONDS):
         if name == "lost":
@@ -69,7 +68,7 @@ def follow_events(
     "--last",
     default=20,
     show_default=True,
-    type=click.IntRange(0, MAX_EVENTS),
+    type=click.IntRange(0, EVENTS_KEPT),
     help="how many of the newest events are shown first",
 )
 @click.option("--follow", "-f", "follows", is_flag=True, help="then print each as it happens")

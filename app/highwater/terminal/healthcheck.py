@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,7 +20,6 @@ from highwater.process.untrusted import plain, without_credentials
 from highwater.terminal.cli import examples, own_url, url_option_of
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
-_OK: Final = 200
 _SHOWN_LENGTH: Final = 400
 _NO_URL: Final = "it is not a URL such as http://127.0.0.1:8001"
 
@@ -65,4 +65,8 @@ def ask(base: str, path: str, seconds: float) -> str | None:
         return f"no sidecar answers at {without_credentials(base)}: {_NO_URL}"
     except (OSError, HTTPException) as exc:
         return f"no sidecar answers at {without_credentials(base)}: {exc or type(exc).__name__}"
-    return None if answer.status == _OK else f"{without_credentials(base)}{path} answered {answer.status}: {text}"
+    return (
+        None
+        if answer.status == HTTPStatus.OK
+        else f"{without_credentials(base)}{path} answered {answer.status}: {text}"
+    )

@@ -34,9 +34,9 @@ from highwater.process.untrusted import cleaned
 from highwater.terminal.asking import ASK_SECONDS, Asked, asked_at
 from highwater.terminal.cli import engine_option, examples, json_option, url_option
 from highwater.terminal.client import SidecarClient, events_of, report_of, understood
+from highwater.watch.history import EVENTS_KEPT
 
 WORDS: Final = {OK: "ok", ATTENTION: "attention", CRITICAL: "critical"}
-MAX_EVENTS: Final = 1000
 _FOUND: Final = TypeAdapter(tuple[FoundFinding, ...])
 
 
@@ -83,7 +83,7 @@ def status(url: str, engine_url: str | None, since: str | None, *, ranks: bool, 
         if engine_url is not None and isinstance(answer.get("verdict"), dict):
             answer["verdict"] |= {"next": None, "do": None}  # of a policy that nobody runs, and a sidecar's
         report = report_of(answer)
-        listed = asked.get("/memory/events", {"limit": str(MAX_EVENTS)})
+        listed = asked.get("/memory/events", {"limit": str(EVENTS_KEPT)})
         found = asked.get("/memory/findings") if why else {"findings": []}
         with understood("/memory/findings"):
             known = _FOUND.validate_python(cleaned(found["findings"]))

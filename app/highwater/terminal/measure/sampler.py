@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final, Self, TypeVar
@@ -28,7 +29,6 @@ OVERLAP_SECONDS = 5.0
 MAX_POINTS = MAX_TRAFFIC = 4096
 # A reading every second is the default; one in three that fails is no gap yet.
 GAP_SECONDS, GAP_READINGS = 15.0, 3
-_SERVICE_UNAVAILABLE = 503
 _Kept = TypeVar("_Kept")
 
 
@@ -148,7 +148,7 @@ class Sampler(threading.Thread):
             try:
                 return self._client.get("/memory/history", {**query, "recorded": "true"})
             except SidecarRefused as exc:
-                if exc.status != _SERVICE_UNAVAILABLE:
+                if exc.status != HTTPStatus.SERVICE_UNAVAILABLE:
                     raise
                 self._wants_recorded = False
         return self._client.get("/memory/history", query)
