@@ -51,7 +51,7 @@ def dated(history: History, clock: SetClock) -> Iterator[None]:
     def monotonic() -> float:
         return time.monotonic() - (time.time() - clock())
 
-    with mock.patch.multiple(history, _clock=clock, _monotonic=monotonic):
+    with mock.patch.multiple(history, _wall=clock, _monotonic=monotonic):
         yield
     clock.at = None
 
