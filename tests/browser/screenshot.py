@@ -98,8 +98,7 @@ def unlike(one: Path, other: Path) -> float:
 async def tell(running: Beside) -> None:
     an_hour(running.history, running.fake, running.clock, Story(running.history, running.fake))
     lives = running.sidecar.app.services.poller._lives
-    ready = tuple(replace(rank, taken_at=running.history.began_at) for rank in lives.present.baseline)
-    lives.present = replace(lives.present, baseline=ready)  # it was found before the hour, too
+    lives.present = replace(lives.present, baseline_at=running.history.began_at)  # it was found before the hour, too
     await running.sidecar.poll()
 
 
