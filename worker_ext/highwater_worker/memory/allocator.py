@@ -173,9 +173,26 @@ class AllocationHistory:
         # Python's frames alone: those of C++ cost more to read than all the rest (torch 2.13.0 cuda/memory.py:892).
         record(enabled="all", context="alloc", stacks="python", max_entries=entries)
         self._until = time.monotonic() + seconds
-        if not self.is_on:
-            self._device = device
-            self._watch(worker)
+        if self.is_on:
+            return
+        self._device = device
+        self._worker = weakref.ref(worker)
+        history = weakref.ref(self)
+
+        def make(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def step(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+                try:
+                    return method(*arguments, **named)
+                finally:
+                    alive = history()
+                    if alive is not None:
+                        alive.end_if_due()
+
+            self._wrapper = step
+            return step
+
+        wrap_method(worker, "execute_model", make)
 
     def stop(self) -> None:
         """Turn it off, if this turned it on; on the main thread only. Stacks of blocks in use stay."""
@@ -198,22 +215,3 @@ class AllocationHistory:
 
     def seconds_left(self) -> float | None:
         return max(0.0, self._until - time.monotonic()) if self.is_on else None
-
-    def _watch(self, worker: object) -> None:
-        history = weakref.ref(self)
-        self._worker = weakref.ref(worker)
-
-        def make(method: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(method)
-            def step(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-                try:
-                    return method(*arguments, **named)
-                finally:
-                    alive = history()
-                    if alive is not None:
-                        alive.end_if_due()
-
-            self._wrapper = step
-            return step
-
-        wrap_method(worker, "execute_model", make)

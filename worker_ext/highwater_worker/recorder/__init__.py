@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from threading import main_thread
-from typing import Any
 
 from highwater_worker.devices import describe_device
 from highwater_worker.engine_view import (
@@ -63,8 +62,21 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
             f"directory {str(options.directory)!r} lies on {kind}: a server that is gone would hold the engine up; "
             "it must be on this machine, best in memory, such as a folder in /dev/shm"
         )
+    ranks, device = identity(worker), describe_device(worker, notes)[1]
     head = {
-        **_identity(worker, options.instance, notes),
+        "instance": options.instance,
+        **ranks,
+        # The machine chooses these names, and the file's header has a fixed size.
+        "host": short_text(ranks["host"]),
+        "pid_started": notes.attempt("pid_started", pid_started),
+        "boot_id": notes.attempt("boot_id", boot_id),
+        "pid_namespace": notes.attempt("pid_namespace", pid_namespace),
+        "device": {**device, **{name: short_text(device[name]) for name in ("type", "name", "uuid")}},
+        "main_thread": main_thread().ident,
+        "model": short_text(notes.attempt("model", lambda: model_name(worker))),
+        "rpc": callable(getattr(worker, "highwater_rpc", None)),
+        "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
+        **parallel_sizes(worker),
         "started_at": round(time.time(), 3),
         "rate": options.rate,
         "seconds": options.seconds,
@@ -84,27 +96,6 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
         raise
     state.recorder = recorder
     return recorder
-
-
-def _identity(worker: object, instance: str, notes: Notes) -> dict[str, Any]:
-    """Return the head of a recorder's file, without the time and the options of its start."""
-    ranks = identity(worker)
-    device = describe_device(worker, notes)[1]
-    return {
-        "instance": instance,
-        **ranks,
-        # The machine chooses these names, and the file's header has a fixed size.
-        "host": short_text(ranks["host"]),
-        "pid_started": notes.attempt("pid_started", pid_started),
-        "boot_id": notes.attempt("boot_id", boot_id),
-        "pid_namespace": notes.attempt("pid_namespace", pid_namespace),
-        "device": {**device, **{name: short_text(device[name]) for name in ("type", "name", "uuid")}},
-        "main_thread": main_thread().ident,
-        "model": short_text(notes.attempt("model", lambda: model_name(worker))),
-        "rpc": callable(getattr(worker, "highwater_rpc", None)),
-        "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
-        **parallel_sizes(worker),
-    }
 
 
 def _make_ring(options: Options, identity: bytes, layout: Layout, *, is_starting: bool) -> Ring:
