@@ -121,7 +121,15 @@ def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
             raise UnreadableError("torch does not show the pool of a segment; the first release will show what is kept")
         is_private = tuple(pool) != _NO_POOL
         if segment.get("is_expandable") and not is_private:
-            kept += _ends_of_pages(segment)
+            # A mapping begins and ends with a page; of a free block only whole pages are unmapped.
+            page = _PAGES.get(str(segment.get("segment_type")), _PAGES["large"])
+            start = 0
+            for block in segment["blocks"]:
+                end = start + block["size"]
+                if block["state"] == "inactive":
+                    pages = max(0, end // page - -(-start // page))
+                    kept += block["size"] - pages * page
+                start = end
         # A segment of several blocks is split, and its free ones are counted by torch.
         elif is_private and (segment.get("is_expandable") or len(segment["blocks"]) == 1):
             kept += sum(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
@@ -130,19 +138,6 @@ def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
 
 def _of(segments: Iterable[Mapping[str, Any]], index: int | None) -> list[Mapping[str, Any]]:
     return [segment for segment in segments if segment.get("device", index) == index]
-
-
-def _ends_of_pages(segment: Mapping[str, Any]) -> int:
-    # A mapping begins and ends with a page; of a free block only whole pages are unmapped.
-    page = _PAGES.get(str(segment.get("segment_type")), _PAGES["large"])
-    kept, start = 0, 0
-    for block in segment["blocks"]:
-        end = start + block["size"]
-        if block["state"] == "inactive":
-            pages = max(0, end // page - -(-start // page))
-            kept += block["size"] - pages * page
-        start = end
-    return kept
 
 
 class AllocationHistory:
