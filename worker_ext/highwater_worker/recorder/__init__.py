@@ -35,9 +35,7 @@ from highwater_worker.state import ATTRIBUTE, state_of
 from highwater_worker.wire import (
     EXTENSION_VERSION,
     NOT_ENDED,
-    Layout,
     Options,
-    Ring,
     encoded,
     make_ring,
     remove_old_rings,
@@ -85,7 +83,16 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
     }
     has_cache = is_starting or notes.attempt("encoder_cache", lambda: find_encoder_cache(worker) is not None)
     layout = options.layout(has_entries=has_cache is not False)
-    ring = _make_ring(options, encoded(head), layout, is_starting=is_starting)
+    path, packed = options.path(os.getpid()), encoded(head)
+    if is_starting:
+        remove_old_rings(options.directory, options.instance)
+    try:
+        ring = make_ring(path, packed, layout)
+    except OSError as error:
+        if not is_starting or getattr(error.__cause__, "errno", None) != errno.ENOSPC:
+            raise
+        remove_old_rings(options.directory, options.instance, has_room=False)
+        ring = make_ring(path, packed, layout)
     try:
         recorder = Recorder(worker, ring, options, in_memory=is_in_memory(kind))
         if isinstance(state.recorder, Recorder) and not state.recorder.stop():
@@ -96,20 +103,6 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
         raise
     state.recorder = recorder
     return recorder
-
-
-def _make_ring(options: Options, identity: bytes, layout: Layout, *, is_starting: bool) -> Ring:
-    path = options.path(os.getpid())
-    if not is_starting:
-        return make_ring(path, identity, layout)
-    remove_old_rings(options.directory, options.instance)
-    try:
-        return make_ring(path, identity, layout)
-    except OSError as error:
-        if getattr(error.__cause__, "errno", None) != errno.ENOSPC:
-            raise
-        remove_old_rings(options.directory, options.instance, has_room=False)
-        return make_ring(path, identity, layout)
 
 
 def folder_from(environ: Mapping[str, str]) -> Path | None:
