@@ -179,27 +179,13 @@ def _with_equal_pages(layers: Layers, generation: Generation) -> Layers:
 
 def _groups_of_equal_pages(layers: Layers, generation: Generation) -> tuple[LayerGroup, ...]:
     """Cut each type of layer into groups of one size (`_get_kv_cache_groups_uniform_page_size`)."""
-    buckets = _buckets(layers, generation)
-    smallest, largest = (f(len(names) for names, _ in buckets) for f in (min, max))
-    size = largest if largest < smallest * generation.padding_threshold else smallest
-    groups = []
-    for names, spec in buckets:
-        count = ceil_div(len(names), size)
-        # Every count-th layer, not runs of them: each pipeline stage then has its part of every group.
-        groups += [LayerGroup(dict.fromkeys(names[i::count], spec)) for i in range(count)]
-    return tuple(replace(group, padding_layers=size - len(group.layers)) for group in groups)
-
-
-def _buckets(layers: Layers, generation: Generation) -> list[tuple[list[str], LayerSpec]]:
-    """Collect the layers that may share a group, each bucket with the spec that they share."""
     equal: dict[LayerSpec, list[str]] = {}
     for name, spec in layers.items():
         equal.setdefault(spec, []).append(name)
-    if not generation.merges_windows:
-        return [(names, spec) for spec, names in equal.items()]
+    # The layers that may share a group, each bucket with their specs.
     buckets: list[tuple[list[str], list[LayerSpec]]] = []
     for spec, names in equal.items():
-        for known, specs in buckets:
+        for known, specs in buckets if generation.merges_windows else ():
             try:
                 is_shared = _merged([*specs, spec], generation) is not None
             except PlanError:
@@ -209,8 +195,16 @@ def _buckets(layers: Layers, generation: Generation) -> list[tuple[list[str], La
                 specs.append(spec)
                 break
         else:
-            buckets.append((list(names), [spec]))
-    return [(names, _merged(specs, generation) or specs[0]) for names, specs in buckets]
+            buckets.append((names, [spec]))
+    smallest, largest = (f(len(names) for names, _ in buckets) for f in (min, max))
+    size = largest if largest < smallest * generation.padding_threshold else smallest
+    groups = []
+    for names, specs in buckets:
+        spec = _merged(specs, generation) or specs[0]
+        count = ceil_div(len(names), size)
+        # Every count-th layer, not runs of them: each pipeline stage then has its part of every group.
+        groups += [LayerGroup(dict.fromkeys(names[i::count], spec)) for i in range(count)]
+    return tuple(replace(group, padding_layers=size - len(group.layers)) for group in groups)
 
 
 def _unified(layers: Layers, generation: Generation) -> Layers:
@@ -236,31 +230,28 @@ def _promoted(layers: Layers, generation: Generation) -> Layers:
     if not full_blocks:
         return layers
     block = next(iter(full_blocks)) if generation.promoted_take_block and len(full_blocks) == 1 else None
-    return {name: _promote(spec, block, generation) for name, spec in layers.items()}
-
-
-def _promote(spec: LayerSpec, block_size: int | None, generation: Generation) -> LayerSpec:
-    if not isinstance(spec, SlidingWindow | ChunkedLocal):
-        return spec
-    block_size = block_size or spec.block_size
-    keeps_value = ("sliding", "all") if isinstance(spec, SlidingWindow) else ("all",)
-    promoted = FullAttention(
-        block_size=block_size,
-        kv_heads=spec.kv_heads,
-        head_size=spec.head_size,
-        head_size_v=spec.head_size_v if generation.promoted_keep_value_size in keeps_value else None,
-        element_bytes=spec.element_bytes,
-        token_head_bytes=spec.token_head_bytes,
-        indexes_by_block_stride=spec.indexes_by_block_stride and generation.release >= (0, 28, 0),
-        window=spec.window if isinstance(spec, SlidingWindow) else None,
-        chunk=spec.chunk if isinstance(spec, ChunkedLocal) else None,
-    )
-    if spec.page_bytes_padded is None or not generation.promoted_keep_padding:
-        return promoted
-    padded = spec.page_bytes_padded
-    if generation.promoted_take_block:
-        padded = max(padded, promoted.content_bytes)
-    return replace(promoted, page_bytes_padded=padded)
+    promoted: dict[str, LayerSpec] = {}
+    for name, spec in layers.items():
+        promoted[name] = spec
+        if not isinstance(spec, SlidingWindow | ChunkedLocal):
+            continue
+        keeps_value = ("sliding", "all") if isinstance(spec, SlidingWindow) else ("all",)
+        full = FullAttention(
+            block_size=block or spec.block_size,
+            kv_heads=spec.kv_heads,
+            head_size=spec.head_size,
+            head_size_v=spec.head_size_v if generation.promoted_keep_value_size in keeps_value else None,
+            element_bytes=spec.element_bytes,
+            token_head_bytes=spec.token_head_bytes,
+            indexes_by_block_stride=spec.indexes_by_block_stride and generation.release >= (0, 28, 0),
+            window=spec.window if isinstance(spec, SlidingWindow) else None,
+            chunk=spec.chunk if isinstance(spec, ChunkedLocal) else None,
+        )
+        padded = spec.page_bytes_padded if generation.promoted_keep_padding else None
+        if padded is not None and generation.promoted_take_block:
+            padded = max(padded, full.content_bytes)
+        promoted[name] = full if padded is None else replace(full, page_bytes_padded=padded)
+    return promoted
 
 
 def merge_workers(workers: Sequence[Layers]) -> Layers:

@@ -176,7 +176,19 @@ class _Rank:
         self._budget, self._memory, self._reading = budget, budget.memory, reading
         self._phases = {phase.name: phase for phase in reading.start}
         self.total = _first(self._memory.total_bytes, self.at("init", "total_bytes"), reading.total_bytes)
-        self.counting = _counting(budget, reading.device)
+        memory, kv, is_cpu = budget.memory, budget.kv_cache, reading.device.type == "cpu"
+        self.counting: Counting | None = None
+        if kv.given_bytes is not None or (is_cpu and kv.cpu_space_bytes is not None):
+            self.counting = "given"
+        elif is_cpu:
+            is_known = memory.requested_bytes is not None and memory.returned_bytes is not None
+            self.counting = "cpu" if is_known else None
+        elif memory.total_consumed_bytes is not None:
+            self.counting = "consumed"
+        elif memory.non_torch_bytes is not None:
+            self.counting = "parts"
+        elif available_bytes(budget) is not None:
+            self.counting = "remainder"
         self._peak, self.graphs = peak_and_graphs(self._memory)
         allocated, weights = self.at("weights", "allocated_bytes"), self._memory.weights_bytes
         self._persistent = None if allocated is None or weights is None else allocated - weights
@@ -268,19 +280,6 @@ class _Rank:
             )
             for key, title, profiled, seen, settings in rows if profiled is not None or seen is not None
         )  # fmt: skip
-
-
-def _counting(budget: EngineBudget, device: Device) -> Counting | None:
-    memory, kv = budget.memory, budget.kv_cache
-    if kv.given_bytes is not None or (device.type == "cpu" and kv.cpu_space_bytes is not None):
-        return "given"
-    if device.type == "cpu":
-        return "cpu" if memory.requested_bytes is not None and memory.returned_bytes is not None else None
-    if memory.total_consumed_bytes is not None:
-        return "consumed"
-    if memory.non_torch_bytes is not None:
-        return "parts"
-    return "remainder" if available_bytes(budget) is not None else None
 
 
 def peak_and_graphs(memory: StartMemory) -> tuple[int | None, int]:

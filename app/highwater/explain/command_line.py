@@ -77,7 +77,21 @@ class Line:
 
         A model that stands first is no longer found there.
         """
-        return replace(self, words=(*_of_config(self.value("config")), *self.words))
+        if (path := self.value("config")) is None:
+            return self
+        try:  # as vLLM reads it (utils/argparse_utils.py, load_config_file)
+            values = yaml.safe_load(Path(path).read_bytes()[:MAX_CONFIG_BYTES])
+        except (OSError, ValueError, yaml.YAMLError) as exc:
+            raise PlanError(f"--config: {path} cannot be read: {exc}") from exc
+        if not isinstance(values, dict):
+            raise PlanError(f"--config: {path} must hold flags and their values, as in 'max-model-len: 32768'")
+        words: list[str] = []
+        for name, value in values.items():
+            if value is False:
+                continue
+            text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+            words += [f"--{name}"] if value is True else [f"--{name}", text]
+        return replace(self, words=(*words, *self.words))
 
     def on(self, model: Path) -> Line:
         is_first = self.words[:1] == (self.model,)
@@ -358,22 +372,3 @@ def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def _with_hyphens(word: str) -> str:
     name, is_joined, value = word.partition("=")
     return name.replace("_", "-") + is_joined + value if name.startswith("--") else word
-
-
-def _of_config(path: str | None) -> list[str]:
-    """Return the flags of a file of `--config`, as vLLM reads it (utils/argparse_utils.py, load_config_file)."""
-    if path is None:
-        return []
-    try:
-        values = yaml.safe_load(Path(path).read_bytes()[:MAX_CONFIG_BYTES])
-    except (OSError, ValueError, yaml.YAMLError) as exc:
-        raise PlanError(f"--config: {path} cannot be read: {exc}") from exc
-    if not isinstance(values, dict):
-        raise PlanError(f"--config: {path} must hold flags and their values, as in 'max-model-len: 32768'")
-    words: list[str] = []
-    for name, value in values.items():
-        if value is False:
-            continue
-        text = json.dumps(value) if isinstance(value, Mapping) else str(value)
-        words += [f"--{name}"] if value is True else [f"--{name}", text]
-    return words

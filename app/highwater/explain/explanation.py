@@ -116,17 +116,34 @@ def _with_arithmetic(view: PoolView, engine: LiveEngine, counted: Sequence[int |
     planned = plan(available, engine.limits)
     least = None if None in counted else min(size or 0 for size in counted)
     fully = None if not least or least < 0 else plan([least] * len(available), engine.limits)
+    own, ours = view.max_concurrency, planned.max_concurrency
+    pairs = (
+        ("blocks", view.blocks, planned.blocks),
+        ("bytes a block", view.bytes_per_block, planned.bytes_per_block),
+        ("tokens", view.tokens, planned.tokens),
+        ("maximum concurrency", None if own is None else round(own, 2), None if ours is None else round(ours, 2)),
+    )
+    differences = [
+        f"{what}: the engine has {one:,}, the arithmetic of {engine.version} gives {other:,}"
+        for what, one, other in pairs
+        if one is not None and other is not None and one != other
+    ]
+    if differences and engine.layers_are_grouped:
+        differences.append(
+            "the layers are as the engine grouped them, because its start was not seen: that may be why "
+            "(a recorder that starts with the engine sees it)"
+        )
     return replace(
         view,
         tokens=planned.tokens if view.tokens is None else view.tokens,
         tokens_grade=view.tokens_grade or (None if planned.tokens is None else "exact"),
         tokens_meaning=_meaning(generation.tokens_printed, planned, engine),
-        max_concurrency=planned.max_concurrency if view.max_concurrency is None else view.max_concurrency,
+        max_concurrency=ours if own is None else own,
         planned_blocks=planned.blocks,
         planned_bytes_per_block=planned.bytes_per_block,
         needed_bytes=planned.needed_bytes,
         max_model_len_that_fits=planned.max_model_len_that_fits,
-        differences=_differences(view, planned, engine),
+        differences=tuple(differences),
         note=generation.note,
         conversations=_conversations(view, planned, engine.limits, partial(plan, available)),
         fully_counted_bytes=least,
@@ -150,27 +167,6 @@ def _meaning(printed: str, pool: KvPool, engine: LiveEngine) -> str:
         f"blocks divided by {groups} groups, times the smallest block ({pool.blocks:,} // {groups} x {size:,}): as if "
         "every group kept every token, so a hybrid model holds more than that"
     )
-
-
-def _differences(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[str, ...]:
-    own, ours = view.max_concurrency, planned.max_concurrency
-    pairs = (
-        ("blocks", view.blocks, planned.blocks),
-        ("bytes a block", view.bytes_per_block, planned.bytes_per_block),
-        ("tokens", view.tokens, planned.tokens),
-        ("maximum concurrency", None if own is None else round(own, 2), None if ours is None else round(ours, 2)),
-    )
-    found = [
-        f"{what}: the engine has {one:,}, the arithmetic of {engine.version} gives {other:,}"
-        for what, one, other in pairs
-        if one is not None and other is not None and one != other
-    ]
-    if found and engine.layers_are_grouped:
-        found.append(
-            "the layers are as the engine grouped them, because its start was not seen: that may be why "
-            "(a recorder that starts with the engine sees it)"
-        )
-    return tuple(found)
 
 
 def _conversations(

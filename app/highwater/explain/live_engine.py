@@ -84,8 +84,28 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
     layers = tuple(layers_of(worker) for worker in workers)
     what = "the bytes for its KV cache (available_kv_cache_memory_bytes)"
     available = tuple(_reported(available_bytes(worker.budget), what, worker) for worker in workers)
-    first, flags, limits = workers[0], _flags(workers[0]), workers[0].budget.limits or EngineLimits()
-    version = _reported(first.budget.vllm_version, "vLLM's version (vllm.__version__)", first)
+    first, budget, kv = workers[0], workers[0].budget, workers[0].budget.kv_cache
+    limits = budget.limits or EngineLimits()
+    parallel: dict[str, Any] = {name: budget.parallel.get(name) or 1 for name in _PARALLEL_SIZES}
+    flags = EngineFlags(
+        platform=_PLATFORMS.get(first.reading.device.type or "", "cuda"),
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        kv_cache_memory_bytes=kv.given_bytes,
+        gpu_memory_utilization=budget.memory.utilization,
+        device_bytes=budget.memory.total_bytes or first.reading.total_bytes,
+        dtype=None if budget.dtype is None else budget.dtype.removeprefix("torch."),
+        kv_cache_dtype=kv.cache_dtype,
+        block_size=kv.block_size,
+        num_gpu_blocks_override=kv.blocks_override,
+        enable_prefix_caching=kv.prefix_caching,
+        async_scheduling=limits.async_scheduling,
+        disable_hybrid_kv_cache_manager=limits.hybrid_manager is False,
+        mamba_cache_mode=kv.mamba_cache_mode,
+        **parallel,
+    )
+    version = _reported(budget.vllm_version, "vLLM's version (vllm.__version__)", first)
     for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
         _reported(getattr(flags, name), name, first)
     sized = Limits.of(flags, max_encoder_tokens=limits.max_encoder_tokens or 0, v2_model_runner=bool(limits.v2_runner))
@@ -138,30 +158,6 @@ def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
             "not known"
         )
     return layer
-
-
-def _flags(worker: LiveWorker) -> EngineFlags:
-    budget, limits = worker.budget, worker.budget.limits or EngineLimits()
-    kv = budget.kv_cache
-    parallel: dict[str, Any] = {name: budget.parallel.get(name) or 1 for name in _PARALLEL_SIZES}
-    return EngineFlags(
-        platform=_PLATFORMS.get(worker.reading.device.type or "", "cuda"),
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_seqs=limits.max_num_seqs,
-        kv_cache_memory_bytes=kv.given_bytes,
-        gpu_memory_utilization=budget.memory.utilization,
-        device_bytes=budget.memory.total_bytes or worker.reading.total_bytes,
-        dtype=None if budget.dtype is None else budget.dtype.removeprefix("torch."),
-        kv_cache_dtype=kv.cache_dtype,
-        block_size=kv.block_size,
-        num_gpu_blocks_override=kv.blocks_override,
-        enable_prefix_caching=kv.prefix_caching,
-        async_scheduling=limits.async_scheduling,
-        disable_hybrid_kv_cache_manager=limits.hybrid_manager is False,
-        mamba_cache_mode=kv.mamba_cache_mode,
-        **parallel,
-    )
 
 
 def _attention(described: Mapping[str, Any], kind: str, who: str) -> AttentionLayer:

@@ -295,13 +295,30 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
     }  # fmt: skip
     flags = parsed.flags(device_bytes=total or None, **named)
     start = read_start(config, flags, checkpoint_bytes=checkpoint_bytes(folder))
-    found = _found(start, parsed.model or "")
+    guessed = [*start.notes, *start.doubts]
     if line.environ:
-        found["guessed"].append(f"the environment {', '.join(line.environ)} was not looked at")
+        guessed.append(f"the environment {', '.join(line.environ)} was not looked at")
     if parsed.ignored:
-        found["guessed"].append(f"no memory depends on {', '.join(parsed.ignored)}")
+        guessed.append(f"no memory depends on {', '.join(parsed.ignored)}")
+    filled = start.flags
+    found: dict[str, Any] = {
+        "schema": SCHEMA,
+        "versions": {"vllm": text_of(NEWEST_TESTED)},
+        "architecture": start.architecture,
+        "config": {
+            "model": {"model": parsed.model or "", "max_model_len": start.limits.max_model_len, "dtype": filled.dtype},
+            "cache": {"gpu_memory_utilization": filled.gpu_memory_utilization, "cache_dtype": filled.kv_cache_dtype},
+            "parallel": {name: getattr(filled, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")},
+            "scheduler": {name: getattr(filled, name) for name in ("max_num_batched_tokens", "max_num_seqs")},
+        },
+        "ranks": [{"rank": rank, "weights": figure} for rank, figure in enumerate(start.weights)],
+        "pretended": [],
+        "not_counted": [],
+        "guessed": guessed,
+        "log": [],
+    }
     given = question.get("kv_cache_bytes") or flags.kv_cache_memory_bytes
-    share, others = start.flags.gpu_memory_utilization or 0.0, int(question.get("in_use_bytes") or 0)
+    share, others = filled.gpu_memory_utilization or 0.0, int(question.get("in_use_bytes") or 0)
     requested = requested_bytes(total, share, NEWEST_TESTED, "cuda")
     parts = []
     if given is None and total:
@@ -320,26 +337,6 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
 
     of_layers = "estimated" if start.doubts else "exact"
     return found | cards.answered(given, total, [requested] * len(start.workers), parts, pool, of_layers=of_layers)
-
-
-def _found(start: Start, model: str) -> dict[str, Any]:
-    flags = start.flags
-    return {
-        "schema": SCHEMA,
-        "versions": {"vllm": text_of(NEWEST_TESTED)},
-        "architecture": start.architecture,
-        "config": {
-            "model": {"model": model, "max_model_len": start.limits.max_model_len, "dtype": flags.dtype},
-            "cache": {"gpu_memory_utilization": flags.gpu_memory_utilization, "cache_dtype": flags.kv_cache_dtype},
-            "parallel": {name: getattr(flags, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")},
-            "scheduler": {name: getattr(flags, name) for name in ("max_num_batched_tokens", "max_num_seqs")},
-        },
-        "ranks": [{"rank": rank, "weights": figure} for rank, figure in enumerate(start.weights)],
-        "pretended": [],
-        "not_counted": [],
-        "guessed": [*start.notes, *start.doubts],
-        "log": [],
-    }
 
 
 def _parts(

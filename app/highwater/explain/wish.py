@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
 from highwater.explain.command_line import UNNAMED, Line
@@ -119,11 +119,22 @@ def parse_wish(text: str) -> Wish:
         _not_understood(stripped, stripped[match.end() :].strip(), "nothing more, or '+ 4 images of 1080p'")
     conversations = _number("conversations", match["conversations"], 1, MAX_CONVERSATIONS)
     tokens = _number("length", match["length"], 1, MAX_LENGTH, unit=_UNITS[match["unit"].lower()])
-    return Wish(
-        conversations=conversations,
-        tokens=tokens,
-        images=_images(match["images"], match["size"]) if match["images"] else None,
-    )
+    images = None
+    if match["images"]:
+        images = Images(count=_number("images", match["images"], 1, MAX_IMAGES))
+        size = (match["size"] or "").lower().replace("×", "x")  # noqa: RUF001 - people paste it
+        if size.endswith("tokens"):
+            images = replace(images, tokens=_number("tokens of an image", size.split()[0], 1, MAX_LENGTH))
+        elif "x" in size:
+            width, height = (_number("pixels", side, 1, 100_000) for side in size.split("x"))
+            images = replace(images, width=width, height=height)
+        elif size in _RESOLUTIONS:
+            width, height = _RESOLUTIONS[size]
+            images = replace(images, width=width, height=height)
+        elif size:
+            known = f"{', '.join(_RESOLUTIONS)}, WIDTHxHEIGHT, N tokens"
+            raise PlanError(f"wish: {match['size']!r} is not a known size of an image; known: {known}")
+    return Wish(conversations=conversations, tokens=tokens, images=images)
 
 
 def grant(
@@ -275,24 +286,6 @@ def _reasons(chosen: Option, wish: Wish, image: ImageTokens | None, length: int)
         "limit_mm_per_prompt": "a prompt may have as many images as were wished for",
     }
     return {name: reasons[name] for name in chosen.flags}
-
-
-def _images(count: str, size: str | None) -> Images:
-    images = _number("images", count, 1, MAX_IMAGES)
-    if size is None:
-        return Images(count=images)
-    name = size.lower().replace("×", "x")  # noqa: RUF001 - people paste it
-    if name.endswith("tokens"):
-        return Images(count=images, tokens=_number("tokens of an image", name.split()[0], 1, MAX_LENGTH))
-    if "x" in name:
-        width, height = (_number("pixels", side, 1, 100_000) for side in name.split("x"))
-    elif name in _RESOLUTIONS:
-        width, height = _RESOLUTIONS[name]
-    else:
-        raise PlanError(
-            f"wish: {size!r} is not a known size of an image; known: {', '.join(_RESOLUTIONS)}, WIDTHxHEIGHT, N tokens"
-        )
-    return Images(count=images, width=width, height=height)
 
 
 def _number(name: str, digits: str, least: int, most: int, *, unit: int = 1) -> int:

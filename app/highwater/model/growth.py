@@ -227,17 +227,14 @@ def forecast(track: Track, pace: Pace, free_bytes: int | None) -> float | None:
     is_steady = (pace.seconds >= left or not pace.is_wavy) and (
         pace.wander * math.sqrt(1 / max(left, 1e-9) + 1 / pace.seconds) <= _DOUBT / _WANDERS
     )
-    foretells = is_watched and is_steady and _bends_little(pace, room, left) and _is_fine(track, pace, room)
-    return left if foretells and _is_first(track, pace, left) else None
-
-
-def _bends_little(pace: Pace, room: float, left: float) -> bool:
-    """Return whether the pace, if it goes on to bend as it does, fills the device about when the line does."""
+    # The pace, if it goes on to bend as it does, must fill the device about when the line does.
     bent = 0.0 if pace.late <= 0 else pace.bend * room / pace.late
     if pace.late <= 0 or bent <= -1:
-        return False  # it slackens so much that it never does
+        return None  # it slackens so much that it never does
     due = math.log1p(bent) / pace.bend if pace.bend else room / pace.late
-    return (1 - _BENT) * left <= due <= (1 + _BENT) * left
+    bends_little = (1 - _BENT) * left <= due <= (1 + _BENT) * left
+    foretells = is_watched and is_steady and bends_little and _is_fine(track, pace, room)
+    return left if foretells and _is_first(track, pace, left) else None
 
 
 def _is_fine(track: Track, pace: Pace, room: float) -> bool:
@@ -253,22 +250,17 @@ def _is_fine(track: Track, pace: Pace, room: float) -> bool:
     grown = pace.bytes_per_second * pace.seconds
     start = track.start
     falls = [*map(sub, accumulate(used[start : first + 1], max), used[start : first + 1])]
-    fallen, new = max(falls), _new_bytes(track, pace)
+    fallen = max(falls)
+    # By how much memory has passed all that it was before the window. What a relief gave back comes again only where
+    # the part that grows is the one that it took from.
+    component = _grower(track, pace) if track.reliefs else None
+    values = used if component is None else track.part(component)
+    new = values[-1] - max(values[:first], default=-math.inf)
     since = at[start + falls.index(fallen)]
     # Noise falls from its highest to its lowest.
     has_outgrown = new >= fallen and at[-1] - since >= 2 * (since - at[start])
     is_new = new >= grown / 2 and (fallen <= _NOISE * spread or has_outgrown)
     return is_new and room >= max(_STEPS * step, _SPREADS * spread)
-
-
-def _new_bytes(track: Track, pace: Pace) -> float:
-    """Return by how much memory has passed all that it was before the window.
-
-    What a relief gave back comes again only where the part that grows is the one that it took from.
-    """
-    component = _grower(track, pace) if track.reliefs else None
-    values = track.used if component is None else track.part(component)
-    return values[-1] - max(values[: pace.first], default=-math.inf)
 
 
 def _is_first(track: Track, pace: Pace, left: float) -> bool:

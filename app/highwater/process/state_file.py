@@ -47,8 +47,21 @@ class StateFile:
         self._is_in_the_way = False
         # Writers come from threads, because the disk may be slow, and from the event loop, where order matters more.
         self._turn = threading.Lock()
-        if self.path is not None:
-            self._load(self.path)
+        if (file := self.path) is None:
+            return
+        try:
+            self._sections = _sections(read_regular(file, MAX_FILE_BYTES, follows_link=True))
+        except NotARegularFileError:
+            self._set_aside(file, "is not a file")
+        except FileTooLargeError:
+            self._set_aside(file, f"has more than {MAX_FILE_BYTES} bytes")
+        except FileNotFoundError:
+            if not os.access(file.parent, os.W_OK | os.X_OK):
+                self.problem = f"state_file: {file} cannot be written: {file.parent} is missing or not writable"
+        except _Unusable as exc:
+            self._set_aside(file, str(exc))
+        except OSError as exc:
+            self._set_aside(file, f"cannot be read: {os_reason(exc)}")
 
     @property
     def configured(self) -> bool:
@@ -79,21 +92,6 @@ class StateFile:
             except OSError as exc:
                 raise NotKept(self.path, os_reason(exc)) from exc
             self._sections = sections
-
-    def _load(self, path: Path) -> None:
-        try:
-            self._sections = _sections(read_regular(path, MAX_FILE_BYTES, follows_link=True))
-        except NotARegularFileError:
-            self._set_aside(path, "is not a file")
-        except FileTooLargeError:
-            self._set_aside(path, f"has more than {MAX_FILE_BYTES} bytes")
-        except FileNotFoundError:
-            if not os.access(path.parent, os.W_OK | os.X_OK):
-                self.problem = f"state_file: {path} cannot be written: {path.parent} is missing or not writable"
-        except _Unusable as exc:
-            self._set_aside(path, str(exc))
-        except OSError as exc:
-            self._set_aside(path, f"cannot be read: {os_reason(exc)}")
 
     def _set_aside(self, path: Path, reason: str) -> None:
         try:

@@ -75,7 +75,14 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
             place.chmod(_FOLDER_MODE)
         with _locked(folder):
             _refuse_foreign(folder)
-            is_new = _content(folder, version) != files
+            content, names = {}, _metadata_names(folder)
+            if names == [_metadata_name(version)]:
+                content = {
+                    path.relative_to(folder).as_posix(): path.read_bytes()
+                    for name in (PACKAGE, *names)
+                    for path in _sources(folder / name)
+                }
+            is_new = content != files
             if is_new:
                 _replace(folder, files)
             _remove_older(folder)
@@ -164,17 +171,6 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _is_metadata(name: str) -> bool:
     return name.startswith(_METADATA_PREFIX) and name.endswith(_METADATA_SUFFIX)
-
-
-def _content(folder: Path, version: str) -> dict[str, bytes]:
-    names = _metadata_names(folder)
-    if names != [_metadata_name(version)]:
-        return {}
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for name in (PACKAGE, *names)
-        for path in _sources(folder / name)
-    }
 
 
 def _replace(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -85,6 +85,23 @@ def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_byte
     workers, block = _worker_layers(model, resolved)
     resolved = replace(resolved, block_size=block)
     weights, activation, unknown = _memory(model, resolved, checkpoint_bytes)
+    doubts = []
+    if model.dtype is None and flags.dtype in (None, "auto"):
+        doubts.append("config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are.")
+    if model.family.mixer == "latent" and flags.compute_capability is None:
+        doubts.append(
+            f"MLA's block size depends on the card's compute capability, which is taken to be {DEFAULT_CAPABILITY}."
+        )
+    if model.family.mixer == "delta" and flags.enable_prefix_caching is not False:
+        # 0.33.0, model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:691 and :748
+        doubts.append(
+            f"Planned as vLLM {text_of(NEWEST_TESTED)} does: 0.33 keeps one more state of a request, in blocks of"
+            " multiples of 64 tokens, where FlashInfer computes the gated delta nets (Hopper)."
+        )
+    if _assumes_a_card(flags) and any(model.windows):
+        doubts.append(
+            "Windows depend on --max-num-batched-tokens, whose default differs by card. Give it, or the card's name."
+        )
     return Start(
         architecture=model.architecture,
         layers=model.layers,
@@ -96,7 +113,7 @@ def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_byte
         why_unknown="; ".join(unknown) or None,
         has_experts=model.experts > 0,
         notes=tuple(notes),
-        doubts=tuple(_doubts(model, flags)),
+        doubts=tuple(doubts),
     )
 
 
@@ -140,21 +157,6 @@ def _memory(
     except PlanError as exc:
         unknown.append(f"activation: {exc}")
     return weights, activation, unknown
-
-
-def _doubts(model: Model, flags: EngineFlags) -> Iterator[str]:
-    if model.dtype is None and flags.dtype in (None, "auto"):
-        yield "config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are."
-    if model.family.mixer == "latent" and flags.compute_capability is None:
-        yield f"MLA's block size depends on the card's compute capability, which is taken to be {DEFAULT_CAPABILITY}."
-    if model.family.mixer == "delta" and flags.enable_prefix_caching is not False:
-        # 0.33.0, model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:691 and :748
-        yield (
-            f"Planned as vLLM {text_of(NEWEST_TESTED)} does: 0.33 keeps one more state of a request, in blocks of"
-            " multiples of 64 tokens, where FlashInfer computes the gated delta nets (Hopper)."
-        )
-    if _assumes_a_card(flags) and any(model.windows):
-        yield "Windows depend on --max-num-batched-tokens, whose default differs by card. Give it, or the card's name."
 
 
 # --- the flags that were not given, as the newest version fills them in on CUDA ---

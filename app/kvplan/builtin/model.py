@@ -94,8 +94,18 @@ def read_model(config: Mapping[str, Any]) -> Model:
     if layers > _MAX_LAYERS:
         raise text.refused("num_hidden_layers", f"{_MAX_LAYERS} at most; no model has as many")
     is_latent = family.mixer == "latent"
-    latent = ("kv_lora_rank", "qk_rope_head_dim")
-    kv_heads, head_size = (1, sum(map(text.number, latent))) if is_latent else _heads(text, heads)
+    if is_latent:
+        kv_heads, head_size = 1, text.number("kv_lora_rank") + text.number("qk_rope_head_dim")
+    else:
+        if text.get("kv_lora_rank") is not None:
+            raise text.refused("kv_lora_rank", "MLA is not known for this architecture")
+        kv_heads, given = text.number("num_key_value_heads"), text.optional("head_dim")
+        hidden = text.number("hidden_size")
+        if kv_heads > heads or heads % kv_heads:
+            raise text.refused("num_key_value_heads", f"it must divide the {heads} attention heads")
+        if given is None and hidden % heads:
+            raise text.refused("hidden_size", f"{heads} heads must divide it, or head_dim must be given")
+        head_size = given or hidden // heads
     longest, length_key, rotary_rows = longest_of(model_type, text)
     windows, linear = _kinds(family.mixer, model_type, text, layers)
     quantization = outer.inside("quantization_config") or text.inside("quantization_config")
@@ -121,18 +131,6 @@ def read_model(config: Mapping[str, Any]) -> Model:
         quantization=quantization,
         quantization_method=None if method is None else str(method),
     )
-
-
-def _heads(text: Keys, heads: int) -> tuple[int, int]:
-    """Return the KV heads, and the size of a head."""
-    if text.get("kv_lora_rank") is not None:
-        raise text.refused("kv_lora_rank", "MLA is not known for this architecture")
-    kv_heads, given, hidden = text.number("num_key_value_heads"), text.optional("head_dim"), text.number("hidden_size")
-    if kv_heads > heads or heads % kv_heads:
-        raise text.refused("num_key_value_heads", f"it must divide the {heads} attention heads")
-    if given is None and hidden % heads:
-        raise text.refused("hidden_size", f"{heads} heads must divide it, or head_dim must be given")
-    return kv_heads, given or hidden // heads
 
 
 def _types(text: Keys, layers: int, known: tuple[str, ...], pattern: int | None) -> tuple[str, ...] | None:

@@ -53,8 +53,22 @@ def check_quantization(model: Model, flags: EngineFlags) -> None:
 
 def weights_of(model: Model, flags: EngineFlags, stage: int, checkpoint_bytes: int | None, *, encodes: bool) -> Figure:
     """Return the weights of one rank of a pipeline stage. Raises PlanError: they are not known, and why."""
-    part, element = _elements(model, flags, stage), MODEL_BYTES[flags.dtype or ""]
-    linear = None if encodes else _linear_bytes(model, flags, element)
+    part, element, keys = _elements(model, flags, stage), MODEL_BYTES[flags.dtype or ""], model.quantization
+    # The bytes of one element of a linear layer, with its scales; None: the method's are not known.
+    linear: float | None = None
+    if not encodes and not keys:
+        linear = 1 if flags.quantization == "fp8" else element
+    elif not encodes:
+        groups = [group.inside("weights") for group in keys.inside("config_groups").objects()]
+        schemes = {(str(one.get("num_bits")), str(one.get("type"))) for one in groups}
+        kept = ("ignore", "modules_to_not_convert", "ignored_layers")
+        names = [name for key in kept for name in keys.strings(key) or ()]
+        # A gate (of experts, of a shared one) is named in full, so that it is no gate_proj.
+        covers_all = all(
+            name.rstrip("$*").endswith("gate") or any(word in name for word in _NEVER_QUANTIZED) for name in names
+        )
+        is_fp8 = model.quantization_method == "fp8" or schemes == {("8", "float")}
+        linear = 1.001 if is_fp8 and covers_all else None
     if linear is None:
         if checkpoint_bytes is None:
             what = "the size of its encoder" if encodes else f"what {model.quantization_method} makes of its weights"
@@ -79,22 +93,6 @@ def weights_of(model: Model, flags: EngineFlags, stage: int, checkpoint_bytes: i
     # One table of rotary positions, or two, or one with several times the rows.
     table = model.rotary_rows * model.head_size * element
     return estimated(round(low), round(1.001 * likely + table), round(high + 2 * table) + GIB // 4, why)
-
-
-def _linear_bytes(model: Model, flags: EngineFlags, element: int) -> float | None:
-    """Return the bytes of one element of a linear layer, with its scales; None: the method's are not known."""
-    keys = model.quantization
-    if not keys:
-        return 1 if flags.quantization == "fp8" else element
-    groups = [group.inside("weights") for group in keys.inside("config_groups").objects()]
-    schemes = {(str(one.get("num_bits")), str(one.get("type"))) for one in groups}
-    names = [name for key in ("ignore", "modules_to_not_convert", "ignored_layers") for name in keys.strings(key) or ()]
-    # A gate (of experts, of a shared one) is named in full, so that it is no gate_proj.
-    covers_all = all(
-        name.rstrip("$*").endswith("gate") or any(word in name for word in _NEVER_QUANTIZED) for name in names
-    )
-    is_fp8 = model.quantization_method == "fp8" or schemes == {("8", "float")}
-    return 1.001 if is_fp8 and covers_all else None
 
 
 def _elements(model: Model, flags: EngineFlags, stage: int) -> _Elements:

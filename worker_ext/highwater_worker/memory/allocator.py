@@ -121,7 +121,15 @@ def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
             raise UnreadableError("torch does not show the pool of a segment; the first release will show what is kept")
         is_private = tuple(pool) != _NO_POOL
         if segment.get("is_expandable") and not is_private:
-            kept += _ends_of_pages(segment)
+            # A mapping begins and ends with a page; of a free block only whole pages are unmapped.
+            page = _PAGES.get(str(segment.get("segment_type")), _PAGES["large"])
+            start = 0
+            for block in segment["blocks"]:
+                end = start + block["size"]
+                if block["state"] == "inactive":
+                    pages = max(0, end // page - -(-start // page))
+                    kept += block["size"] - pages * page
+                start = end
         # A segment of several blocks is split, and its free ones are counted by torch.
         elif is_private and (segment.get("is_expandable") or len(segment["blocks"]) == 1):
             kept += sum(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
@@ -130,19 +138,6 @@ def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
 
 def _of(segments: Iterable[Mapping[str, Any]], index: int | None) -> list[Mapping[str, Any]]:
     return [segment for segment in segments if segment.get("device", index) == index]
-
-
-def _ends_of_pages(segment: Mapping[str, Any]) -> int:
-    # A mapping begins and ends with a page; of a free block only whole pages are unmapped.
-    page = _PAGES.get(str(segment.get("segment_type")), _PAGES["large"])
-    kept, start = 0, 0
-    for block in segment["blocks"]:
-        end = start + block["size"]
-        if block["state"] == "inactive":
-            pages = max(0, end // page - -(-start // page))
-            kept += block["size"] - pages * page
-        start = end
-    return kept
 
 
 class AllocationHistory:
@@ -173,9 +168,26 @@ class AllocationHistory:
         # Python's frames alone: those of C++ cost more to read than all the rest (torch 2.13.0 cuda/memory.py:892).
         record(enabled="all", context="alloc", stacks="python", max_entries=entries)
         self._until = time.monotonic() + seconds
-        if not self.is_on:
-            self._device = device
-            self._watch(worker)
+        if self.is_on:
+            return
+        self._device = device
+        self._worker = weakref.ref(worker)
+        history = weakref.ref(self)
+
+        def make(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def step(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+                try:
+                    return method(*arguments, **named)
+                finally:
+                    alive = history()
+                    if alive is not None:
+                        alive.end_if_due()
+
+            self._wrapper = step
+            return step
+
+        wrap_method(worker, "execute_model", make)
 
     def stop(self) -> None:
         """Turn it off, if this turned it on; on the main thread only. Stacks of blocks in use stay."""
@@ -198,22 +210,3 @@ class AllocationHistory:
 
     def seconds_left(self) -> float | None:
         return max(0.0, self._until - time.monotonic()) if self.is_on else None
-
-    def _watch(self, worker: object) -> None:
-        history = weakref.ref(self)
-        self._worker = weakref.ref(worker)
-
-        def make(method: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(method)
-            def step(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-                try:
-                    return method(*arguments, **named)
-                finally:
-                    alive = history()
-                    if alive is not None:
-                        alive.end_if_due()
-
-            self._wrapper = step
-            return step
-
-        wrap_method(worker, "execute_model", make)

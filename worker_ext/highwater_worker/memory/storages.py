@@ -277,28 +277,26 @@ class Residency:
         self._partial: dict[tuple[int, int], tuple[int | None, float]] = {}
 
     def total(self, storages: Iterable[Storage]) -> int | None:
-        parts = [self._resident(storage.pointer, storage.nbytes) for storage in storages]
+        parts: list[int | None] = []
+        for storage in storages:
+            key = (storage.pointer, storage.nbytes)
+            value, until = self._partial.get(key, (None, float("-inf")))
+            # A storage once found whole stays so: vLLM gives no page of a KV cache back. On a machine that swaps, the
+            # process's resident size can fall below it.
+            if key in self._resident_fully:
+                value = storage.nbytes
+            elif self._clock() >= until:
+                started = self._clock()
+                value = self._measure(*key)
+                cost = self._clock() - started
+                if value == storage.nbytes:
+                    self._resident_fully.add(key)
+                    self._partial.pop(key, None)
+                else:
+                    self._partial[key] = (value, self._clock() + max(_SHORTEST_SECONDS, _SHARE * cost))
+            parts.append(value)
         known = [part for part in parts if part is not None]
         return sum(known) if len(known) == len(parts) else None
-
-    def _resident(self, pointer: int, nbytes: int) -> int | None:
-        key = (pointer, nbytes)
-        # A storage once found whole stays so: vLLM gives no page of a KV cache back. On a machine that swaps, the
-        # process's resident size can fall below it.
-        if key in self._resident_fully:
-            return nbytes
-        value, until = self._partial.get(key, (None, float("-inf")))
-        if self._clock() < until:
-            return value
-        started = self._clock()
-        value = self._measure(pointer, nbytes)
-        cost = self._clock() - started
-        if value == nbytes:
-            self._resident_fully.add(key)
-            self._partial.pop(key, None)
-        else:
-            self._partial[key] = (value, self._clock() + max(_SHORTEST_SECONDS, _SHARE * cost))
-        return value
 
 
 def resident_bytes(pointer: int, nbytes: int) -> int | None:

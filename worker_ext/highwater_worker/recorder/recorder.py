@@ -217,30 +217,27 @@ class Recorder(Writer):
         index = self._reader.index
         if self._reader.notes != self._notes_written or (index is not None and index.is_new):
             total, rows = (0, b"") if index is None else index.table()
-            table = self._table_head(worker, now, total, notes), rows if self.ring.layout.rows else b""
+            start = state_of(worker).start
+            if self._engine_budget is None:
+                # Constant after the start: read once, and again after each phase.
+                self._engine_budget = notes.attempt("engine_budget", lambda: read_engine_budget(worker, start)) or {}
+            head = now.record(
+                "entries",
+                total=total,
+                budget=read_budget(worker, notes),
+                start=[] if start is None else start.phases,
+                engine_budget=self._engine_budget or None,
+                notes=self._reader.notes[:_MAX_NOTES],
+            )
+            packed = encoded(head)
+            if len(packed) > MAX_HEAD_BYTES:  # the entries and the start come first
+                packed = encoded({**head, "engine_budget": None})
+            table = packed, rows if self.ring.layout.rows else b""
             if self._samples is None:
                 self.ring.write_table(*table)
             else:
                 self._table = table
             self._notes_written = self._reader.notes
-
-    def _table_head(self, worker: object, now: _Now, total: int, notes: Notes) -> bytes:
-        start = state_of(worker).start
-        if self._engine_budget is None:
-            # Constant after the start: read once, and again after each phase.
-            self._engine_budget = notes.attempt("engine_budget", lambda: read_engine_budget(worker, start)) or {}
-        head = now.record(
-            "entries",
-            total=total,
-            budget=read_budget(worker, notes),
-            start=[] if start is None else start.phases,
-            engine_budget=self._engine_budget or None,
-            notes=self._reader.notes[:_MAX_NOTES],
-        )
-        body = encoded(head)
-        if len(body) > MAX_HEAD_BYTES:  # the entries and the start come first
-            body = encoded({**head, "engine_budget": None})
-        return body
 
     # --- on the recorder's thread ---
 
