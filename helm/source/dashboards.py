@@ -220,13 +220,34 @@ def dashboard(path: Path) -> str:
     """Return the dashboard of a YAML file as Grafana loads it: JSON, every panel numbered in its order."""
     plan: Plan = yaml.safe_load(path.read_text(encoding="utf-8"))
     names: Mapping[str, str] = plan["names"]
-    variables = [GRAFANA["datasource"], *(_variable(each, names) for each in plan["variables"]), GRAFANA["runbooks"]]
+    variables = [GRAFANA["datasource"]]
+    for each in plan["variables"]:  # its values are those of a label of its name; one that no target has stays at All
+        name, of = each["name"], filled_in(each["of"], names)
+        names_in(of)
+        own = {
+            "name": name,
+            "label": each["label"],
+            "description": each["text"],
+            "datasource": DATASOURCE,
+            "query": {"query": f"label_values({of}, {name})", "refId": f"variable-{name}"},
+        }
+        variables.append(GRAFANA["variable_with_all" if each.get("multi", True) else "variable"] | own)
+    annotations = []
+    for each in plan["annotations"]:  # marks at every reset that a selector finds
+        selector = filled_in(each["of"], names)
+        resets = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}})"
+        before = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}} offset $__interval)"
+        # A reset's series begins with its first reset: `increase` would never see that one.
+        expr = f"(({resets}) - ({before}) > 0) or (({resets}) unless ({before}))"
+        names_in(expr)
+        own = {"name": each["name"], "datasource": DATASOURCE, "iconColor": each["color"], "expr": expr}
+        annotations.append(GRAFANA["reset"] | own)
     board = GRAFANA["board"] | {
         "title": plan["title"],
         "uid": f"highwater-{path.stem}",
         "description": plan["text"],
-        "templating": {"list": variables},
-        "annotations": {"list": [_resets(each, names) for each in plan["annotations"]]},
+        "templating": {"list": [*variables, GRAFANA["runbooks"]]},
+        "annotations": {"list": annotations},
         "panels": list(_rows(plan["rows"], names)),
     }
     return json.dumps(board, indent=2, sort_keys=True) + "\n"
@@ -261,39 +282,12 @@ def _rows(rows: Iterable[Plan], names: Mapping[str, str]) -> Iterator[Json]:
             yield row | {"collapsed": True, "panels": panels}
 
 
-def _variable(plan: Plan, names: Mapping[str, str]) -> Json:
-    """Return a variable whose values are those of a label of its name; one that no target has stays at All."""
-    name, of = plan["name"], filled_in(plan["of"], names)
-    names_in(of)
-    return GRAFANA["variable_with_all" if plan.get("multi", True) else "variable"] | {
-        "name": name,
-        "label": plan["label"],
-        "description": plan["text"],
-        "datasource": DATASOURCE,
-        "query": {"query": f"label_values({of}, {name})", "refId": f"variable-{name}"},
-    }
-
-
 def _coded(first: int, family: str, label: str, values: list[str], by: str = "") -> str:
     """Return a query for the number, from `first` on, of the value of a label for which a family is 1 now."""
     each = " or ".join(
         f'{number} * ({family}{{SERVER, {label}="{value}"}} == 1)' for number, value in enumerate(values, first)
     )
     return f"max by ({by}) ({each})"
-
-
-def _resets(plan: Plan, names: Mapping[str, str]) -> Json:
-    """Return the marks at every reset that a selector finds.
-
-    A reset's series begins with its first reset: `increase` would never see that one.
-    """
-    selector = filled_in(plan["of"], names)
-    resets = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}})"
-    before = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}} offset $__interval)"
-    expr = f"(({resets}) - ({before}) > 0) or (({resets}) unless ({before}))"
-    names_in(expr)
-    own = {"name": plan["name"], "datasource": DATASOURCE, "iconColor": plan["color"], "expr": expr}
-    return GRAFANA["reset"] | own
 
 
 def _panel(plan: Plan, names: Mapping[str, str]) -> Json:

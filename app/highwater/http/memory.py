@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -35,10 +34,10 @@ from highwater.http.text.report import report_text
 from highwater.model.engine import missing_text
 from highwater.model.growth import SeriesGrowth
 from highwater.model.remedies import RankDelta, compare
-from highwater.model.report import SCHEMA, Report
+from highwater.model.report import SCHEMA
 from highwater.process.errors import ATTENTION, OK, EngineError, NotAvailable, UnknownName
 from highwater.watch.history import MARKS_KEPT
-from highwater.watch.sources import EntriesReading, RankEntries
+from highwater.watch.sources import EntriesReading
 
 _REPORT: Final = TypeAdapter(JudgedReport)
 _DELTAS: Final = TypeAdapter(tuple[RankDelta, ...])
@@ -231,7 +230,15 @@ async def encoder_cache(request: Request, parts: Parts, query: Annotated[Entries
     age = round(parts.entries.age_seconds(reading), 3) if reading is not None and known else None
     wanted = [rank for rank in known if query.rank in (None, rank.head.get("rank"))]
     ranks = [await rank.json(query.limit, query.sort, None if may_ask else _alias) for rank in wanted]
-    head = to_json({"schema": SCHEMA, "age_seconds": age, "note": _note(known, report, may_ask=may_ask)})
+    listed = {rank.head.get("pid") for rank in known if rank.head.get("entries_total") is not None}
+    unlisted = [rank.name for rank in report.ranks if rank.pid not in listed]
+    unlisted += [missing_text([rank]) for rank in report.ranks_missing]
+    notes = [f"the entries of {', '.join(unlisted)} are not known"] if unlisted else []
+    if not may_ask and not known:
+        notes = [NOT_READ]
+    elif not may_ask:
+        notes.append(SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED)
+    head = to_json({"schema": SCHEMA, "age_seconds": age, "note": "; ".join(notes) or None})
     return Response(head[:-1] + b',"ranks":[' + b",".join(ranks) + b"]}", media_type="application/json")
 
 
@@ -248,15 +255,3 @@ async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | Non
     if may_ask and not recorded.writing:
         raise NotAvailable(services.poller.current().engine.hint or "the worker extension is not loaded")
     return await entries.as_known(recorded.writing)
-
-
-def _note(known: Sequence[RankEntries], report: Report, *, may_ask: bool) -> str | None:
-    if not known and not may_ask:
-        return NOT_READ
-    without = None if may_ask else SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED
-    listed = {rank.head.get("pid") for rank in known if rank.head.get("entries_total") is not None}
-    unlisted = [rank for rank in report.ranks if rank.pid not in listed]
-    names = [rank.name for rank in unlisted]
-    names += [missing_text([rank]) for rank in report.ranks_missing]
-    missing = f"the entries of {', '.join(names)} are not known" if names else None
-    return "; ".join(text for text in (missing, without) if text) or None

@@ -129,7 +129,19 @@ class SidecarClient:
     def __init__(
         self, url: str, *, token: str | None = None, token_source: str = "", timeout_seconds: float = 30.0
     ) -> None:
-        self.url = _base(url)
+        full = url.strip() if "://" in url else f"http://{url.strip()}"
+        try:
+            parts = urlsplit(full)
+            usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise _unreachable(
+                f"{without_credentials(url)!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001"
+            )
+        if "@" in full.partition("?")[0]:  # also within the path: of a password with a slash, say
+            raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
+        self.url = full.partition("?")[0].partition("#")[0].rstrip("/")
         self._seconds = timeout_seconds
         self._has_token = bool(token)
         self._token_source = token_source or "HIGHWATER_ADMIN_TOKEN"
@@ -319,22 +331,6 @@ def follow(
         if pause(seconds):
             return
         seconds = min(seconds * 2, max_pause_seconds)
-
-
-def _base(url: str) -> str:
-    full = url.strip() if "://" in url else f"http://{url.strip()}"
-    try:
-        parts = urlsplit(full)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise _unreachable(
-            f"{without_credentials(url)!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001"
-        )
-    if "@" in full.partition("?")[0]:  # also within the path: of a password with a slash, say
-        raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
-    return full.partition("?")[0].partition("#")[0].rstrip("/")
 
 
 def _error_of(body: object) -> tuple[str, str] | None:

@@ -32,7 +32,15 @@ def budget_text(answer: Explained) -> str:
             requested_bytes=rank.requested_bytes,
             outside_bytes=rank.outside_bytes,
         )
-        parts += [bar.text(), _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
+        parts += [bar.text(), _parts_table(explanation.ranks)]
+        rows = []
+        for key in dict.fromkeys(part.key for one in explanation.ranks for part in one.uncounted):
+            known, cells = _sizes(explanation.ranks, key)
+            rows.append([known.title, *cells, known.why])
+        if rows:
+            rows.append(["left outside the budget", *(gib_text(one.left_bytes) for one in explanation.ranks), ""])
+            headers = ["counted nowhere", *_names(explanation.ranks), "what it is"]
+            parts.append(table(headers, rows, words=1))
         rows = []
         for one in explanation.ranks:
             for row in one.observed:
@@ -66,18 +74,6 @@ def _parts_table(ranks: Sequence[RankBudget]) -> str:
         rows.append([f"- {known.title}", *cells, known.grade, known.source])
     formula = "" if first.formula is None else f"\n{first.formula}"
     return table(["budget", *_names(ranks), "grade", "vLLM's name"], rows, words=2) + formula
-
-
-def _uncounted_table(ranks: Sequence[RankBudget]) -> str:
-    keys = list(dict.fromkeys(part.key for rank in ranks for part in rank.uncounted))
-    if not keys:
-        return ""
-    rows = []
-    for key in keys:
-        known, cells = _sizes(ranks, key)
-        rows.append([known.title, *cells, known.why])
-    rows.append(["left outside the budget", *(gib_text(rank.left_bytes) for rank in ranks), ""])
-    return table(["counted nowhere", *_names(ranks), "what it is"], rows, words=1)
 
 
 def _sizes(ranks: Sequence[RankBudget], key: str) -> tuple[BudgetPart, list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Final
 
-from highwater.host.reading import SHM, EndedProcess, bare_name, of_engine
+from highwater.host.reading import SHM, bare_name, of_engine
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport, shm_title
 from highwater.model.units import UNKNOWN, share_text, size_text, span_text, table
 
@@ -16,12 +16,23 @@ _SIZES: Final = (("file_bytes", max), ("shmem_bytes", max), ("swap_bytes", sum),
 
 
 def host_text(report: HostReport) -> str:
-    ended, beyond = report.reading.ended, len(report.reading.ended) - MAX_ENDED
-    more = [f"and {beyond} more that have ended in the last minutes"] if beyond > 0 else []
+    ended = []
+    for one in report.reading.ended[:MAX_ENDED]:
+        end = "has ended; its last look was" if one.is_known else "is silent, its last look was"
+        size = f"{size_text(one.anonymous_bytes)} anonymous"
+        line = f"{one.name} (pid {one.pid}) {end} {span_text(one.age_seconds)} ago: {size}"
+        container = one.last_container
+        if container is not None and container.kept_ratio is not None:
+            line += f", its container at {share_text(container.kept_ratio)} of {size_text(container.limit_bytes)}"
+        if container is not None and container.oom_kills:
+            line += f", oom_kill {container.oom_kills}"
+        ended.append(line)
+    if (beyond := len(report.reading.ended) - MAX_ENDED) > 0:
+        ended.append(f"and {beyond} more that have ended in the last minutes")
     parts = [
         _headline(report),
         _processes(report),
-        "\n".join([*map(_ended_line, ended[:MAX_ENDED]), *more]),
+        "\n".join(ended),
         _parts(report),
         _shm(report),
         _caches(report),
@@ -84,19 +95,6 @@ def _processes(report: HostReport) -> str:
 def _joined(values: Iterable[int | None], join: Callable[[list[int]], int]) -> int | None:
     known = [value for value in values if value is not None]
     return join(known) if known else None
-
-
-def _ended_line(one: EndedProcess) -> str:
-    end = "has ended; its last look was" if one.is_known else "is silent, its last look was"
-    line = (
-        f"{one.name} (pid {one.pid}) {end} {span_text(one.age_seconds)} ago: {size_text(one.anonymous_bytes)} anonymous"
-    )
-    container = one.last_container
-    if container is None:
-        return line
-    if container.kept_ratio is not None:
-        line = f"{line}, its container at {share_text(container.kept_ratio)} of {size_text(container.limit_bytes)}"
-    return f"{line}, oom_kill {container.oom_kills}" if container.oom_kills else line
 
 
 def _parts(report: HostReport) -> str:

@@ -108,7 +108,13 @@ class Measurement:
                 self._ended_at = self._started_at + load.seconds
                 self._ended_at = self._mark("load ended")
                 self._read_after(sampler)
-                self._try_remedies(sampler)
+                self._not_tried = self.remedies
+                while self._not_tried and not self.interrupts.count:
+                    self.say(f"remedy {self._not_tried[0]}")
+                    self._results.append(self._remedy(self._not_tried[0]))
+                    last = self._after[-1] if self._after else None
+                    sampler.add(last.ranks if last is not None and last.name != AFTER else ())
+                    self._not_tried = self._not_tried[1:]
             except KeyboardInterrupt:
                 self.complete = False
                 self._notes.append("Stopped by Ctrl-C: what should have followed is missing.")
@@ -133,7 +139,19 @@ class Measurement:
         self._started_at = self._mark("load starts")
         report = report_of(self.reader.get("/memory"))
         _check(report, self.client.url)
-        self._ready = self._read_ready(report)
+        ready_at = report.growth.baseline_taken_at
+        if ready_at is not None:
+            history = self.reader.get("/memory/history", {"since": f"{ready_at - 0.001:.6f}"})
+            with understood("/memory/history"):
+                first = history["readings"][:1]
+                # Of a long history the sidecar sends each step's last reading, and not its first.
+                if first and float(first[0]["at"]) - ready_at <= max(2 * float(history["step"]), 1.0):
+                    self._ready = tuple(history_ranks(first))
+                else:
+                    self._notes.append(
+                        "What was in use when the engine was ready is not shown: the sidecar's history does not reach "
+                        "back so far."
+                    )
         before = self.reader.get("/memory/history", {"since": f"{self._started_at - LOOK_BACK_SECONDS:.6f}"})
         with understood("/memory/history"):
             self._gap_seconds = usual_gap([float(reading["at"]) for reading in before["readings"]])
@@ -141,21 +159,6 @@ class Measurement:
             self._settings = settings_of(self.client.get("/server_info", {"config_format": "json"}))
         self._read_cache("before the load", Moment(name=BEFORE, title="", at=None, ranks=report.ranks))
         return report
-
-    def _read_ready(self, report: Report) -> tuple[RankReading, ...]:
-        since = report.growth.baseline_taken_at
-        if since is None:
-            return ()
-        history = self.reader.get("/memory/history", {"since": f"{since - 0.001:.6f}"})
-        with understood("/memory/history"):
-            first = history["readings"][:1]
-            # Of a long history the sidecar sends each step's last reading, and not its first.
-            if first and float(first[0]["at"]) - since <= max(2 * float(history["step"]), 1.0):
-                return tuple(history_ranks(first))
-        self._notes.append(
-            "What was in use when the engine was ready is not shown: the sidecar's history does not reach back so far."
-        )
-        return ()
 
     # --- the load ---
 
@@ -188,15 +191,6 @@ class Measurement:
         if report.stale:
             self._notes.append("The reading after the load is stale: the engine did not answer for its memory.")
         sampler.read()
-
-    def _try_remedies(self, sampler: Sampler) -> None:
-        self._not_tried = self.remedies
-        while self._not_tried and not self.interrupts.count:
-            self.say(f"remedy {self._not_tried[0]}")
-            self._results.append(self._remedy(self._not_tried[0]))
-            last = self._after[-1] if self._after else None
-            sampler.add(last.ranks if last is not None and last.name != AFTER else ())
-            self._not_tried = self._not_tried[1:]
 
     def _remedy(self, name: str) -> RemedyResult:
         try:

@@ -16,7 +16,7 @@ from highwater.diagnose.finding import COMPONENT_MEANING, all_advice
 from highwater.diagnose.rules.book import judged
 from highwater.http.text.markdown import block, chart, code, moment, section, table, text
 from highwater.model.components import COMPONENT_NAMES, component_title
-from highwater.model.policy import RuleStatus, signal_traits
+from highwater.model.policy import signal_traits
 from highwater.model.rank import RankKey, RankReading, device_title
 from highwater.model.units import MIB, UNKNOWN, mib, span_text
 from highwater.process.errors import HighwaterError
@@ -294,19 +294,17 @@ def _setup(experiment: Experiment) -> Iterator[str]:
     yield f"- sidecar: {code(experiment.sidecar_url)}"
     yield f"- policy: {text(experiment.policy.mode) if experiment.policy is not None else UNKNOWN}"
     for rule in experiment.policy.rules if experiment.policy is not None else ():
+        waters = [mib(size) for size in sorted({one.high_free_bytes for one in rule.ranks if one.high_free_bytes})]
+        if waters:
+            high_water = f"under {' or '.join(waters)} MiB"
+        elif rule.high_water is None:
+            high_water = "by the engine's plan"
+        else:
+            traits = signal_traits(rule.signal)
+            water = f"{rule.high_water:g}" if traits.is_ratio else f"{mib(round(rule.high_water))} MiB"
+            high_water = f"{'<=' if traits.falls else '>='} {water}"
         remedies = ", ".join(remedy.name for remedy in rule.remedies)
-        yield f"- {code(f'rule {rule.name}', 80)}: {code(f'{_high_water(rule)}: {remedies}', 200)}"
-
-
-def _high_water(rule: RuleStatus) -> str:
-    waters = [mib(size) for size in sorted({one.high_free_bytes for one in rule.ranks if one.high_free_bytes})]
-    if waters:
-        return f"{rule.signal} under {' or '.join(waters)} MiB"
-    if rule.high_water is None:
-        return f"{rule.signal} by the engine's plan"
-    traits = signal_traits(rule.signal)
-    water = f"{rule.high_water:g}" if traits.is_ratio else f"{mib(round(rule.high_water))} MiB"
-    return f"{rule.signal} {'<=' if traits.falls else '>='} {water}"
+        yield f"- {code(f'rule {rule.name}', 80)}: {code(f'{rule.signal} {high_water}: {remedies}', 200)}"
 
 
 def _meanings(experiment: Experiment) -> Iterator[str]:

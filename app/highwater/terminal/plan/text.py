@@ -38,7 +38,20 @@ def show(answer: Mapping[str, Any]) -> None:
     if "wish" in answer:
         lines += _wish(answer, answer["wish"])
     elif "table" in answer:
-        lines += _table(answer["table"])
+        planned = answer["table"]
+        rows = [
+            [
+                f"{row['max_model_len']:,}",
+                *(
+                    UNKNOWN if value is None else value if isinstance(value, str) else f"{value:,.1f}"
+                    for value in row["max_concurrency"]
+                ),
+            ]
+            for row in planned["rows"]
+        ]
+        heads = ["requests at once of", *(f"-tp {ranks}" for ranks in planned["tensor_parallel_size"])]
+        lines += text_table(heads, rows).splitlines()
+        lines.append("? the estimate's bounds leave it open, or it cannot be asked; - vLLM refuses it, or not one fits")
     else:
         lines += _rows(answer)
         lines += _bar(answer)
@@ -199,16 +212,6 @@ def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
     if wish["nearest"]:
         lines += ["", "Nearest:", *(f"  {option['why']}: {option['command_line']}" for option in wish["nearest"])]
     return lines
-
-
-def _table(table: Mapping[str, Any]) -> Iterator[str]:
-    def cell(value: float | str | None) -> str:
-        return UNKNOWN if value is None else value if isinstance(value, str) else f"{value:,.1f}"
-
-    rows = [[f"{row['max_model_len']:,}", *map(cell, row["max_concurrency"])] for row in table["rows"]]
-    heads = ["requests at once of", *(f"-tp {ranks}" for ranks in table["tensor_parallel_size"])]
-    yield from text_table(heads, rows).splitlines()
-    yield "? the estimate's bounds leave it open, or it cannot be asked; - vLLM refuses it, or not one fits"
 
 
 def _notes(answer: Mapping[str, Any]) -> list[str]:

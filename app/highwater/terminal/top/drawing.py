@@ -20,8 +20,8 @@ from rich.text import Text
 
 from highwater.diagnose.verdict import SOON_SECONDS
 from highwater.http.text.report import engine_facts, headline
-from highwater.model.components import COMPONENTS, Component
-from highwater.model.policy import WORDS, RuleStatus, signal_text, signal_title, waters_text
+from highwater.model.components import COMPONENTS
+from highwater.model.policy import WORDS, signal_text, signal_title, waters_text
 from highwater.model.rank import RankReading, device_title, names_text
 from highwater.model.units import GIB, UNKNOWN, gib, gib_text, share_text, span_text
 from highwater.process.errors import ATTENTION, CRITICAL, OK
@@ -276,7 +276,14 @@ class _Sections:
             size: int | None = getattr(rank.components, component.name)
             share = size / rank.used_bytes if size is not None and rank.used_bytes else None
             cells = (component.title, UNKNOWN if size is None else f"{gib(size)} GiB", share_text(share))
-            graph, change = self._change(rank, component, span, scale)
+            graph: RenderableType = ""
+            change, known = Text(""), self._known(rank, component.name, span)
+            if span is not None and known:
+                grown = known[-1] - known[0]
+                is_change = abs(grown) >= _VISIBLE_BYTES
+                style = component.terminal if is_change else _DIM
+                graph = self._area(rank, component.name, span, style=style, scale=scale)
+                change = Text(f"{gib(grown, signed=True)} GiB" if is_change else "=", "" if is_change else _DIM)
             legend = component_cell(self.console, self.options, index)
             grid.add_row(legend, *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
         which = f"rank {self._rank_name(rank)}{', the worst off' if len(ranks) > 1 else ''}"
@@ -286,17 +293,6 @@ class _Sections:
         if span is None or getattr(rank.components, name) is None:
             return []
         return [value for at, value in self.view.points(rank, name) if value is not None and at >= span[0]]
-
-    def _change(
-        self, rank: RankReading, component: Component, span: _Span | None, scale: float
-    ) -> tuple[RenderableType, Text]:
-        known = self._known(rank, component.name, span)
-        if span is None or not known:
-            return "", Text("")
-        change = known[-1] - known[0]
-        is_change = abs(change) >= _VISIBLE_BYTES
-        graph = self._area(rank, component.name, span, style=component.terminal if is_change else _DIM, scale=scale)
-        return graph, Text(f"{gib(change, signed=True)} GiB" if is_change else "=", "" if is_change else _DIM)
 
     def _span(self, rank: RankReading) -> _Span | None:
         points = self.view.points(rank, "used_bytes")
@@ -351,28 +347,29 @@ class _Sections:
         acts = "" if policy.level in ("held", "unknown") else ", acts"
         mode = acts if policy.mode == "act" else ", only watches"
         several = len(policy.rules) > 1
+        rules = []
+        for rule in policy.rules:
+            # On a narrow terminal what a rule has matters more than where it stops.
+            waters = waters_text(rule) if self.is_wide else waters_text(rule).split(",")[0]
+            row = _row(
+                (f"{WORDS[rule.phase]:<12}", _PHASES[rule.phase]),
+                f"{rule.name}: " if rule.name != rule.signal else "",
+                f"{signal_title(rule.signal)} ",
+                (signal_text(rule.signal, rule.value), "bold"),
+                (f"  {waters}" if waters else "", _DIM),
+                (f"  cooldown until {_clock(rule.rest_until)}" if rule.rest_until is not None else "", "cyan"),
+            )
+            rules.append(row)
         return Group(
             self._title(f"policy: {WORDS[policy.level]}{mode}", actions),
             # Without room for all lines, the rules come first.
-            *map(self._rule, policy.rules),
+            *rules,
             *(
                 Text(f"  ! {f'{rule.name}: ' if several else ''}{rule.reason}", _PHASES[rule.phase])
                 for rule in policy.rules
                 if rule.reason
             ),
             *([] if policy.rules else [_text("  no rules: memory is given back only on request", _DIM)]),
-        )
-
-    def _rule(self, rule: RuleStatus) -> Text:
-        # On a narrow terminal what a rule has matters more than where it stops.
-        waters = waters_text(rule) if self.is_wide else waters_text(rule).split(",")[0]
-        return _row(
-            (f"{WORDS[rule.phase]:<12}", _PHASES[rule.phase]),
-            f"{rule.name}: " if rule.name != rule.signal else "",
-            f"{signal_title(rule.signal)} ",
-            (signal_text(rule.signal, rule.value), "bold"),
-            (f"  {waters}" if waters else "", _DIM),
-            (f"  cooldown until {_clock(rule.rest_until)}" if rule.rest_until is not None else "", "cyan"),
         )
 
     def events(self, most: int) -> Group:

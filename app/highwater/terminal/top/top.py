@@ -55,7 +55,13 @@ def top(url: str, *, once: bool, as_json: bool) -> None:
         if as_json:
             _print_json(url, once=once)
         else:
-            _show(url, once=once)
+            with sidecar_at(url) as sidecar:
+                view = first_view(sidecar)
+            console = Console(highlight=False, markup=False, emoji=False)
+            if once or not sys.stdout.isatty() or console.is_dumb_terminal:
+                console.print(Drawing(view, time.monotonic()))
+            else:
+                _live(view, url, console)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as exc:
@@ -77,16 +83,6 @@ def _print_json(url: str, *, once: bool) -> None:
             sys.stdout.flush()
         elif name == "lost":
             click.echo(f"highwater: {data}; trying again", err=True)
-
-
-def _show(url: str, *, once: bool) -> None:
-    with sidecar_at(url) as sidecar:
-        view = first_view(sidecar)
-    console = Console(highlight=False, markup=False, emoji=False)
-    if once or not sys.stdout.isatty() or console.is_dumb_terminal:
-        console.print(Drawing(view, time.monotonic()))
-    else:
-        _live(view, url, console)
 
 
 def _live(view: View, url: str, console: Console) -> None:
