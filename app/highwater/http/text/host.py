@@ -29,13 +29,22 @@ def host_text(report: HostReport) -> str:
         ended.append(line)
     if (beyond := len(report.reading.ended) - MAX_ENDED) > 0:
         ended.append(f"and {beyond} more that have ended in the last minutes")
+    caches = report.processor_caches
+    if caches.kind in ("unknown", "off"):
+        cached = f"processor caches: {'off' if caches.kind == 'off' else 'not known'}, {caches.why}"
+    else:
+        hits = f"; {share_text(caches.hit_ratio)} of {caches.queries} items found" if caches.queries else ""
+        used = f", {size_text(caches.used_bytes)} used" if caches.used_bytes is not None else ""
+        cached = f"processor caches: at most {size_text(caches.max_bytes)} in total{used}; {caches.why}{hits}"
+    if caches.kind != "unknown" and caches.spilled_bytes:
+        cached += f"\nencoder outputs in host memory: {size_text(caches.spilled_bytes)}"
     parts = [
         _headline(report),
         _processes(report),
         "\n".join(ended),
         _parts(report),
         _shm(report),
-        _caches(report),
+        cached,
     ]
     parts += [f"{one.level}: {one.text}{f' ({one.advice})' if one.advice else ''}" for one in report.findings]
     parts += [f"note: {one}" for one in report.reading.problems]
@@ -141,17 +150,3 @@ def _shm(report: HostReport) -> str:
         unknown = ", ".join(row.name for row in needs.unknown)
         lines.append(f"{known}; not known: {unknown}" if unknown else known)
     return "\n".join(line for line in lines if line)
-
-
-def _caches(report: HostReport) -> str:
-    caches = report.processor_caches
-    if caches.kind == "unknown":
-        return f"processor caches: not known, {caches.why}"
-    if caches.kind == "off":
-        head = f"processor caches: off, {caches.why}"
-    else:
-        hits = f"; {share_text(caches.hit_ratio)} of {caches.queries} items found" if caches.queries else ""
-        used = f", {size_text(caches.used_bytes)} used" if caches.used_bytes is not None else ""
-        head = f"processor caches: at most {size_text(caches.max_bytes)} in total{used}; {caches.why}{hits}"
-    spilled = f"\nencoder outputs in host memory: {size_text(caches.spilled_bytes)}" if caches.spilled_bytes else ""
-    return head + spilled

@@ -162,11 +162,11 @@ def report_text(report: JudgedReport) -> str:
     verdict, engine = report.verdict, report.engine
     said = {"grew": verdict.grew, "next": verdict.next, "step": verdict.step}
     parts = [headline(report), *(f"{name}: {fact}" for name, fact in said.items() if fact)]
-    ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
+    reported = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
     if report.stale and report.ranks and engine.traits.is_absent:
-        ranks += ", as the engine that ended had them"
+        reported += ", as the engine that ended had them"
     age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
-    state = f"{engine.state_text}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
+    state = f"{engine.state_text}, {reported}, {age}{' (STALE)' if report.stale else ''}"
     parts.append(f"{engine.named} at {engine.url}: {state}")
     if report.ranks_missing and not report.are_workers_hidden:
         parts.append(f"missing: {missing_text(report.ranks_missing)}")
@@ -175,43 +175,37 @@ def report_text(report: JudgedReport) -> str:
         parts.append(report.start_failure.summary)
         parts.append(start_table([one.label for one in failed], [one.phases for one in failed]))
     if report.ranks:
-        parts.append(_ranks_table(report))
-        names = [one.label for one in report.ranks]
-        parts.append(start_table(names, [one.start for one in report.ranks]))
-        notes = [(name, note) for name, rank in zip(names, report.ranks, strict=True) for note in rank.notes]
+        names, ranks = [one.label for one in report.ranks], report.ranks
+        pressures = [report.pressure_of(rank) for rank in ranks]
+        kinds = {rank.device.type for rank in ranks}
+        rows = [
+            [f"device {kinds.pop()}", *(str(rank.device.index) for rank in ranks)]
+            if len(kinds) == 1 and all(rank.device.index is not None for rank in ranks)
+            else ["device", *(device_title(rank.device) for rank in ranks)],
+            *memory_rows(ranks, "- "),
+            ["releasable", *(gib(rank.releasable_bytes) for rank in ranks)],
+            ["free", *(gib(rank.free_bytes) for rank in ranks)],
+            ["acts at, free", *(gib(one.high_free_bytes if one is not None else None) for one in pressures)],
+            ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
+        ]
+        # Short titles, so that eight ranks fit 80 columns; without a rule on the device nothing acts.
+        shown = [row for row in rows if row[0] != "acts at, free" or any(pressures)]
+        parts.append(table(["GiB, by rank", *names], shown))
+        parts.append(start_table(names, [one.start for one in ranks]))
+        notes = [(name, note) for name, rank in zip(names, ranks, strict=True) for note in rank.notes]
         parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
     parts += [f"{name}: {fact}" for name, fact in engine_facts(report).items()]
     if (policy := report.policy) is not None:
         parts.append(f"policy: {WORDS[policy.level]} ({policy.mode}): {policy.summary}")
         for rule in policy.rules:
             waters, short = waters_text(rule), rule.short_ranks
-            shown = f"{WORDS[rule.phase]}, {signal_title(rule.signal)} {signal_text(rule.signal, rule.value)}"
-            shown += f" ({waters})" if waters else ""
-            shown += f"; {rule.reason}" if rule.reason and rule.reason not in policy.summary else ""
+            stands = f"{WORDS[rule.phase]}, {signal_title(rule.signal)} {signal_text(rule.signal, rule.value)}"
+            stands += f" ({waters})" if waters else ""
+            stands += f"; {rule.reason}" if rule.reason and rule.reason not in policy.summary else ""
             gains = ", ".join(f"{name} {gib_text(size)}" for name, size in can_give(short).items())
-            shown += f"; could give there{together(short)}: {gains}" if gains else ""
-            parts.append(f"rule {rule.name}: {shown}")
+            stands += f"; could give there{together(short)}: {gains}" if gains else ""
+            parts.append(f"rule {rule.name}: {stands}")
     return "\n".join(part for part in parts if part) + "\n"
-
-
-def _ranks_table(report: Report) -> str:
-    ranks = report.ranks
-    pressures = [report.pressure_of(rank) for rank in ranks]
-    # Short titles, so that eight ranks fit 80 columns.
-    headers = ["GiB, by rank", *(rank.label for rank in ranks)]
-    kinds = {rank.device.type for rank in ranks}
-    rows = [
-        [f"device {kinds.pop()}", *(str(rank.device.index) for rank in ranks)]
-        if len(kinds) == 1 and all(rank.device.index is not None for rank in ranks)
-        else ["device", *(device_title(rank.device) for rank in ranks)],
-        *memory_rows(ranks, "- "),
-        ["releasable", *(gib(rank.releasable_bytes) for rank in ranks)],
-        ["free", *(gib(rank.free_bytes) for rank in ranks)],
-        ["acts at, free", *(gib(one.high_free_bytes if one is not None else None) for one in pressures)],
-        ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
-    ]
-    # Without a rule on the device there is none.
-    return table(headers, [row for row in rows if row[0] != "acts at, free" or any(pressures)])
 
 
 def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str]]:

@@ -23,7 +23,7 @@ from highwater.diagnose.experiment import (
     Moment,
     has_restarted,
 )
-from highwater.model.rank import RankKey, RankReading
+from highwater.model.rank import RankReading
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Report
 from highwater.model.units import mib
@@ -248,13 +248,27 @@ class Measurement:
             interrupted=self._was_interrupted,
         )
         series = sampler.series.points()
+        before = Moment(name=BEFORE, title="before load", at=load.started_at, ranks=tuple(report.ranks))
+        moments = [before]
+        if self._ready:
+            ready = Moment(name=READY, title="ready", at=_newest(self._ready), ranks=self._ready)
+            if not has_restarted(ready, before):
+                moments.insert(0, ready)
+        under_load = (reading for points in series.values() for reading in points if load.lasted(reading.taken_at))
+        after = self._after[0].ranks if self._after and self._after[0].name == AFTER else ()
+        best = peaks((*under_load, *report.ranks, *after))
+        if best:
+            # A recorder's sample lacks the total: the device does not grow under a load.
+            totals = {reading.key: reading.total_bytes for reading in report.ranks}
+            peak = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
+            moments.append(Moment(name=PEAK, title="peak under load", at=None, ranks=peak))
         return Experiment(
             name=self.name,
             load=load,
             sidecar_url=self.client.url,
             engine=report.engine,
             device=report.ranks[0].device,
-            moments=tuple(self._moments(report.ranks, series, load)),
+            moments=(*moments, *self._after),
             series=series,
             traffic=tuple(sampler.traffic),
             remedies=tuple(self._results),
@@ -268,25 +282,6 @@ class Measurement:
             notes=tuple(self._notes),
             version=__version__,
         )
-
-    def _moments(
-        self, ranks: Sequence[RankReading], series: Mapping[RankKey, Sequence[RankReading]], load: LoadRun
-    ) -> Iterator[Moment]:
-        before = Moment(name=BEFORE, title="before load", at=load.started_at, ranks=tuple(ranks))
-        if self._ready:
-            ready = Moment(name=READY, title="ready", at=_newest(self._ready), ranks=self._ready)
-            if not has_restarted(ready, before):
-                yield ready
-        yield before
-        under_load = (reading for points in series.values() for reading in points if load.lasted(reading.taken_at))
-        after = self._after[0].ranks if self._after and self._after[0].name == AFTER else ()
-        best = peaks((*under_load, *ranks, *after))
-        if best:
-            # A recorder's sample lacks the total: the device does not grow under a load.
-            totals = {reading.key: reading.total_bytes for reading in ranks}
-            peak = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
-            yield Moment(name=PEAK, title="peak under load", at=None, ranks=peak)
-        yield from self._after
 
 
 def _check(report: Report, url: str) -> None:

@@ -69,6 +69,18 @@ def report(experiment: Experiment, *, written_at: float) -> str:
         title = one.title if "_" in one.title.partition(" ")[0] else one.title[:1].upper() + one.title[1:]
         findings.append(f"- **{text(title)}** ({WEIGHT_WORDS[one.weight]}). {text(one.text)}{see}")
     changes = (f"- {code(one.setting)}: {text(one.change)} *Costs:* {text(one.cost)}" for one in all_advice(found))
+    readings = [reading for seen in experiment.moments for reading in seen.ranks]
+    has_torch = any(reading.torch.reserved_bytes is not None for reading in readings)
+    of_components = [
+        (component_title(name), meaning)
+        for name, meaning in COMPONENT_MEANING.items()
+        if any(part_of(reading, name) is not None for reading in readings)
+    ]
+    meanings = [
+        f"- {text(name)}: {text(meaning)}"
+        for name, meaning in (_MEANINGS[0], *of_components, *_MEANINGS[1:])
+        if has_torch or not name.startswith("torch ")
+    ]
     engine, load = experiment.engine, experiment.load
     how = "was interrupted" if load.interrupted else "ended"
     by = f" (signal {load.signal_name})" if load.signal_name else ""
@@ -88,7 +100,7 @@ def report(experiment: Experiment, *, written_at: float) -> str:
         *section("What happened meanwhile", _events(experiment)),
         *section("What to change", ["\n".join(changes)]),
         *section("Set-up", ["\n".join(_setup(experiment))]),
-        *section("What the numbers mean", ["\n".join(_meanings(experiment))]),
+        *section("What the numbers mean", ["\n".join(meanings)]),
         *section("Not known, or not done", map(text, experiment.notes)),
         "---",
         text(f"Highwater {experiment.version}, written by highwater measure at {moment(written_at)}"),
@@ -305,19 +317,6 @@ def _setup(experiment: Experiment) -> Iterator[str]:
             high_water = f"{'<=' if traits.falls else '>='} {water}"
         remedies = ", ".join(remedy.name for remedy in rule.remedies)
         yield f"- {code(f'rule {rule.name}', 80)}: {code(f'{rule.signal} {high_water}: {remedies}', 200)}"
-
-
-def _meanings(experiment: Experiment) -> Iterator[str]:
-    readings = [reading for seen in experiment.moments for reading in seen.ranks]
-    has_torch = any(reading.torch.reserved_bytes is not None for reading in readings)
-    of_components = [
-        (component_title(name), meaning)
-        for name, meaning in COMPONENT_MEANING.items()
-        if any(part_of(reading, name) is not None for reading in readings)
-    ]
-    for name, meaning in (_MEANINGS[0], *of_components, *_MEANINGS[1:]):
-        if has_torch or not name.startswith("torch "):
-            yield f"- {text(name)}: {text(meaning)}"
 
 
 def _number(count: int | None) -> str:

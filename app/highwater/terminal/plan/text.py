@@ -55,7 +55,13 @@ def show(answer: Mapping[str, Any]) -> None:
     else:
         lines += _rows(answer)
         lines += _bar(answer)
-    notes = _notes(answer)
+    told = {"note": "notes", "not counted": "not_counted", "guessed": "guessed"}
+    notes = [f"{kind}: {text}" for kind, key in told.items() for text in answer.get(key) or ()]
+    if names := answer.get("pretended"):
+        absent = [name for name in names if "stand-in" in name]
+        present = [*(name for name in names if name not in absent), *([f"{len(absent)} modules"] if absent else [])]
+        notes.append(f"pretended (--json): {', '.join(present)}")
+    notes = [_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")) for note in notes]
     kept = len(notes[0].splitlines()) + bool(notes[1:]) if notes else 0  # the first says what the card was taken for
     ways = _ways(answer, LINES - len(lines) - kept - bool(lines[-1]))
     lines += [""] if ways and lines[-1] else []
@@ -212,16 +218,6 @@ def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
     if wish["nearest"]:
         lines += ["", "Nearest:", *(f"  {option['why']}: {option['command_line']}" for option in wish["nearest"])]
     return lines
-
-
-def _notes(answer: Mapping[str, Any]) -> list[str]:
-    told = {"note": "notes", "not counted": "not_counted", "guessed": "guessed"}
-    notes = [f"{kind}: {text}" for kind, key in told.items() for text in answer.get(key) or ()]
-    if names := answer.get("pretended"):
-        absent = [name for name in names if "stand-in" in name]
-        shown = [*(name for name in names if name not in absent), *([f"{len(absent)} modules"] if absent else [])]
-        notes.append(f"pretended (--json): {', '.join(shown)}")
-    return [_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")) for note in notes]
 
 
 def _words(flags: Mapping[str, Any]) -> str:
