@@ -64,25 +64,6 @@ def one_of(name: str, label: str, literal: object, now: str) -> Metric:
 # --- the report ---
 
 
-def report_families(report: Report) -> Iterator[Metric]:
-    engine = report.engine
-    yield from known("engine_up", engine.traits.is_up)
-    yield from known("engine_restarts_total", engine.restarts)
-    yield one_of("engine_state", "state", EngineState, engine.state)
-    # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
-    yield family("engine_info", ("version", "model"), [((engine.version or "", engine.model or ""), 1.0)])
-    yield from known("engine_start_time_seconds", engine.started_at)
-    yield from known("engine_loading", engine.is_loading)
-    yield counted("extension_info", "version", dict.fromkeys(engine.extension_versions, 1.0))
-    yield from known("engine_requests_running", engine.requests_running)
-    yield from known("engine_requests_waiting", engine.requests_waiting)
-    yield from known("engine_kv_cache_usage_ratio", engine.kv_cache_usage_ratio)
-    yield from known("ranks_expected", report.ranks_expected)
-    yield from known("ranks_reported", 0 if report.stale else report.ranks_reported)
-    if not report.stale:
-        yield from _rank_families(report)
-
-
 _RANK_LABELS: Final = ("rank", "device", "host")
 
 
@@ -116,7 +97,23 @@ _RANK_VALUES: Final[Mapping[str, Callable[[RankReading], float | None]]] = {
 }
 
 
-def _rank_families(report: Report) -> Iterator[Metric]:
+def report_families(report: Report) -> Iterator[Metric]:
+    engine = report.engine
+    yield from known("engine_up", engine.traits.is_up)
+    yield from known("engine_restarts_total", engine.restarts)
+    yield one_of("engine_state", "state", EngineState, engine.state)
+    # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
+    yield family("engine_info", ("version", "model"), [((engine.version or "", engine.model or ""), 1.0)])
+    yield from known("engine_start_time_seconds", engine.started_at)
+    yield from known("engine_loading", engine.is_loading)
+    yield counted("extension_info", "version", dict.fromkeys(engine.extension_versions, 1.0))
+    yield from known("engine_requests_running", engine.requests_running)
+    yield from known("engine_requests_waiting", engine.requests_waiting)
+    yield from known("engine_kv_cache_usage_ratio", engine.kv_cache_usage_ratio)
+    yield from known("ranks_expected", report.ranks_expected)
+    yield from known("ranks_reported", 0 if report.stale else report.ranks_reported)
+    if report.stale:
+        return
     ranks = [
         ((rank_title(rank.dp_rank, rank.rank, unknown=""), device_title(rank.device), rank.host or ""), rank)
         for rank in report.ranks

@@ -81,7 +81,15 @@ def report(experiment: Experiment, *, written_at: float) -> str:
         for name, meaning in (_MEANINGS[0], *of_components, *_MEANINGS[1:])
         if has_torch or not name.startswith("torch ")
     ]
-    engine, load = experiment.engine, experiment.load
+    engine, load, events = experiment.engine, experiment.load, experiment.events[-MAX_EVENTS:]
+    listed = [
+        [f"{one.at - load.started_at:+,.1f} s", code(one.kind, 20), code(one.trigger or "", 20), code(one.summary, 200)]
+        for one in events
+    ]
+    caption = "Every event from the load's start on"
+    if len(events) < len(experiment.events):
+        caption = f"The last {len(events)} of {len(experiment.events)} events"
+    happened = f"{caption}:\n\n{table(['after the start', 'kind', 'by', 'what'], listed, left=(1, 2, 3))}"
     how = "was interrupted" if load.interrupted else "ended"
     by = f" (signal {load.signal_name})" if load.signal_name else ""
     ended = f"It {how} after {load.seconds:,.1f} s with exit code {load.exit_code}{by}."
@@ -97,7 +105,7 @@ def report(experiment: Experiment, *, written_at: float) -> str:
         *section("Timeline", _timeline(experiment)),
         *section("Remedies", _remedies(experiment)),
         *section("Encoder cache", _encoder_cache(experiment)),
-        *section("What happened meanwhile", _events(experiment)),
+        *section("What happened meanwhile", [happened] if events else []),
         *section("What to change", ["\n".join(changes)]),
         *section("Set-up", ["\n".join(_setup(experiment))]),
         *section("What the numbers mean", ["\n".join(meanings)]),
@@ -275,20 +283,6 @@ def _encoder_cache(experiment: Experiment) -> Iterator[str]:
         ]
         headers = ["mm_hash", "MiB", "embeddings", "residency", "age, at least"]
         yield f"The largest entries {fullest.title}:\n\n{table(headers, listed, left=(0, 3))}"
-
-
-def _events(experiment: Experiment) -> Iterator[str]:
-    if not experiment.events:
-        return
-    start, events = experiment.load.started_at, experiment.events[-MAX_EVENTS:]
-    rows = [
-        [f"{each.at - start:+,.1f} s", code(each.kind, 20), code(each.trigger or "", 20), code(each.summary, 200)]
-        for each in events
-    ]
-    caption = "Every event from the load's start on"
-    if len(events) < len(experiment.events):
-        caption = f"The last {len(events)} of {len(experiment.events)} events"
-    yield f"{caption}:\n\n{table(['after the start', 'kind', 'by', 'what'], rows, left=(1, 2, 3))}"
 
 
 def _setup(experiment: Experiment) -> Iterator[str]:

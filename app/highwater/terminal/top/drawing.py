@@ -7,7 +7,7 @@ are shortened or left out first: events, the chart, the rules, the components, t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -216,7 +216,15 @@ class _Sections:
         shown = sum(map(len, rows))
         grid = _grid(_left(), _left(ratio=1), *(_right() for _ in range(2 + self.is_wide + self.is_wider)))
         for row in rows:
-            grid.add_row(*self._rank(row))
+            rank, pressure = row[0], report.pressure_of(row[0])
+            style = "bold red" if pressure is not None and pressure.short_bytes else ""
+            name = self._rank_name(rank) if len(row) == 1 else names_text([one.label for one in row])
+            parts_used = [getattr(rank.components, component.name) for component in COMPONENTS]
+            bar = StackedBar(parts_used, _whole(rank), report.high_water_of(rank))
+            cells = [share_text(rank.used_ratio), gib_text(rank.used_bytes)]
+            cells += [f"of {gib_text(rank.total_bytes)}"] if self.is_wide else []
+            cells += [f"{gib_text(rank.free_bytes)} free"] if self.is_wider else []
+            grid.add_row(name, bar, *(Text(cell, style) for cell in cells))
         pressures = (report.pressure_of(rank) for rank in report.ranks)
         waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
         span = " to ".join(dict.fromkeys(map(gib_text, (waters[0], waters[-1])))) if waters else ""
@@ -238,20 +246,6 @@ class _Sections:
         if not report.ranks:
             parts.append(_text("  no reading of any worker yet", _DIM))
         return Group(*parts)
-
-    def _rank(self, alike: Sequence[RankReading]) -> Iterator[RenderableType]:
-        rank = alike[0]
-        pressure = self.report.pressure_of(rank)
-        style = "bold red" if pressure is not None and pressure.short_bytes else ""
-        sizes = [getattr(rank.components, component.name) for component in COMPONENTS]
-        yield self._rank_name(rank) if len(alike) == 1 else names_text([one.label for one in alike])
-        yield StackedBar(sizes, _whole(rank), self.report.high_water_of(rank))
-        yield Text(share_text(rank.used_ratio), style)
-        yield Text(gib_text(rank.used_bytes), style)
-        if self.is_wide:
-            yield Text(f"of {gib_text(rank.total_bytes)}", style)
-        if self.is_wider:
-            yield Text(f"{gib_text(rank.free_bytes)} free", style)
 
     def _rank_name(self, rank: RankReading) -> str:
         others = self.report.ranks

@@ -53,7 +53,19 @@ def top(url: str, *, once: bool, as_json: bool) -> None:
     """
     try:
         if as_json:
-            _print_json(url, once=once)
+            with sidecar_at(url) as sidecar:
+                report = sidecar.get("/memory")
+                report_of(report)  # raises if it is no sidecar's
+            if once:
+                click.echo(json.dumps(report))
+                return
+            connect = partial(SidecarClient, url, timeout_seconds=ASK_SECONDS)
+            for name, data in follow_memory(connect, threading.Event().wait):
+                if name == "report":
+                    click.echo(json.dumps(data))
+                    sys.stdout.flush()
+                elif name == "lost":
+                    click.echo(f"highwater: {data}; trying again", err=True)
         else:
             with sidecar_at(url) as sidecar:
                 view = first_view(sidecar)
@@ -68,21 +80,6 @@ def top(url: str, *, once: bool, as_json: bool) -> None:
         if exc.errno != errno.EIO:
             raise
         sys.exit(HUNG_UP)  # the terminal was closed, so no message can be read
-
-
-def _print_json(url: str, *, once: bool) -> None:
-    with sidecar_at(url) as sidecar:
-        report = sidecar.get("/memory")
-        report_of(report)  # raises if it is no sidecar's
-    if once:
-        click.echo(json.dumps(report))
-        return
-    for name, data in follow_memory(partial(SidecarClient, url, timeout_seconds=ASK_SECONDS), threading.Event().wait):
-        if name == "report":
-            click.echo(json.dumps(data))
-            sys.stdout.flush()
-        elif name == "lost":
-            click.echo(f"highwater: {data}; trying again", err=True)
 
 
 def _live(view: View, url: str, console: Console) -> None:
