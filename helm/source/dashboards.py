@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,14 +220,50 @@ def dashboard(path: Path) -> str:
     """Return the dashboard of a YAML file as Grafana loads it: JSON, every panel numbered in its order."""
     plan: Plan = yaml.safe_load(path.read_text(encoding="utf-8"))
     names: Mapping[str, str] = plan["names"]
-    variables = [GRAFANA["datasource"], *(_variable(each, names) for each in plan["variables"]), GRAFANA["runbooks"]]
+    variables = [GRAFANA["datasource"]]
+    for each in plan["variables"]:  # its values are those of a label of its name; one that no target has stays at All
+        name, of = each["name"], filled_in(each["of"], names)
+        names_in(of)
+        own = {
+            "name": name,
+            "label": each["label"],
+            "description": each["text"],
+            "datasource": DATASOURCE,
+            "query": {"query": f"label_values({of}, {name})", "refId": f"variable-{name}"},
+        }
+        variables.append(GRAFANA["variable_with_all" if each.get("multi", True) else "variable"] | own)
+    annotations = []
+    for each in plan["annotations"]:  # marks at every reset that a selector finds
+        selector = filled_in(each["of"], names)
+        resets = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}})"
+        before = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}} offset $__interval)"
+        # A reset's series begins with its first reset: `increase` would never see that one.
+        expr = f"(({resets}) - ({before}) > 0) or (({resets}) unless ({before}))"
+        names_in(expr)
+        own = {"name": each["name"], "datasource": DATASOURCE, "iconColor": each["color"], "expr": expr}
+        annotations.append(GRAFANA["reset"] | own)
+    numbers, panels, top = itertools.count(1), [], 0
+    for place, section in enumerate(plan["rows"]):
+        row = {"type": "row", "title": section["row"], "id": next(numbers), "collapsed": False, "panels": []}
+        row["gridPos"] = {"h": 1, "w": GRID_WIDTH, "x": 0, "y": top}
+        below = [_panel(each, names) | {"id": next(numbers)} for each in section["panels"]]
+        left, top, tallest = 0, top + 1, 0
+        for each in below:  # from the left, line by line
+            each["gridPos"] |= {"x": left, "y": top}
+            left, tallest = left + each["gridPos"]["w"], max(tallest, each["gridPos"]["h"])
+            if left >= GRID_WIDTH:
+                left, top, tallest = 0, top + tallest, 0
+        top += tallest
+        is_open = place == 0 or section.get("open", False)
+        # The queries of the others are not sent until somebody opens the row.
+        panels += [row, *below] if is_open else [row | {"collapsed": True, "panels": below}]
     board = GRAFANA["board"] | {
         "title": plan["title"],
         "uid": f"highwater-{path.stem}",
         "description": plan["text"],
-        "templating": {"list": variables},
-        "annotations": {"list": [_resets(each, names) for each in plan["annotations"]]},
-        "panels": list(_rows(plan["rows"], names)),
+        "templating": {"list": [*variables, GRAFANA["runbooks"]]},
+        "annotations": {"list": annotations},
+        "panels": panels,
     }
     return json.dumps(board, indent=2, sort_keys=True) + "\n"
 
@@ -238,62 +274,6 @@ def filled_in(expr: str, names: Mapping[str, str]) -> str:
     while word.search(expr):
         expr = word.sub(lambda found: names[found[0]], expr)
     return expr
-
-
-def _rows(rows: Iterable[Plan], names: Mapping[str, str]) -> Iterator[Json]:
-    numbers = itertools.count(1)
-    top = 0
-    for place, plan in enumerate(rows):
-        row = {"type": "row", "title": plan["row"], "id": next(numbers), "collapsed": False, "panels": []}
-        row["gridPos"] = {"h": 1, "w": GRID_WIDTH, "x": 0, "y": top}
-        panels = [_panel(each, names) | {"id": next(numbers)} for each in plan["panels"]]
-        left, top, tallest = 0, top + 1, 0
-        for each in panels:  # from the left, line by line
-            each["gridPos"] |= {"x": left, "y": top}
-            left, tallest = left + each["gridPos"]["w"], max(tallest, each["gridPos"]["h"])
-            if left >= GRID_WIDTH:
-                left, top, tallest = 0, top + tallest, 0
-        top += tallest
-        if place == 0 or plan.get("open", False):
-            yield row
-            yield from panels
-        else:  # its queries are not sent until somebody opens the row
-            yield row | {"collapsed": True, "panels": panels}
-
-
-def _variable(plan: Plan, names: Mapping[str, str]) -> Json:
-    """Return a variable whose values are those of a label of its name; one that no target has stays at All."""
-    name, of = plan["name"], filled_in(plan["of"], names)
-    names_in(of)
-    return GRAFANA["variable_with_all" if plan.get("multi", True) else "variable"] | {
-        "name": name,
-        "label": plan["label"],
-        "description": plan["text"],
-        "datasource": DATASOURCE,
-        "query": {"query": f"label_values({of}, {name})", "refId": f"variable-{name}"},
-    }
-
-
-def _coded(first: int, family: str, label: str, values: list[str], by: str = "") -> str:
-    """Return a query for the number, from `first` on, of the value of a label for which a family is 1 now."""
-    each = " or ".join(
-        f'{number} * ({family}{{SERVER, {label}="{value}"}} == 1)' for number, value in enumerate(values, first)
-    )
-    return f"max by ({by}) ({each})"
-
-
-def _resets(plan: Plan, names: Mapping[str, str]) -> Json:
-    """Return the marks at every reset that a selector finds.
-
-    A reset's series begins with its first reset: `increase` would never see that one.
-    """
-    selector = filled_in(plan["of"], names)
-    resets = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}})"
-    before = f"sum by (remedy, trigger, outcome) (highwater_resets_total{{{selector}}} offset $__interval)"
-    expr = f"(({resets}) - ({before}) > 0) or (({resets}) unless ({before}))"
-    names_in(expr)
-    own = {"name": plan["name"], "datasource": DATASOURCE, "iconColor": plan["color"], "expr": expr}
-    return GRAFANA["reset"] | own
 
 
 def _panel(plan: Plan, names: Mapping[str, str]) -> Json:
@@ -313,7 +293,13 @@ def _panel(plan: Plan, names: Mapping[str, str]) -> Json:
     if "coded" in options:
         options["values"] = []
         for legend, coded in options.pop("coded").items():
-            queries.append(Query(filled_in(_coded(len(options["values"]) + 1, **coded), names), legend))
+            # The number, counted on from query to query, of the value of a label for which a family is 1 now.
+            family, label, by = coded["family"], coded["label"], coded.get("by", "")
+            numbered = enumerate(coded["values"], len(options["values"]) + 1)
+            each_value = " or ".join(
+                f'{number} * ({family}{{SERVER, {label}="{value}"}} == 1)' for number, value in numbered
+            )
+            queries.append(Query(filled_in(f"max by ({by}) ({each_value})", names), legend))
             options["values"] += coded["values"]
     return panel(kind, options.pop(kind), options.pop("text"), queries, **options)
 
@@ -362,16 +348,16 @@ OWN = {name: (_TYPES[name], meaning) for name, meaning in re.findall(r"^# HELP (
 def names_in(expression: str) -> list[str]:
     """Return the families that a PromQL expression reads, in its order, each once. Raises UnknownMetricError."""
     without_text = re.sub(r'"[^"]*"', '""', expression)
-    return list(dict.fromkeys(_family(name) for name in _NAME.findall(without_text)))
-
-
-def _family(name: str) -> str:
-    if name in OWN or name in ENGINE_FAMILIES or name in PROMETHEUS_FAMILIES:
-        return name
-    family = re.sub(r"_(?:bucket|count|sum)$", "", name)
-    if OWN.get(family, ("", ""))[0] == "histogram" or (family != name and family in ENGINE_HISTOGRAMS):
-        return family
-    raise UnknownMetricError(f"{name} is neither in {GOLDEN.name} nor one of the engine's families")
+    families = {}
+    for name in _NAME.findall(without_text):
+        family = name
+        if name not in OWN and name not in ENGINE_FAMILIES and name not in PROMETHEUS_FAMILIES:
+            family = re.sub(r"_(?:bucket|count|sum)$", "", name)
+            is_ours = OWN.get(family, ("", ""))[0] == "histogram"
+            if not is_ours and (family == name or family not in ENGINE_HISTOGRAMS):
+                raise UnknownMetricError(f"{name} is neither in {GOLDEN.name} nor one of the engine's families")
+        families[family] = None
+    return list(families)
 
 
 def help_of(family: str) -> str:

@@ -120,27 +120,21 @@ class Access:
             return Caller(peer_of(request), "loopback")
         if token is None:
             return Denial("closed", _CLOSED)
-        problem = "this is not the admin token" if given else "this call needs the admin token"
-        text = f"{problem}. Where the sidecar runs, {self._what_works(request)}"
-        return Denial("wrong_token" if given else "no_token", text)
-
-    def _what_works(self, request: HTTPConnection) -> str:
-        """Return the call as a command line, or how to repeat one that a command line without quotes cannot hold.
-
-        The message comes as JSON, which would escape quotes; and the body of a refused call is never read. Without its
-        body a dry run would be a real one.
-        """
-        token = self._token.source(self._port)
+        source = self._token.source(self._port)
         path = printable(request.scope.get("raw_path") or request.url.path.encode())
         url = f"{request.url.scheme}://127.0.0.1:{self._port}{path}"
+        method = "" if request.scope["method"] == "GET" else f"-X {request.scope['method']} "
+        works = f"this works: curl {method}--oauth2-bearer {source} {url}"
+        # The message comes as JSON, which would escape a command line's quotes; and the body of a refused call is never
+        # read. Without its body a dry run would be a real one.
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         if has_body or request.url.query:
-            return (
-                f"repeat the same call to {url} with the token: HIGHWATER_ADMIN_TOKEN={token} in the environment of a "
-                f"highwater command, --oauth2-bearer {token} in a curl command"
+            works = (
+                f"repeat the same call to {url} with the token: HIGHWATER_ADMIN_TOKEN={source} in the environment of a "
+                f"highwater command, --oauth2-bearer {source} in a curl command"
             )
-        method = "" if request.scope["method"] == "GET" else f"-X {request.scope['method']} "
-        return f"this works: curl {method}--oauth2-bearer {token} {url}"
+        problem = "this is not the admin token" if given else "this call needs the admin token"
+        return Denial("wrong_token" if given else "no_token", f"{problem}. Where the sidecar runs, {works}")
 
     def report(self, request: HTTPConnection, denial: Denial) -> None:
         self._denied(denial.reason)

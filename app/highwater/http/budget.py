@@ -85,7 +85,12 @@ def plan_answer(body: PlanRequest, starts: StartReports, report: Report) -> dict
     try:
         live = starts.live_engine(report)
         if body.wish is not None:
-            granted = grant_live(live, parse_wish(body.wish), _cached_image(report))
+            caches = [rank.encoder_cache for rank in report.ranks if rank.encoder_cache is not None]
+            fullest = max(caches, key=lambda cache: cache.entries or 0, default=None)
+            cached_image = None
+            if fullest is not None and fullest.entries and fullest.embeds:
+                cached_image = ceil_div(fullest.embeds, fullest.entries)
+            granted = grant_live(live, parse_wish(body.wish), cached_image)
             # The plan of its flags, or of the engine as it runs where none were found.
             chosen = dict(granted.chosen.flags) if granted.chosen is not None else {}
             images = chosen.pop("limit_mm_per_prompt", {}).get("image")
@@ -96,11 +101,3 @@ def plan_answer(body: PlanRequest, starts: StartReports, report: Report) -> dict
         return answer
     except PlanError as exc:
         raise CannotPlan(str(exc)) from exc
-
-
-def _cached_image(report: Report) -> int | None:
-    caches = [rank.encoder_cache for rank in report.ranks if rank.encoder_cache is not None]
-    fullest = max(caches, key=lambda cache: cache.entries or 0, default=None)
-    if fullest is None or not fullest.entries or not fullest.embeds:
-        return None
-    return ceil_div(fullest.embeds, fullest.entries)

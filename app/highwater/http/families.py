@@ -22,7 +22,6 @@ from gated_proxy.door import Mode as DoorMode
 from gated_proxy.door_items import Form
 from gated_proxy.traffic import Connections, Histogram, ProxyTraffic
 from highwater.diagnose.verdict import Verdict, VerdictState
-from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostNow
 from highwater.model.components import COMPONENTS
 from highwater.model.engine import EngineState
@@ -65,25 +64,6 @@ def one_of(name: str, label: str, literal: object, now: str) -> Metric:
 # --- the report ---
 
 
-def report_families(report: Report) -> Iterator[Metric]:
-    engine = report.engine
-    yield from known("engine_up", engine.traits.is_up)
-    yield from known("engine_restarts_total", engine.restarts)
-    yield one_of("engine_state", "state", EngineState, engine.state)
-    # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
-    yield family("engine_info", ("version", "model"), [((engine.version or "", engine.model or ""), 1.0)])
-    yield from known("engine_start_time_seconds", engine.started_at)
-    yield from known("engine_loading", engine.is_loading)
-    yield counted("extension_info", "version", dict.fromkeys(engine.extension_versions, 1.0))
-    yield from known("engine_requests_running", engine.requests_running)
-    yield from known("engine_requests_waiting", engine.requests_waiting)
-    yield from known("engine_kv_cache_usage_ratio", engine.kv_cache_usage_ratio)
-    yield from known("ranks_expected", report.ranks_expected)
-    yield from known("ranks_reported", 0 if report.stale else report.ranks_reported)
-    if not report.stale:
-        yield from _rank_families(report)
-
-
 _RANK_LABELS: Final = ("rank", "device", "host")
 
 
@@ -117,7 +97,23 @@ _RANK_VALUES: Final[Mapping[str, Callable[[RankReading], float | None]]] = {
 }
 
 
-def _rank_families(report: Report) -> Iterator[Metric]:
+def report_families(report: Report) -> Iterator[Metric]:
+    engine = report.engine
+    yield from known("engine_up", engine.traits.is_up)
+    yield from known("engine_restarts_total", engine.restarts)
+    yield one_of("engine_state", "state", EngineState, engine.state)
+    # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
+    yield family("engine_info", ("version", "model"), [((engine.version or "", engine.model or ""), 1.0)])
+    yield from known("engine_start_time_seconds", engine.started_at)
+    yield from known("engine_loading", engine.is_loading)
+    yield counted("extension_info", "version", dict.fromkeys(engine.extension_versions, 1.0))
+    yield from known("engine_requests_running", engine.requests_running)
+    yield from known("engine_requests_waiting", engine.requests_waiting)
+    yield from known("engine_kv_cache_usage_ratio", engine.kv_cache_usage_ratio)
+    yield from known("ranks_expected", report.ranks_expected)
+    yield from known("ranks_reported", 0 if report.stale else report.ranks_reported)
+    if report.stale:
+        return
     ranks = [
         ((rank_title(rank.dp_rank, rank.rank, unknown=""), device_title(rank.device), rank.host or ""), rank)
         for rank in report.ranks
@@ -278,7 +274,20 @@ def host_families(now: HostNow | None) -> Iterator[Metric]:
     if now is None:
         return
     reading = now.reading
-    yield from _process_families(reading.processes)
+    alone = [one for one in reading.processes if one.role not in _TOGETHER][:MAX_PROCESSES]
+    by_kind: list[Row] = [
+        ((one.role, one.name, kind), getattr(one, field)) for one in alone for kind, field in _KINDS.items()
+    ]
+    for role in _TOGETHER:
+        together = [one for one in reading.processes if one.role == role]
+        for kind, field in _KINDS.items():
+            size = sum_known(getattr(one, field) for one in together)
+            by_kind.append(((role, role.replace("_", " "), kind), size))
+    yield family("host_process_bytes", ("role", "process", "kind"), by_kind)
+    fields = {"peak_bytes": "peak_bytes", "threads": "threads", "open_files": "descriptors"}
+    for name, field in fields.items():
+        rows = (((one.role, one.name), getattr(one, field)) for one in alone)
+        yield family(f"host_process_{name}", ("role", "process"), rows)
     if (container := reading.container) is not None:
         yield from known("host_container_used_bytes", container.used_bytes)
         yield from known("host_container_kept_bytes", container.kept_bytes)
@@ -300,23 +309,6 @@ def host_families(now: HostNow | None) -> Iterator[Metric]:
         for one in shm.owners:
             sizes["left_over" if one.state == "left_over" else one.owner] += one.used_bytes
         yield counted("host_shm_used_bytes", "owner", sizes)
-
-
-def _process_families(processes: Sequence[ProcessMemory]) -> Iterator[Metric]:
-    alone = [one for one in processes if one.role not in _TOGETHER][:MAX_PROCESSES]
-    sizes: list[Row] = [
-        ((one.role, one.name, kind), getattr(one, field)) for one in alone for kind, field in _KINDS.items()
-    ]
-    for role in _TOGETHER:
-        together = [one for one in processes if one.role == role]
-        for kind, field in _KINDS.items():
-            size = sum_known(getattr(one, field) for one in together)
-            sizes.append(((role, role.replace("_", " "), kind), size))
-    yield family("host_process_bytes", ("role", "process", "kind"), sizes)
-    fields = {"peak_bytes": "peak_bytes", "threads": "threads", "open_files": "descriptors"}
-    for name, field in fields.items():
-        rows = (((one.role, one.name), getattr(one, field)) for one in alone)
-        yield family(f"host_process_{name}", ("role", "process"), rows)
 
 
 # --- growth ---

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -28,17 +27,17 @@ from highwater.diagnose.verdict import JudgedReport
 from highwater.growth.series import Floor
 from highwater.growth.words import growth_table, leaks
 from highwater.host.report import HostReport
-from highwater.http.services import OR_TEXT, Admin, FormatQuery, Parts, Services, StrictModel, in_form, wants_text
+from highwater.http.services import OR_TEXT, Admin, FormatQuery, Parts, StrictModel, in_form, wants_text
 from highwater.http.text.control import marked_text
 from highwater.http.text.host import host_text
 from highwater.http.text.report import report_text
 from highwater.model.engine import missing_text
 from highwater.model.growth import SeriesGrowth
 from highwater.model.remedies import RankDelta, compare
-from highwater.model.report import SCHEMA, Report
+from highwater.model.report import SCHEMA
 from highwater.process.errors import ATTENTION, OK, EngineError, NotAvailable, UnknownName
 from highwater.watch.history import MARKS_KEPT
-from highwater.watch.sources import EntriesReading, RankEntries
+from highwater.watch.sources import EntriesReading
 
 _REPORT: Final = TypeAdapter(JudgedReport)
 _DELTAS: Final = TypeAdapter(tuple[RankDelta, ...])
@@ -220,7 +219,18 @@ async def encoder_cache(request: Request, parts: Parts, query: Annotated[Entries
     `mm_hash` is a short name that does not identify the image.
     """
     may_ask = parts.control.caller(request) is not None
-    reading = await _entries(parts, may_ask=may_ask)
+    recorded, entries = parts.poller.coverage, parts.entries
+    if recorded.has_entries:
+        reading: EntriesReading | None = await entries.of_records(recorded.writing)
+    elif may_ask and parts.poller.capabilities.collective_rpc:
+        try:
+            reading = await entries.of_workers()
+        except EngineError as exc:
+            raise NotAvailable(str(exc)) from exc
+    elif may_ask and not recorded.writing:
+        raise NotAvailable(parts.poller.current().engine.hint or "the worker extension is not loaded")
+    else:
+        reading = await entries.as_known(recorded.writing)
     report = parts.poller.current()
     pids = {rank.pid for rank in report.ranks}
     # The entries of earlier workers say nothing about those that run now.
@@ -228,35 +238,16 @@ async def encoder_cache(request: Request, parts: Parts, query: Annotated[Entries
     names = [rank.head.get("rank") for rank in known]
     if query.rank is not None and query.rank not in names and known:
         raise UnknownName("rank", query.rank, [str(rank) for rank in names])
-    age = round(parts.entries.age_seconds(reading), 3) if reading is not None and known else None
+    age = round(entries.age_seconds(reading), 3) if reading is not None and known else None
     wanted = [rank for rank in known if query.rank in (None, rank.head.get("rank"))]
     ranks = [await rank.json(query.limit, query.sort, None if may_ask else _alias) for rank in wanted]
-    head = to_json({"schema": SCHEMA, "age_seconds": age, "note": _note(known, report, may_ask=may_ask)})
-    return Response(head[:-1] + b',"ranks":[' + b",".join(ranks) + b"]}", media_type="application/json")
-
-
-async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | None:
-    """Return the entries as far as the caller may have them read. Raises NotAvailable where they cannot be read."""
-    recorded, entries = services.poller.coverage, services.entries
-    if recorded.has_entries:
-        return await entries.of_records(recorded.writing)
-    if may_ask and services.poller.capabilities.collective_rpc:
-        try:
-            return await entries.of_workers()
-        except EngineError as exc:
-            raise NotAvailable(str(exc)) from exc
-    if may_ask and not recorded.writing:
-        raise NotAvailable(services.poller.current().engine.hint or "the worker extension is not loaded")
-    return await entries.as_known(recorded.writing)
-
-
-def _note(known: Sequence[RankEntries], report: Report, *, may_ask: bool) -> str | None:
-    if not known and not may_ask:
-        return NOT_READ
-    without = None if may_ask else SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED
     listed = {rank.head.get("pid") for rank in known if rank.head.get("entries_total") is not None}
-    unlisted = [rank for rank in report.ranks if rank.pid not in listed]
-    names = [rank.name for rank in unlisted]
-    names += [missing_text([rank]) for rank in report.ranks_missing]
-    missing = f"the entries of {', '.join(names)} are not known" if names else None
-    return "; ".join(text for text in (missing, without) if text) or None
+    unlisted = [rank.name for rank in report.ranks if rank.pid not in listed]
+    unlisted += [missing_text([rank]) for rank in report.ranks_missing]
+    notes = [f"the entries of {', '.join(unlisted)} are not known"] if unlisted else []
+    if not may_ask and not known:
+        notes = [NOT_READ]
+    elif not may_ask:
+        notes.append(SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED)
+    head = to_json({"schema": SCHEMA, "age_seconds": age, "note": "; ".join(notes) or None})
+    return Response(head[:-1] + b',"ranks":[' + b",".join(ranks) + b"]}", media_type="application/json")

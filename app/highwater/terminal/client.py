@@ -129,7 +129,19 @@ class SidecarClient:
     def __init__(
         self, url: str, *, token: str | None = None, token_source: str = "", timeout_seconds: float = 30.0
     ) -> None:
-        self.url = _base(url)
+        full = url.strip() if "://" in url else f"http://{url.strip()}"
+        try:
+            parts = urlsplit(full)
+            usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise _unreachable(
+                f"{without_credentials(url)!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001"
+            )
+        if "@" in full.partition("?")[0]:  # also within the path: of a password with a slash, say
+            raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
+        self.url = full.partition("?")[0].partition("#")[0].rstrip("/")
         self._seconds = timeout_seconds
         self._has_token = bool(token)
         self._token_source = token_source or "HIGHWATER_ADMIN_TOKEN"
@@ -229,6 +241,7 @@ class SidecarClient:
             body = json.loads(content)
         except (ValueError, RecursionError):
             body = None
+        fields = body if isinstance(body, dict) else {}
         parts, text = urlsplit(self.url), content.decode(errors="replace")
         if status == HTTPStatus.NOT_FOUND and parts.path and _NO_OWN_PATH in text:
             raise _unreachable(
@@ -240,10 +253,18 @@ class SidecarClient:
                 f"{self.url} is the port for requests to the model; the sidecar's own paths are on its control "
                 "port (control_port): name that with --url or HIGHWATER_URL"
             )
-        error = _error_of(body)
-        if error is None:
+        error, results = fields.get("error"), fields.get("results")
+        if isinstance(error, dict) and isinstance(error.get("code"), str):  # vLLM's is a number
+            is_foreign = "The sidecar's own:" in str(error.get("message"))
+            version = "; is that a sidecar of this version?" if is_foreign else ""
+            code, message = error["code"], f"{error.get('message')}{version}"
+        elif isinstance(results, list):
+            refused = ((str(one.get("remedy")), str(one.get("reason"))) for one in results if isinstance(one, dict))
+            code, message = "refused", "; ".join(reasons_of(refused))
+        elif "reason" in fields or "remedy" in fields:
+            code, message = "", str(fields.get("reason"))
+        else:  # another server's
             raise self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers)
-        code, message = error
         advice = ""
         if status == HTTPStatus.UNAUTHORIZED and self._has_token:
             advice = f". The token from {self._token_source} is not this sidecar's."
@@ -319,39 +340,6 @@ def follow(
         if pause(seconds):
             return
         seconds = min(seconds * 2, max_pause_seconds)
-
-
-def _base(url: str) -> str:
-    full = url.strip() if "://" in url else f"http://{url.strip()}"
-    try:
-        parts = urlsplit(full)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise _unreachable(
-            f"{without_credentials(url)!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001"
-        )
-    if "@" in full.partition("?")[0]:  # also within the path: of a password with a slash, say
-        raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
-    return full.partition("?")[0].partition("#")[0].rstrip("/")
-
-
-def _error_of(body: object) -> tuple[str, str] | None:
-    """Return code and sentence of a sidecar's error; ``None`` where it is another server's."""
-    if not isinstance(body, dict):
-        return None
-    error = body.get("error")
-    if isinstance(error, dict) and isinstance(error.get("code"), str):  # vLLM's is a number
-        is_foreign = "The sidecar's own:" in str(error.get("message"))
-        version = "; is that a sidecar of this version?" if is_foreign else ""
-        return error["code"], f"{error.get('message')}{version}"
-    if isinstance(body.get("results"), list):
-        results = [result for result in body["results"] if isinstance(result, dict)]
-        return "refused", "; ".join(reasons_of((str(one.get("remedy")), str(one.get("reason"))) for one in results))
-    if "reason" in body or "remedy" in body:
-        return "", str(body.get("reason"))
-    return None
 
 
 def _unreachable(text: str) -> SidecarUnreachable:

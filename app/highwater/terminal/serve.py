@@ -111,20 +111,16 @@ def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
         )
     problem = f"{setting}: cannot listen on {host} port {port}: {reason}"
     if exc.errno == errno.EADDRINUSE:
-        return f"{problem}{_listener(host, port)}; stop it, or set {setting} to a port that is free"
+        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
+        base = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+        if ask(base, PATHS["live"], _PROBE_SECONDS) is None:
+            problem += " (what has it answers /livez, as a sidecar does)"
+        elif ask(base, "/health", _PROBE_SECONDS) is None:
+            problem += " (what has it answers /health, as vLLM does)"
+        return f"{problem}; stop it, or set {setting} to a port that is free"
     if exc.errno == errno.EACCES:
         return f"{problem}; set {setting} to 1024 or above, or grant the capability NET_BIND_SERVICE"
     return f"{problem}; set {setting} to a port that is free, and host to an address of this machine"
-
-
-def _listener(host: str, port: int) -> str:
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
-    base = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
-    if ask(base, PATHS["live"], _PROBE_SECONDS) is None:
-        return " (what has it answers /livez, as a sidecar does)"
-    if ask(base, "/health", _PROBE_SECONDS) is None:
-        return " (what has it answers /health, as vLLM does)"
-    return ""
 
 
 def is_among(key: str, keys: tuple[str, ...]) -> bool:

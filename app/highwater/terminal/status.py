@@ -134,8 +134,20 @@ def check(url: str, engine_url: str | None, *, as_json: bool) -> None:
         if engine_url is not None:
             found = without_sidecar(own)
         else:
+            token, with_token = find_token(asked.url, os.environ), None
+            if token.value is not None:
+                with SidecarClient(asked.url, token=token.value, timeout_seconds=ASK_SECONDS) as sidecar:
+                    with_token = _access(_optional(sidecar, "/policy"))
+            info = _optional(asked, "/memory/openapi.json").get("info")
+            caller = Caller(
+                url=asked.url,
+                without_token=_access(_optional(asked, "/policy")),
+                with_token=with_token,
+                token_source=token.source,
+                sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
+            )
             not_judged = shown("set-up", NotKnown(f"{asked.url} does not judge its set-up"))
-            found = (*caller_checks(_caller(asked)), *(own or (not_judged,)))
+            found = (*caller_checks(caller), *(own or (not_judged,)))
     ends_with = exit_code(found, report.verdict.exit_status)
     # https://no-color.org
     colour = False if os.environ.get("NO_COLOR") else None
@@ -143,21 +155,6 @@ def check(url: str, engine_url: str | None, *, as_json: bool) -> None:
     text = json.dumps(check_json(found, ends_with), indent=1) if as_json else check_text(found, headline(report), width)
     click.echo(text, color=colour)
     sys.exit(ends_with)
-
-
-def _caller(asked: Asked) -> Caller:
-    token, with_token = find_token(asked.url, os.environ), None
-    if token.value is not None:
-        with SidecarClient(asked.url, token=token.value, timeout_seconds=ASK_SECONDS) as sidecar:
-            with_token = _access(_optional(sidecar, "/policy"))
-    info = _optional(asked, "/memory/openapi.json").get("info")
-    return Caller(
-        url=asked.url,
-        without_token=_access(_optional(asked, "/policy")),
-        with_token=with_token,
-        token_source=token.source,
-        sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
-    )
 
 
 def _access(policy: Mapping[str, Any]) -> ControlAccess:

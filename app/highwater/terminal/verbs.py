@@ -388,8 +388,24 @@ def incidents(incident_id: str | None, url: str, folder: Path | None, *, as_json
     sidecar answers.
     """
     if folder is not None:
+        store = IncidentStore(folder)
+        try:
+            incident = None if incident_id is None else store.read(incident_id)
+        except UnreadableIncident as exc:
+            raise click.ClickException(str(exc)) from exc
+        if incident is not None:
+            text = to_bytes(incident).decode() if as_json else incident_markdown(incident)
+        elif incident_id is not None:
+            raise click.ClickException(
+                f"there is no incident {incident_id} in {folder}; `highwater incidents --folder {folder}` lists them"
+            )
+        elif as_json:
+            text = json.dumps(listing(store.headlines(), folder, None), indent=1)
+        else:
+            command = f"highwater incidents --folder {shlex.quote(str(folder))}"
+            text = headlines_text(store.headlines(), command=command)
         # A terminal obeys control characters, whoever sent them.
-        click.echo(printable(_from_folder(folder, incident_id, as_json=as_json), keep="\n").rstrip("\n"))
+        click.echo(printable(text, keep="\n").rstrip("\n"))
         return
     path = "/memory/incidents" if incident_id is None else f"/memory/incidents/{quote(incident_id, safe='')}"
     try:
@@ -397,21 +413,3 @@ def incidents(incident_id: str | None, url: str, folder: Path | None, *, as_json
             ask_and_show(sidecar, path, as_json=as_json)
     except NoSidecar as exc:
         raise NoSidecar(f"{exc.message}; --folder reads the files without one") from exc
-
-
-def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str:
-    store = IncidentStore(folder)
-    if incident_id is None:
-        headlines, command = store.headlines(), f"highwater incidents --folder {shlex.quote(str(folder))}"
-        if as_json:
-            return json.dumps(listing(headlines, folder, None), indent=1)
-        return headlines_text(headlines, command=command)
-    try:
-        incident = store.read(incident_id)
-    except UnreadableIncident as exc:
-        raise click.ClickException(str(exc)) from exc
-    if incident is None:
-        raise click.ClickException(
-            f"there is no incident {incident_id} in {folder}; `highwater incidents --folder {folder}` lists them"
-        )
-    return to_bytes(incident).decode() if as_json else incident_markdown(incident)

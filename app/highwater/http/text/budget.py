@@ -18,13 +18,13 @@ _REQUESTED: Final = {"cpu": ("engine", "requested_cpu_memory"), "remainder": ("e
 
 
 def budget_text(answer: Explained) -> str:
-    explanation = answer.explanation
+    explanation, ranks = answer.explanation, answer.explanation.ranks
     version = f"vLLM {explanation.vllm_version or '(version unknown)'}"
     ascend = f", vllm-ascend {explanation.ascend_version}" if explanation.ascend_version else ""
     what = explanation.model or explanation.architecture or ""
     state = "" if answer.engine_state is None else f": {answer.engine_state}"
     parts = [f"{version}{ascend} {what}".rstrip() + state, *explanation.problems]
-    rank = tightest(explanation.ranks)
+    rank = tightest(ranks)
     if rank is not None:
         bar = BudgetBar(
             title=f"{rank.name}, {gib_text(rank.total_bytes)}",
@@ -32,52 +32,41 @@ def budget_text(answer: Explained) -> str:
             requested_bytes=rank.requested_bytes,
             outside_bytes=rank.outside_bytes,
         )
-        parts += [bar.text(), _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
+        rows = [["total", *(gib_text(one.total_bytes) for one in ranks), "engine", "init_snapshot.total_memory"]]
+        if any(one.requested_bytes is not None for one in ranks):
+            share = "" if ranks[0].utilization is None else f" = total x {ranks[0].utilization:g}"
+            rows.append(["outside the budget", *(gib_text(one.outside_bytes) for one in ranks), "exact", "the rest"])
+            grade, source = _REQUESTED.get(ranks[0].counting or "", ("engine", "requested_memory"))
+            rows.append([f"requested{share}", *(gib_text(one.requested_bytes) for one in ranks), grade, source])
+        for key in dict.fromkeys(part.key for one in ranks for part in one.parts):
+            known, cells = _sizes(ranks, key)
+            rows.append([f"- {known.title}", *cells, known.grade, known.source])
+        formula = "" if ranks[0].formula is None else f"\n{ranks[0].formula}"
+        parts += [bar.text(), table(["budget", *_names(ranks), "grade", "vLLM's name"], rows, words=2) + formula]
         rows = []
-        for one in explanation.ranks:
+        for key in dict.fromkeys(part.key for one in ranks for part in one.uncounted):
+            known, cells = _sizes(ranks, key)
+            rows.append([known.title, *cells, known.why])
+        if rows:
+            rows.append(["left outside the budget", *(gib_text(one.left_bytes) for one in ranks), ""])
+            parts.append(table(["counted nowhere", *_names(ranks), "what it is"], rows, words=1))
+        rows = []
+        for one in ranks:
             for row in one.observed:
                 sizes = map(gib_text, (row.profiled_bytes, row.observed_bytes, row.risk_bytes))
                 rows.append([f"{one.label} {row.title}", *sizes, ", ".join(row.settings)])
         headers = ["rank, seen since the start", "profiled", "observed", "risk", "covered by"]
         parts += [table(headers, rows, words=1) if rows else "", *(_pool(pool) for pool in explanation.pools)]
         parts.append(_encoder(explanation.encoder))
-        variables = list(dict.fromkeys(name for one in explanation.ranks for name in one.environment))
-        rows = [[name, *(one.environment.get(name) or UNKNOWN for one in explanation.ranks)] for name in variables]
-        parts.append(table(["environment of the worker", *_names(explanation.ranks)], rows) if rows else "")
+        variables = list(dict.fromkeys(name for one in ranks for name in one.environment))
+        rows = [[name, *(one.environment.get(name) or UNKNOWN for one in ranks)] for name in variables]
+        parts.append(table(["environment of the worker", *_names(ranks)], rows) if rows else "")
         lines = []
         for finding in answer.findings:
             lines.append(f"{finding.weight}: {finding.title}. {finding.text}")
             lines += [f"    {advice.text}{advice.costs}" for advice in finding.advice]
         parts += ["\n".join(lines), explanation.paragraph]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _parts_table(ranks: Sequence[RankBudget]) -> str:
-    first = ranks[0]
-    keys = list(dict.fromkeys(part.key for rank in ranks for part in rank.parts))
-    rows = [["total", *(gib_text(rank.total_bytes) for rank in ranks), "engine", "init_snapshot.total_memory"]]
-    if any(rank.requested_bytes is not None for rank in ranks):
-        share = "" if first.utilization is None else f" = total x {first.utilization:g}"
-        rows.append(["outside the budget", *(gib_text(rank.outside_bytes) for rank in ranks), "exact", "the rest"])
-        grade, source = _REQUESTED.get(first.counting or "", ("engine", "requested_memory"))
-        rows.append([f"requested{share}", *(gib_text(rank.requested_bytes) for rank in ranks), grade, source])
-    for key in keys:
-        known, cells = _sizes(ranks, key)
-        rows.append([f"- {known.title}", *cells, known.grade, known.source])
-    formula = "" if first.formula is None else f"\n{first.formula}"
-    return table(["budget", *_names(ranks), "grade", "vLLM's name"], rows, words=2) + formula
-
-
-def _uncounted_table(ranks: Sequence[RankBudget]) -> str:
-    keys = list(dict.fromkeys(part.key for rank in ranks for part in rank.uncounted))
-    if not keys:
-        return ""
-    rows = []
-    for key in keys:
-        known, cells = _sizes(ranks, key)
-        rows.append([known.title, *cells, known.why])
-    rows.append(["left outside the budget", *(gib_text(rank.left_bytes) for rank in ranks), ""])
-    return table(["counted nowhere", *_names(ranks), "what it is"], rows, words=1)
 
 
 def _sizes(ranks: Sequence[RankBudget], key: str) -> tuple[BudgetPart, list[str]]:

@@ -12,7 +12,7 @@ from highwater.act.relief import RemedyOutcome
 from highwater.act.rules import Rule
 from highwater.model.components import COMPONENT_NAMES, component_title
 from highwater.model.policy import WORDS, PolicyStatus, signal_text, waters_text
-from highwater.model.rank import RankReading, rank_title
+from highwater.model.rank import rank_title
 from highwater.model.remedies import compare, reasons_of
 from highwater.model.report import Event
 from highwater.model.units import UNKNOWN, gib_text, size_text, span_text, table
@@ -38,24 +38,18 @@ def reclaim_text(results: Sequence[RemedyOutcome], *, dry_run: bool) -> str:
         headers = ["remedy", "outcome", "quiesced by", "given back", "less in use now", "seconds", "held"]
         parts = [table(headers, rows)]
     parts += reasons_of((one.remedy, one.reason) for one in found if one.reason)
-    if any(one.outcome == "done" for one in found):
-        parts.append(_by_rank(results[0].before, results[-1].after))
+    before, after = results[0].before, results[-1].after
+    if any(one.outcome == "done" for one in found) and (freed := compare(after, before)):
+        in_use = {rank.key: rank.used_bytes for rank in after}
+        rows = [
+            [component_title(name), *(size_text(getattr(each.components, name)) for each in freed)]
+            for name in COMPONENT_NAMES
+            if any(getattr(each.components, name) for each in freed)
+        ]
+        rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
+        rows.append(["used now", *(size_text(in_use[each.key]) for each in freed)])
+        parts.append("\n" + table(["less in use now", *(each.name for each in freed)], rows))
     return "\n".join(part for part in parts if part) + "\n"
-
-
-def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str:
-    freed = compare(after, before)
-    if not freed:
-        return ""
-    in_use = {rank.key: rank.used_bytes for rank in after}
-    rows = [
-        [component_title(name), *(size_text(getattr(each.components, name)) for each in freed)]
-        for name in COMPONENT_NAMES
-        if any(getattr(each.components, name) for each in freed)
-    ]
-    rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
-    rows.append(["used now", *(size_text(in_use[each.key]) for each in freed)])
-    return "\n" + table(["less in use now", *(each.name for each in freed)], rows)
 
 
 def restored_text(ranks: Sequence[Mapping[str, Any]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Final
 
-from highwater.host.reading import SHM, EndedProcess, bare_name, of_engine
+from highwater.host.reading import SHM, bare_name, of_engine
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport, shm_title
 from highwater.model.units import UNKNOWN, share_text, size_text, span_text, table
 
@@ -16,15 +16,35 @@ _SIZES: Final = (("file_bytes", max), ("shmem_bytes", max), ("swap_bytes", sum),
 
 
 def host_text(report: HostReport) -> str:
-    ended, beyond = report.reading.ended, len(report.reading.ended) - MAX_ENDED
-    more = [f"and {beyond} more that have ended in the last minutes"] if beyond > 0 else []
+    ended = []
+    for one in report.reading.ended[:MAX_ENDED]:
+        end = "has ended; its last look was" if one.is_known else "is silent, its last look was"
+        size = f"{size_text(one.anonymous_bytes)} anonymous"
+        line = f"{one.name} (pid {one.pid}) {end} {span_text(one.age_seconds)} ago: {size}"
+        container = one.last_container
+        if container is not None and container.kept_ratio is not None:
+            line += f", its container at {share_text(container.kept_ratio)} of {size_text(container.limit_bytes)}"
+        if container is not None and container.oom_kills:
+            line += f", oom_kill {container.oom_kills}"
+        ended.append(line)
+    if (beyond := len(report.reading.ended) - MAX_ENDED) > 0:
+        ended.append(f"and {beyond} more that have ended in the last minutes")
+    caches = report.processor_caches
+    if caches.kind in ("unknown", "off"):
+        cached = f"processor caches: {'off' if caches.kind == 'off' else 'not known'}, {caches.why}"
+    else:
+        hits = f"; {share_text(caches.hit_ratio)} of {caches.queries} items found" if caches.queries else ""
+        used = f", {size_text(caches.used_bytes)} used" if caches.used_bytes is not None else ""
+        cached = f"processor caches: at most {size_text(caches.max_bytes)} in total{used}; {caches.why}{hits}"
+    if caches.kind != "unknown" and caches.spilled_bytes:
+        cached += f"\nencoder outputs in host memory: {size_text(caches.spilled_bytes)}"
     parts = [
         _headline(report),
         _processes(report),
-        "\n".join([*map(_ended_line, ended[:MAX_ENDED]), *more]),
+        "\n".join(ended),
         _parts(report),
         _shm(report),
-        _caches(report),
+        cached,
     ]
     parts += [f"{one.level}: {one.text}{f' ({one.advice})' if one.advice else ''}" for one in report.findings]
     parts += [f"note: {one}" for one in report.reading.problems]
@@ -86,19 +106,6 @@ def _joined(values: Iterable[int | None], join: Callable[[list[int]], int]) -> i
     return join(known) if known else None
 
 
-def _ended_line(one: EndedProcess) -> str:
-    end = "has ended; its last look was" if one.is_known else "is silent, its last look was"
-    line = (
-        f"{one.name} (pid {one.pid}) {end} {span_text(one.age_seconds)} ago: {size_text(one.anonymous_bytes)} anonymous"
-    )
-    container = one.last_container
-    if container is None:
-        return line
-    if container.kept_ratio is not None:
-        line = f"{line}, its container at {share_text(container.kept_ratio)} of {size_text(container.limit_bytes)}"
-    return f"{line}, oom_kill {container.oom_kills}" if container.oom_kills else line
-
-
 def _parts(report: HostReport) -> str:
     parts = report.parts
     used = parts.used_bytes
@@ -143,17 +150,3 @@ def _shm(report: HostReport) -> str:
         unknown = ", ".join(row.name for row in needs.unknown)
         lines.append(f"{known}; not known: {unknown}" if unknown else known)
     return "\n".join(line for line in lines if line)
-
-
-def _caches(report: HostReport) -> str:
-    caches = report.processor_caches
-    if caches.kind == "unknown":
-        return f"processor caches: not known, {caches.why}"
-    if caches.kind == "off":
-        head = f"processor caches: off, {caches.why}"
-    else:
-        hits = f"; {share_text(caches.hit_ratio)} of {caches.queries} items found" if caches.queries else ""
-        used = f", {size_text(caches.used_bytes)} used" if caches.used_bytes is not None else ""
-        head = f"processor caches: at most {size_text(caches.max_bytes)} in total{used}; {caches.why}{hits}"
-    spilled = f"\nencoder outputs in host memory: {size_text(caches.spilled_bytes)}" if caches.spilled_bytes else ""
-    return head + spilled

@@ -147,7 +147,14 @@ def _ranks(ranks: Sequence[RankEvidence], *, charts: bool) -> Iterator[str]:
     ]
     yield table(["GiB", *(text(rank.name) for rank in ranks)], rows)
     for rank in ranks:
-        yield _line(rank, drawn=charts)
+        used = [(point.at, point.used_bytes) for point in known_points(rank) if point.used_bytes is not None]
+        if used:
+            sizes, seconds = [size for _, size in used], used[-1][0] - used[0][0]
+            span = f"{size_text(min(sizes))} to {size_text(max(sizes))} in {span_text(seconds)}"
+            words = text(f"{rank.name} used {span}, {size_text(sizes[-1])} at the end.")
+            yield words
+            if charts and seconds > 0:
+                yield chart(f"MiB in use, {rank.name}", [(at, size / MIB) for at, size in used])
         if rank.doing or rank.stack:
             yield text(f"{rank.name}, {plain(rank.status, 20)}: {plain(rank.doing) or 'it was last in'}")
             yield _lines(plain(line) for line in rank.stack)
@@ -162,16 +169,3 @@ def _ranks(ranks: Sequence[RankEvidence], *, charts: bool) -> Iterator[str]:
 def _lines(lines: Iterable[str]) -> str:
     shown = "\n".join(lines)
     return block(shown) if shown else ""
-
-
-def _line(rank: RankEvidence, *, drawn: bool) -> str:
-    known = [(point.at, point.used_bytes) for point in known_points(rank) if point.used_bytes is not None]
-    if not known:
-        return ""
-    used = [size for _, size in known]
-    seconds = known[-1][0] - known[0][0]
-    span = f"{size_text(min(used))} to {size_text(max(used))} in {span_text(seconds)}"
-    words = text(f"{rank.name} used {span}, {size_text(used[-1])} at the end.")
-    if not drawn or seconds <= 0:
-        return words
-    return f"{words}\n\n{chart(f'MiB in use, {rank.name}', [(at, size / MIB) for at, size in known])}"

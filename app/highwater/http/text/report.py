@@ -18,7 +18,7 @@ from highwater.growth.words import growth_line
 from highwater.http.health import FoundFinding
 from highwater.model.components import COMPONENT_NAMES, COMPONENTS, component_title
 from highwater.model.engine import EngineStatus, missing_text
-from highwater.model.policy import WORDS, RuleStatus, signal_text, signal_title, waters_text
+from highwater.model.policy import WORDS, signal_text, signal_title, waters_text
 from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase, device_title, names_text, rank_title
 from highwater.model.remedies import can_give
 from highwater.model.report import DoorState, Event, HostSummary, Report
@@ -59,14 +59,28 @@ def status_text(
     else:
         ways = [f"{url}/{page or 'dashboard'}", "highwater status --why or --ranks"]
         ways += [f"highwater incidents {one.incident}" for one in events if one.incident is not None][:1]
+    worst, rank = "no rank was read yet", worst_rank(report)
+    if rank is not None:
+        waters = None if is_alone or report.stale else report.pressure_of(rank)
+        acts = "as last read" if report.stale else "no rule watches it"
+        if waters is not None:
+            acts = f"acts at {gib_text(waters.high_free_bytes)}, stops at {gib_text(waters.low_free_bytes)}"
+        worst = f"{rank.name}: {gib_text(rank.free_bytes)} free of {gib_text(rank.total_bytes)}; {acts}"
+    last, act = "none that the sidecar remembers", last_act(events)
+    if act is not None:
+        by = f"rule {act.rule}" if act.rule else act.trigger or "?"
+        if act.caller is not None:
+            by += f" from {act.caller.address or 'an unknown address'}"
+        why = "" if act.why is None or act.why in act.summary else f". Why: {act.why}"
+        last = f"{span_text(max(now - act.at, 0.0))} ago by {by}: {act.summary}{why}"
     start_one = f"highwater serve {again}: a sidecar knows the past, and gives memory back"
     facts = {
-        "worst": _worst(report, is_watched=not is_alone),
+        "worst": worst,
         "grew": NEEDS_SIDECAR if is_alone else verdict.grew or "nothing that is known",
         "next": NEEDS_SIDECAR if is_alone else verdict.next or "nothing by itself",
         "do": start_one if is_alone else _deed(verdict.do, url),
         "step": verdict.step or "none is needed",
-        "last": NEEDS_SIDECAR if is_alone else _last_act_text(events, now),
+        "last": NEEDS_SIDECAR if is_alone else last,
         "look": ", ".join(ways),
     }
     # Where all is well nobody needs the memory back: what could be given back is said in `next`.
@@ -74,17 +88,6 @@ def status_text(
         del facts["do"]
     first = wrapped(headline(report), width)
     return "\n".join([first, *(wrapped(f"{name:<6} {fact}", width, indent=7) for name, fact in facts.items())])
-
-
-def _worst(report: Report, *, is_watched: bool) -> str:
-    rank = worst_rank(report)
-    if rank is None:
-        return "no rank was read yet"
-    waters = report.pressure_of(rank) if is_watched and not report.stale else None
-    acts = "as last read" if report.stale else "no rule watches it"
-    if waters is not None:
-        acts = f"acts at {gib_text(waters.high_free_bytes)}, stops at {gib_text(waters.low_free_bytes)}"
-    return f"{rank.name}: {gib_text(rank.free_bytes)} free of {gib_text(rank.total_bytes)}; {acts}"
 
 
 def _deed(deed: Deed | None, url: str) -> str:
@@ -99,17 +102,6 @@ def _deed(deed: Deed | None, url: str) -> str:
 
 def last_act(events: Sequence[Event]) -> Event | None:
     return next((one for one in events if one.kind == "reset" and one.result is not None), None)
-
-
-def _last_act_text(events: Sequence[Event], now: float) -> str:
-    act = last_act(events)
-    if act is None:
-        return "none that the sidecar remembers"
-    by = f"rule {act.rule}" if act.rule else act.trigger or "?"
-    if act.caller is not None:
-        by += f" from {act.caller.address or 'an unknown address'}"
-    why = "" if act.why is None or act.why in act.summary else f". Why: {act.why}"
-    return f"{span_text(max(now - act.at, 0.0))} ago by {by}: {act.summary}{why}"
 
 
 def ranks_text(report: Report) -> str:
@@ -170,11 +162,11 @@ def report_text(report: JudgedReport) -> str:
     verdict, engine = report.verdict, report.engine
     said = {"grew": verdict.grew, "next": verdict.next, "step": verdict.step}
     parts = [headline(report), *(f"{name}: {fact}" for name, fact in said.items() if fact)]
-    ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
+    reported = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
     if report.stale and report.ranks and engine.traits.is_absent:
-        ranks += ", as the engine that ended had them"
+        reported += ", as the engine that ended had them"
     age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
-    state = f"{engine.state_text}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
+    state = f"{engine.state_text}, {reported}, {age}{' (STALE)' if report.stale else ''}"
     parts.append(f"{engine.named} at {engine.url}: {state}")
     if report.ranks_missing and not report.are_workers_hidden:
         parts.append(f"missing: {missing_text(report.ranks_missing)}")
@@ -183,36 +175,37 @@ def report_text(report: JudgedReport) -> str:
         parts.append(report.start_failure.summary)
         parts.append(start_table([one.label for one in failed], [one.phases for one in failed]))
     if report.ranks:
-        parts.append(_ranks_table(report))
-        names = [one.label for one in report.ranks]
-        parts.append(start_table(names, [one.start for one in report.ranks]))
-        notes = [(name, note) for name, rank in zip(names, report.ranks, strict=True) for note in rank.notes]
+        names, ranks = [one.label for one in report.ranks], report.ranks
+        pressures = [report.pressure_of(rank) for rank in ranks]
+        kinds = {rank.device.type for rank in ranks}
+        rows = [
+            [f"device {kinds.pop()}", *(str(rank.device.index) for rank in ranks)]
+            if len(kinds) == 1 and all(rank.device.index is not None for rank in ranks)
+            else ["device", *(device_title(rank.device) for rank in ranks)],
+            *memory_rows(ranks, "- "),
+            ["releasable", *(gib(rank.releasable_bytes) for rank in ranks)],
+            ["free", *(gib(rank.free_bytes) for rank in ranks)],
+            ["acts at, free", *(gib(one.high_free_bytes if one is not None else None) for one in pressures)],
+            ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
+        ]
+        # Short titles, so that eight ranks fit 80 columns; without a rule on the device nothing acts.
+        shown = [row for row in rows if row[0] != "acts at, free" or any(pressures)]
+        parts.append(table(["GiB, by rank", *names], shown))
+        parts.append(start_table(names, [one.start for one in ranks]))
+        notes = [(name, note) for name, rank in zip(names, ranks, strict=True) for note in rank.notes]
         parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
     parts += [f"{name}: {fact}" for name, fact in engine_facts(report).items()]
     if (policy := report.policy) is not None:
         parts.append(f"policy: {WORDS[policy.level]} ({policy.mode}): {policy.summary}")
-        parts += [f"rule {rule.name}: {_rule(rule, policy.summary)}" for rule in policy.rules]
+        for rule in policy.rules:
+            waters, short = waters_text(rule), rule.short_ranks
+            stands = f"{WORDS[rule.phase]}, {signal_title(rule.signal)} {signal_text(rule.signal, rule.value)}"
+            stands += f" ({waters})" if waters else ""
+            stands += f"; {rule.reason}" if rule.reason and rule.reason not in policy.summary else ""
+            gains = ", ".join(f"{name} {gib_text(size)}" for name, size in can_give(short).items())
+            stands += f"; could give there{together(short)}: {gains}" if gains else ""
+            parts.append(f"rule {rule.name}: {stands}")
     return "\n".join(part for part in parts if part) + "\n"
-
-
-def _ranks_table(report: Report) -> str:
-    ranks = report.ranks
-    pressures = [report.pressure_of(rank) for rank in ranks]
-    # Short titles, so that eight ranks fit 80 columns.
-    headers = ["GiB, by rank", *(rank.label for rank in ranks)]
-    kinds = {rank.device.type for rank in ranks}
-    rows = [
-        [f"device {kinds.pop()}", *(str(rank.device.index) for rank in ranks)]
-        if len(kinds) == 1 and all(rank.device.index is not None for rank in ranks)
-        else ["device", *(device_title(rank.device) for rank in ranks)],
-        *memory_rows(ranks, "- "),
-        ["releasable", *(gib(rank.releasable_bytes) for rank in ranks)],
-        ["free", *(gib(rank.free_bytes) for rank in ranks)],
-        ["acts at, free", *(gib(one.high_free_bytes if one is not None else None) for one in pressures)],
-        ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
-    ]
-    # Without a rule on the device there is none.
-    return table(headers, [row for row in rows if row[0] != "acts at, free" or any(pressures)])
 
 
 def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str]]:
@@ -322,12 +315,3 @@ def requests_text(engine: EngineStatus) -> str:
     parts = [] if running is None else [f"{running} running, {waiting or 0} waiting"]
     parts += [] if usage is None else [f"KV cache {share_text(usage)} used"]
     return ", ".join(parts)
-
-
-def _rule(rule: RuleStatus, summary: str) -> str:
-    waters, short = waters_text(rule), rule.short_ranks
-    shown = f"{WORDS[rule.phase]}, {signal_title(rule.signal)} {signal_text(rule.signal, rule.value)}"
-    shown += f" ({waters})" if waters else ""
-    shown += f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
-    gains = ", ".join(f"{name} {gib_text(size)}" for name, size in can_give(short).items())
-    return f"{shown}; could give there{together(short)}: {gains}" if gains else shown

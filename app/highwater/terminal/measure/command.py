@@ -13,7 +13,6 @@ import click
 
 from highwater.act.remedies import REMEDIES
 from highwater.diagnose.case import of_load
-from highwater.diagnose.experiment import Experiment
 from highwater.diagnose.rules.book import judged
 from highwater.http.text.markdown import page
 from highwater.process.errors import FAILED, INTERRUPTED, OK
@@ -132,7 +131,15 @@ def measure(
                 )
                 experiment = measurement.run()
             interrupts.ignores_signals = True
-            _write(experiment, files)
+            markdown = report(experiment, written_at=time.time())
+            written = files.write({".html": page(markdown, title=experiment.name), ".md": markdown})
+            titles = [finding.title for finding in judged(of_load(experiment)) if finding.weight != "note"]
+            for title in titles[:MAX_LISTED]:
+                _say(f"- {title}")
+            if len(titles) > MAX_LISTED:
+                _say(f"- and {len(titles) - MAX_LISTED} more in the report")
+            for path in written:
+                _say(f"wrote {path}")
         except CannotWriteReport as exc:
             raise click.ClickException(str(exc)) from exc
         except LoadNotStarted as exc:
@@ -143,18 +150,6 @@ def measure(
             sys.exit(INTERRUPTED)
     status = INTERRUPTED if interrupts.count > 0 else OK if measurement.complete else FAILED
     sys.exit(experiment.load.exit_code or status)
-
-
-def _write(experiment: Experiment, files: ReportFiles) -> None:
-    markdown = report(experiment, written_at=time.time())
-    written = files.write({".html": page(markdown, title=experiment.name), ".md": markdown})
-    titles = [finding.title for finding in judged(of_load(experiment)) if finding.weight != "note"]
-    for title in titles[:MAX_LISTED]:
-        _say(f"- {title}")
-    if len(titles) > MAX_LISTED:
-        _say(f"- and {len(titles) - MAX_LISTED} more in the report")
-    for path in written:
-        _say(f"wrote {path}")
 
 
 def _say(line: str) -> None:

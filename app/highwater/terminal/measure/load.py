@@ -101,38 +101,36 @@ class Load:
 
         Raises LoadNotStarted where it could not be run, KeyboardInterrupt, and kills it, at the second signal to stop.
         """
+        asked_at: float | None = None
+        harder = [(GRACE_SECONDS, signal.SIGTERM), (2 * GRACE_SECONDS, signal.SIGKILL)]
         self.started = time.monotonic()
         try:
             group = 0 if self._has_own_group else None
-            self._process = subprocess.Popen(self._command, process_group=group)  # noqa: S603 - the operator's command
+            process = subprocess.Popen(self._command, process_group=group)  # noqa: S603 - the operator's command
         except OSError as exc:
             raise LoadNotStarted(f"{self._command[0]!r} cannot be run: {exc.strerror}", NOT_EXECUTABLE) from exc
+        self._process = process
         try:
-            self._wait(self._process, look)
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_SECONDS)
+                    return
+                look()
+                now = time.monotonic()
+                if asked_at is None and self._interrupts.count:
+                    asked_at = now
+                    number = self._interrupts.last or signal.SIGINT
+                    # The terminal has sent its Ctrl-C already; many programs stop at once on a second one.
+                    if number is not signal.SIGINT or self._has_own_group:
+                        self._signal(number)
+                while asked_at is not None and harder and now - asked_at > harder[0][0]:
+                    self._signal(harder.pop(0)[1])
         except BaseException:
             self._signal(signal.SIGKILL)
-            self._process.wait()
+            process.wait()
             raise
         finally:
             self.seconds = time.monotonic() - self.started
-
-    def _wait(self, process: subprocess.Popen[bytes], look: Callable[[], None]) -> None:
-        asked_at: float | None = None
-        harder = [(GRACE_SECONDS, signal.SIGTERM), (2 * GRACE_SECONDS, signal.SIGKILL)]
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(LOOK_SECONDS)
-                return
-            look()
-            now = time.monotonic()
-            if asked_at is None and self._interrupts.count:
-                asked_at = now
-                number = self._interrupts.last or signal.SIGINT
-                # The terminal has sent its Ctrl-C already; many programs stop at once on a second one.
-                if number is not signal.SIGINT or self._has_own_group:
-                    self._signal(number)
-            while asked_at is not None and harder and now - asked_at > harder[0][0]:
-                self._signal(harder.pop(0)[1])
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None:
@@ -181,18 +179,19 @@ def masked(command: Sequence[str]) -> tuple[str, ...]:
             hides_next = False
             continue
         hides_next = argument.startswith("-") and bool(_NAME.match(argument)) and not _HARMLESS.search(argument)
-        shown.append(argument if hides_next else _masked(argument))
+        if hides_next:
+            shown.append(argument)
+            continue
+        hidden = _USER.sub(rf"\1{MASK}@", _KEY.sub(MASK, _BEARER.sub(rf"\1 {MASK}", argument)))
+        whole = _OPTION.match(hidden)
+        if whole is not None and not _HARMLESS.search(whole[1]):
+            shown.append(f"{whole[1]}{MASK}")
+            continue
+        # A script, a header, JSON: only the value right after the name is masked.
+        within = _WITHIN.sub(lambda at: at[0] if _HARMLESS.search(at[1]) else f"{at[1]}{MASK}", hidden)
+        shown.append(within)
     return tuple(shown)
 
 
 def shown_command(command: Sequence[str], most: int = 2000) -> str:
     return plain(shlex.join(command), most)
-
-
-def _masked(argument: str) -> str:
-    hidden = _USER.sub(rf"\1{MASK}@", _KEY.sub(MASK, _BEARER.sub(rf"\1 {MASK}", argument)))
-    whole = _OPTION.match(hidden)
-    if whole is not None and not _HARMLESS.search(whole[1]):
-        return f"{whole[1]}{MASK}"
-    # A script, a header, JSON: only the value right after the name is masked.
-    return _WITHIN.sub(lambda found: found[0] if _HARMLESS.search(found[1]) else f"{found[1]}{MASK}", hidden)

@@ -23,7 +23,7 @@ from highwater.diagnose.experiment import (
     Moment,
     has_restarted,
 )
-from highwater.model.rank import RankKey, RankReading
+from highwater.model.rank import RankReading
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Report
 from highwater.model.units import mib
@@ -108,7 +108,13 @@ class Measurement:
                 self._ended_at = self._started_at + load.seconds
                 self._ended_at = self._mark("load ended")
                 self._read_after(sampler)
-                self._try_remedies(sampler)
+                self._not_tried = self.remedies
+                while self._not_tried and not self.interrupts.count:
+                    self.say(f"remedy {self._not_tried[0]}")
+                    self._results.append(self._remedy(self._not_tried[0]))
+                    last = self._after[-1] if self._after else None
+                    sampler.add(last.ranks if last is not None and last.name != AFTER else ())
+                    self._not_tried = self._not_tried[1:]
             except KeyboardInterrupt:
                 self.complete = False
                 self._notes.append("Stopped by Ctrl-C: what should have followed is missing.")
@@ -133,7 +139,19 @@ class Measurement:
         self._started_at = self._mark("load starts")
         report = report_of(self.reader.get("/memory"))
         _check(report, self.client.url)
-        self._ready = self._read_ready(report)
+        ready_at = report.growth.baseline_taken_at
+        if ready_at is not None:
+            history = self.reader.get("/memory/history", {"since": f"{ready_at - 0.001:.6f}"})
+            with understood("/memory/history"):
+                first = history["readings"][:1]
+                # Of a long history the sidecar sends each step's last reading, and not its first.
+                if first and float(first[0]["at"]) - ready_at <= max(2 * float(history["step"]), 1.0):
+                    self._ready = tuple(history_ranks(first))
+                else:
+                    self._notes.append(
+                        "What was in use when the engine was ready is not shown: the sidecar's history does not reach "
+                        "back so far."
+                    )
         before = self.reader.get("/memory/history", {"since": f"{self._started_at - LOOK_BACK_SECONDS:.6f}"})
         with understood("/memory/history"):
             self._gap_seconds = usual_gap([float(reading["at"]) for reading in before["readings"]])
@@ -141,21 +159,6 @@ class Measurement:
             self._settings = settings_of(self.client.get("/server_info", {"config_format": "json"}))
         self._read_cache("before the load", Moment(name=BEFORE, title="", at=None, ranks=report.ranks))
         return report
-
-    def _read_ready(self, report: Report) -> tuple[RankReading, ...]:
-        since = report.growth.baseline_taken_at
-        if since is None:
-            return ()
-        history = self.reader.get("/memory/history", {"since": f"{since - 0.001:.6f}"})
-        with understood("/memory/history"):
-            first = history["readings"][:1]
-            # Of a long history the sidecar sends each step's last reading, and not its first.
-            if first and float(first[0]["at"]) - since <= max(2 * float(history["step"]), 1.0):
-                return tuple(history_ranks(first))
-        self._notes.append(
-            "What was in use when the engine was ready is not shown: the sidecar's history does not reach back so far."
-        )
-        return ()
 
     # --- the load ---
 
@@ -188,15 +191,6 @@ class Measurement:
         if report.stale:
             self._notes.append("The reading after the load is stale: the engine did not answer for its memory.")
         sampler.read()
-
-    def _try_remedies(self, sampler: Sampler) -> None:
-        self._not_tried = self.remedies
-        while self._not_tried and not self.interrupts.count:
-            self.say(f"remedy {self._not_tried[0]}")
-            self._results.append(self._remedy(self._not_tried[0]))
-            last = self._after[-1] if self._after else None
-            sampler.add(last.ranks if last is not None and last.name != AFTER else ())
-            self._not_tried = self._not_tried[1:]
 
     def _remedy(self, name: str) -> RemedyResult:
         try:
@@ -254,13 +248,27 @@ class Measurement:
             interrupted=self._was_interrupted,
         )
         series = sampler.series.points()
+        before = Moment(name=BEFORE, title="before load", at=load.started_at, ranks=tuple(report.ranks))
+        moments = [before]
+        if self._ready:
+            ready = Moment(name=READY, title="ready", at=_newest(self._ready), ranks=self._ready)
+            if not has_restarted(ready, before):
+                moments.insert(0, ready)
+        under_load = (reading for points in series.values() for reading in points if load.lasted(reading.taken_at))
+        after = self._after[0].ranks if self._after and self._after[0].name == AFTER else ()
+        best = peaks((*under_load, *report.ranks, *after))
+        if best:
+            # A recorder's sample lacks the total: the device does not grow under a load.
+            totals = {reading.key: reading.total_bytes for reading in report.ranks}
+            peak = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
+            moments.append(Moment(name=PEAK, title="peak under load", at=None, ranks=peak))
         return Experiment(
             name=self.name,
             load=load,
             sidecar_url=self.client.url,
             engine=report.engine,
             device=report.ranks[0].device,
-            moments=tuple(self._moments(report.ranks, series, load)),
+            moments=(*moments, *self._after),
             series=series,
             traffic=tuple(sampler.traffic),
             remedies=tuple(self._results),
@@ -274,25 +282,6 @@ class Measurement:
             notes=tuple(self._notes),
             version=__version__,
         )
-
-    def _moments(
-        self, ranks: Sequence[RankReading], series: Mapping[RankKey, Sequence[RankReading]], load: LoadRun
-    ) -> Iterator[Moment]:
-        before = Moment(name=BEFORE, title="before load", at=load.started_at, ranks=tuple(ranks))
-        if self._ready:
-            ready = Moment(name=READY, title="ready", at=_newest(self._ready), ranks=self._ready)
-            if not has_restarted(ready, before):
-                yield ready
-        yield before
-        under_load = (reading for points in series.values() for reading in points if load.lasted(reading.taken_at))
-        after = self._after[0].ranks if self._after and self._after[0].name == AFTER else ()
-        best = peaks((*under_load, *ranks, *after))
-        if best:
-            # A recorder's sample lacks the total: the device does not grow under a load.
-            totals = {reading.key: reading.total_bytes for reading in ranks}
-            peak = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
-            yield Moment(name=PEAK, title="peak under load", at=None, ranks=peak)
-        yield from self._after
 
 
 def _check(report: Report, url: str) -> None:

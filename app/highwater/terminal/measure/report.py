@@ -16,7 +16,7 @@ from highwater.diagnose.finding import COMPONENT_MEANING, all_advice
 from highwater.diagnose.rules.book import judged
 from highwater.http.text.markdown import block, chart, code, moment, section, table, text
 from highwater.model.components import COMPONENT_NAMES, component_title
-from highwater.model.policy import RuleStatus, signal_traits
+from highwater.model.policy import signal_traits
 from highwater.model.rank import RankKey, RankReading, device_title
 from highwater.model.units import MIB, UNKNOWN, mib, span_text
 from highwater.process.errors import HighwaterError
@@ -69,7 +69,27 @@ def report(experiment: Experiment, *, written_at: float) -> str:
         title = one.title if "_" in one.title.partition(" ")[0] else one.title[:1].upper() + one.title[1:]
         findings.append(f"- **{text(title)}** ({WEIGHT_WORDS[one.weight]}). {text(one.text)}{see}")
     changes = (f"- {code(one.setting)}: {text(one.change)} *Costs:* {text(one.cost)}" for one in all_advice(found))
-    engine, load = experiment.engine, experiment.load
+    readings = [reading for seen in experiment.moments for reading in seen.ranks]
+    has_torch = any(reading.torch.reserved_bytes is not None for reading in readings)
+    of_components = [
+        (component_title(name), meaning)
+        for name, meaning in COMPONENT_MEANING.items()
+        if any(part_of(reading, name) is not None for reading in readings)
+    ]
+    meanings = [
+        f"- {text(name)}: {text(meaning)}"
+        for name, meaning in (_MEANINGS[0], *of_components, *_MEANINGS[1:])
+        if has_torch or not name.startswith("torch ")
+    ]
+    engine, load, events = experiment.engine, experiment.load, experiment.events[-MAX_EVENTS:]
+    listed = [
+        [f"{one.at - load.started_at:+,.1f} s", code(one.kind, 20), code(one.trigger or "", 20), code(one.summary, 200)]
+        for one in events
+    ]
+    caption = "Every event from the load's start on"
+    if len(events) < len(experiment.events):
+        caption = f"The last {len(events)} of {len(experiment.events)} events"
+    happened = f"{caption}:\n\n{table(['after the start', 'kind', 'by', 'what'], listed, left=(1, 2, 3))}"
     how = "was interrupted" if load.interrupted else "ended"
     by = f" (signal {load.signal_name})" if load.signal_name else ""
     ended = f"It {how} after {load.seconds:,.1f} s with exit code {load.exit_code}{by}."
@@ -85,10 +105,10 @@ def report(experiment: Experiment, *, written_at: float) -> str:
         *section("Timeline", _timeline(experiment)),
         *section("Remedies", _remedies(experiment)),
         *section("Encoder cache", _encoder_cache(experiment)),
-        *section("What happened meanwhile", _events(experiment)),
+        *section("What happened meanwhile", [happened] if events else []),
         *section("What to change", ["\n".join(changes)]),
         *section("Set-up", ["\n".join(_setup(experiment))]),
-        *section("What the numbers mean", ["\n".join(_meanings(experiment))]),
+        *section("What the numbers mean", ["\n".join(meanings)]),
         *section("Not known, or not done", map(text, experiment.notes)),
         "---",
         text(f"Highwater {experiment.version}, written by highwater measure at {moment(written_at)}"),
@@ -265,20 +285,6 @@ def _encoder_cache(experiment: Experiment) -> Iterator[str]:
         yield f"The largest entries {fullest.title}:\n\n{table(headers, listed, left=(0, 3))}"
 
 
-def _events(experiment: Experiment) -> Iterator[str]:
-    if not experiment.events:
-        return
-    start, events = experiment.load.started_at, experiment.events[-MAX_EVENTS:]
-    rows = [
-        [f"{each.at - start:+,.1f} s", code(each.kind, 20), code(each.trigger or "", 20), code(each.summary, 200)]
-        for each in events
-    ]
-    caption = "Every event from the load's start on"
-    if len(events) < len(experiment.events):
-        caption = f"The last {len(events)} of {len(experiment.events)} events"
-    yield f"{caption}:\n\n{table(['after the start', 'kind', 'by', 'what'], rows, left=(1, 2, 3))}"
-
-
 def _setup(experiment: Experiment) -> Iterator[str]:
     engine = experiment.engine
     yield f"- engine: {code(f'vLLM {engine.version or UNKNOWN} at {engine.url}')}"
@@ -294,32 +300,17 @@ def _setup(experiment: Experiment) -> Iterator[str]:
     yield f"- sidecar: {code(experiment.sidecar_url)}"
     yield f"- policy: {text(experiment.policy.mode) if experiment.policy is not None else UNKNOWN}"
     for rule in experiment.policy.rules if experiment.policy is not None else ():
+        waters = [mib(size) for size in sorted({one.high_free_bytes for one in rule.ranks if one.high_free_bytes})]
+        if waters:
+            high_water = f"under {' or '.join(waters)} MiB"
+        elif rule.high_water is None:
+            high_water = "by the engine's plan"
+        else:
+            traits = signal_traits(rule.signal)
+            water = f"{rule.high_water:g}" if traits.is_ratio else f"{mib(round(rule.high_water))} MiB"
+            high_water = f"{'<=' if traits.falls else '>='} {water}"
         remedies = ", ".join(remedy.name for remedy in rule.remedies)
-        yield f"- {code(f'rule {rule.name}', 80)}: {code(f'{_high_water(rule)}: {remedies}', 200)}"
-
-
-def _high_water(rule: RuleStatus) -> str:
-    waters = [mib(size) for size in sorted({one.high_free_bytes for one in rule.ranks if one.high_free_bytes})]
-    if waters:
-        return f"{rule.signal} under {' or '.join(waters)} MiB"
-    if rule.high_water is None:
-        return f"{rule.signal} by the engine's plan"
-    traits = signal_traits(rule.signal)
-    water = f"{rule.high_water:g}" if traits.is_ratio else f"{mib(round(rule.high_water))} MiB"
-    return f"{rule.signal} {'<=' if traits.falls else '>='} {water}"
-
-
-def _meanings(experiment: Experiment) -> Iterator[str]:
-    readings = [reading for seen in experiment.moments for reading in seen.ranks]
-    has_torch = any(reading.torch.reserved_bytes is not None for reading in readings)
-    of_components = [
-        (component_title(name), meaning)
-        for name, meaning in COMPONENT_MEANING.items()
-        if any(part_of(reading, name) is not None for reading in readings)
-    ]
-    for name, meaning in (_MEANINGS[0], *of_components, *_MEANINGS[1:]):
-        if has_torch or not name.startswith("torch "):
-            yield f"- {text(name)}: {text(meaning)}"
+        yield f"- {code(f'rule {rule.name}', 80)}: {code(f'{rule.signal} {high_water}: {remedies}', 200)}"
 
 
 def _number(count: int | None) -> str:

@@ -127,7 +127,21 @@ class Sampler(threading.Thread):
     def read(self) -> None:
         with self._lock:
             try:
-                self._take(self._history())
+                history = self._history()
+                recorded = list(recorded_ranks(history.get("recorded", ()), self.series.last_at()))
+                # A rank's recorder has all that its readings have, and more often; readings are for ranks without one.
+                known = {point.key for point in recorded}
+                self.recorded = self.recorded or bool(known)
+                others = [point for point in history_ranks(history["readings"]) if point.key not in known]
+                self.series.add(sorted([*recorded, *others], key=lambda point: point.taken_at))
+                last = self.traffic[-1][0] if self.traffic else 0.0
+                self.traffic += [each for each in traffic_of(history["readings"]) if each[0] > last]
+                if len(self.traffic) > MAX_TRAFFIC:
+                    self.traffic = _halved(self.traffic, lambda each: each[1].requests_running or 0)
+                self._events |= {(event.id, event.at): event for event in events_of(history["events"])}
+                # An event may come after a sample that is younger; what comes twice is known by its time.
+                newest = min(self.series.last_at().values(), default=0.0)
+                self._since = max(self._since, newest - OVERLAP_SECONDS)
                 self.problem = None
             except SidecarError as exc:
                 self.problem = str(exc)
@@ -152,22 +166,6 @@ class Sampler(threading.Thread):
                     raise
                 self._wants_recorded = False
         return self._client.get("/memory/history", query)
-
-    def _take(self, history: Mapping[str, Any]) -> None:
-        recorded = list(recorded_ranks(history.get("recorded", ()), self.series.last_at()))
-        # A rank's recorder has all that its readings have, and more often; readings are for ranks without one.
-        known = {point.key for point in recorded}
-        self.recorded = self.recorded or bool(known)
-        others = [point for point in history_ranks(history["readings"]) if point.key not in known]
-        self.series.add(sorted([*recorded, *others], key=lambda point: point.taken_at))
-        last = self.traffic[-1][0] if self.traffic else 0.0
-        self.traffic += [each for each in traffic_of(history["readings"]) if each[0] > last]
-        if len(self.traffic) > MAX_TRAFFIC:
-            self.traffic = _halved(self.traffic, lambda each: each[1].requests_running or 0)
-        self._events |= {(event.id, event.at): event for event in events_of(history["events"])}
-        # An event may come after a sample that is younger; what comes twice is known by its time.
-        newest = min(self.series.last_at().values(), default=0.0)
-        self._since = max(self._since, newest - OVERLAP_SECONDS)
 
 
 # --- a sidecar's responses as the experiment's values, validated where they enter ---

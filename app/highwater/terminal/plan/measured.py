@@ -57,26 +57,23 @@ def read_measured(path: Path, line: Line, device_bytes: int | None) -> MeasuredS
     except (ValueError, KeyError, TypeError, RecursionError):
         return _of_log(WholeLines().of(content), path, line, device_bytes)
     try:
-        return _of_explanation(explained, line)
+        binding = min(explained["ranks"], key=lambda rank: rank.get("available_bytes") or 0)
+        parts: dict[str, int] = {"buffers": 0}
+        names = {"persistent": "non_torch", "consumed": "non_torch"}
+        for part in binding["parts"]:
+            key = names.get(part["key"], part["key"])
+            if key in ("weights", "activation", "non_torch", "graphs"):
+                parts[key] = parts.get(key, 0) + int(part["bytes"])
+        start = MeasuredStart(parts=parts)
+        # The limits have defaults filled in: what the line does not say is no difference.
+        settled = line.settled()
+        limits = {key: to for key, to in (explained.get("limits") or {}).items() if settled.value(key) is not None}
+        parallel = explained.get("parallel") or {}
+        reported = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **limits, **parallel}
+        _compare(start, reported, settled, [name for name in (*OF_ALL, *OF_PEAK) if name in reported])
+        return start
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
         raise PlanError(f"--measured: {path} describes no start: explanation.ranks has no parts") from exc
-
-
-def _of_explanation(explained: Mapping[str, Any], line: Line) -> MeasuredStart:
-    names = {"persistent": "non_torch", "consumed": "non_torch"}
-    binding = min(explained["ranks"], key=lambda rank: rank.get("available_bytes") or 0)
-    parts: dict[str, int] = {"buffers": 0}
-    for part in binding["parts"]:
-        key = names.get(part["key"], part["key"])
-        if key in ("weights", "activation", "non_torch", "graphs"):
-            parts[key] = parts.get(key, 0) + int(part["bytes"])
-    start = MeasuredStart(parts=parts)
-    # The limits have defaults filled in: what the line does not say is no difference.
-    settled = line.settled()
-    limits = {key: value for key, value in (explained.get("limits") or {}).items() if settled.value(key) is not None}
-    reported = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **limits, **(explained.get("parallel") or {})}
-    _compare(start, reported, settled, [name for name in (*OF_ALL, *OF_PEAK) if name in reported])
-    return start
 
 
 def _of_log(texts: Iterable[str], path: Path, line: Line, device_bytes: int | None) -> MeasuredStart:

@@ -38,11 +38,30 @@ def show(answer: Mapping[str, Any]) -> None:
     if "wish" in answer:
         lines += _wish(answer, answer["wish"])
     elif "table" in answer:
-        lines += _table(answer["table"])
+        planned = answer["table"]
+        rows = [
+            [
+                f"{row['max_model_len']:,}",
+                *(
+                    UNKNOWN if value is None else value if isinstance(value, str) else f"{value:,.1f}"
+                    for value in row["max_concurrency"]
+                ),
+            ]
+            for row in planned["rows"]
+        ]
+        heads = ["requests at once of", *(f"-tp {ranks}" for ranks in planned["tensor_parallel_size"])]
+        lines += text_table(heads, rows).splitlines()
+        lines.append("? the estimate's bounds leave it open, or it cannot be asked; - vLLM refuses it, or not one fits")
     else:
         lines += _rows(answer)
         lines += _bar(answer)
-    notes = _notes(answer)
+    told = {"note": "notes", "not counted": "not_counted", "guessed": "guessed"}
+    notes = [f"{kind}: {text}" for kind, key in told.items() for text in answer.get(key) or ()]
+    if names := answer.get("pretended"):
+        absent = [name for name in names if "stand-in" in name]
+        present = [*(name for name in names if name not in absent), *([f"{len(absent)} modules"] if absent else [])]
+        notes.append(f"pretended (--json): {', '.join(present)}")
+    notes = [_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")) for note in notes]
     kept = len(notes[0].splitlines()) + bool(notes[1:]) if notes else 0  # the first says what the card was taken for
     ways = _ways(answer, LINES - len(lines) - kept - bool(lines[-1]))
     lines += [""] if ways and lines[-1] else []
@@ -199,26 +218,6 @@ def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
     if wish["nearest"]:
         lines += ["", "Nearest:", *(f"  {option['why']}: {option['command_line']}" for option in wish["nearest"])]
     return lines
-
-
-def _table(table: Mapping[str, Any]) -> Iterator[str]:
-    def cell(value: float | str | None) -> str:
-        return UNKNOWN if value is None else value if isinstance(value, str) else f"{value:,.1f}"
-
-    rows = [[f"{row['max_model_len']:,}", *map(cell, row["max_concurrency"])] for row in table["rows"]]
-    heads = ["requests at once of", *(f"-tp {ranks}" for ranks in table["tensor_parallel_size"])]
-    yield from text_table(heads, rows).splitlines()
-    yield "? the estimate's bounds leave it open, or it cannot be asked; - vLLM refuses it, or not one fits"
-
-
-def _notes(answer: Mapping[str, Any]) -> list[str]:
-    told = {"note": "notes", "not counted": "not_counted", "guessed": "guessed"}
-    notes = [f"{kind}: {text}" for kind, key in told.items() for text in answer.get(key) or ()]
-    if names := answer.get("pretended"):
-        absent = [name for name in names if "stand-in" in name]
-        shown = [*(name for name in names if name not in absent), *([f"{len(absent)} modules"] if absent else [])]
-        notes.append(f"pretended (--json): {', '.join(shown)}")
-    return [_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")) for note in notes]
 
 
 def _words(flags: Mapping[str, Any]) -> str:

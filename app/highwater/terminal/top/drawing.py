@@ -7,7 +7,7 @@ are shortened or left out first: events, the chart, the rules, the components, t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
@@ -20,8 +20,8 @@ from rich.text import Text
 
 from highwater.diagnose.verdict import SOON_SECONDS
 from highwater.http.text.report import engine_facts, headline
-from highwater.model.components import COMPONENTS, Component
-from highwater.model.policy import WORDS, RuleStatus, signal_text, signal_title, waters_text
+from highwater.model.components import COMPONENTS
+from highwater.model.policy import WORDS, signal_text, signal_title, waters_text
 from highwater.model.rank import RankReading, device_title, names_text
 from highwater.model.units import GIB, UNKNOWN, gib, gib_text, share_text, span_text
 from highwater.process.errors import ATTENTION, CRITICAL, OK
@@ -216,7 +216,15 @@ class _Sections:
         shown = sum(map(len, rows))
         grid = _grid(_left(), _left(ratio=1), *(_right() for _ in range(2 + self.is_wide + self.is_wider)))
         for row in rows:
-            grid.add_row(*self._rank(row))
+            rank, pressure = row[0], report.pressure_of(row[0])
+            style = "bold red" if pressure is not None and pressure.short_bytes else ""
+            name = self._rank_name(rank) if len(row) == 1 else names_text([one.label for one in row])
+            parts_used = [getattr(rank.components, component.name) for component in COMPONENTS]
+            bar = StackedBar(parts_used, _whole(rank), report.high_water_of(rank))
+            cells = [share_text(rank.used_ratio), gib_text(rank.used_bytes)]
+            cells += [f"of {gib_text(rank.total_bytes)}"] if self.is_wide else []
+            cells += [f"{gib_text(rank.free_bytes)} free"] if self.is_wider else []
+            grid.add_row(name, bar, *(Text(cell, style) for cell in cells))
         pressures = (report.pressure_of(rank) for rank in report.ranks)
         waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
         span = " to ".join(dict.fromkeys(map(gib_text, (waters[0], waters[-1])))) if waters else ""
@@ -238,20 +246,6 @@ class _Sections:
         if not report.ranks:
             parts.append(_text("  no reading of any worker yet", _DIM))
         return Group(*parts)
-
-    def _rank(self, alike: Sequence[RankReading]) -> Iterator[RenderableType]:
-        rank = alike[0]
-        pressure = self.report.pressure_of(rank)
-        style = "bold red" if pressure is not None and pressure.short_bytes else ""
-        sizes = [getattr(rank.components, component.name) for component in COMPONENTS]
-        yield self._rank_name(rank) if len(alike) == 1 else names_text([one.label for one in alike])
-        yield StackedBar(sizes, _whole(rank), self.report.high_water_of(rank))
-        yield Text(share_text(rank.used_ratio), style)
-        yield Text(gib_text(rank.used_bytes), style)
-        if self.is_wide:
-            yield Text(f"of {gib_text(rank.total_bytes)}", style)
-        if self.is_wider:
-            yield Text(f"{gib_text(rank.free_bytes)} free", style)
 
     def _rank_name(self, rank: RankReading) -> str:
         others = self.report.ranks
@@ -276,7 +270,14 @@ class _Sections:
             size: int | None = getattr(rank.components, component.name)
             share = size / rank.used_bytes if size is not None and rank.used_bytes else None
             cells = (component.title, UNKNOWN if size is None else f"{gib(size)} GiB", share_text(share))
-            graph, change = self._change(rank, component, span, scale)
+            graph: RenderableType = ""
+            change, known = Text(""), self._known(rank, component.name, span)
+            if span is not None and known:
+                grown = known[-1] - known[0]
+                is_change = abs(grown) >= _VISIBLE_BYTES
+                style = component.terminal if is_change else _DIM
+                graph = self._area(rank, component.name, span, style=style, scale=scale)
+                change = Text(f"{gib(grown, signed=True)} GiB" if is_change else "=", "" if is_change else _DIM)
             legend = component_cell(self.console, self.options, index)
             grid.add_row(legend, *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
         which = f"rank {self._rank_name(rank)}{', the worst off' if len(ranks) > 1 else ''}"
@@ -286,17 +287,6 @@ class _Sections:
         if span is None or getattr(rank.components, name) is None:
             return []
         return [value for at, value in self.view.points(rank, name) if value is not None and at >= span[0]]
-
-    def _change(
-        self, rank: RankReading, component: Component, span: _Span | None, scale: float
-    ) -> tuple[RenderableType, Text]:
-        known = self._known(rank, component.name, span)
-        if span is None or not known:
-            return "", Text("")
-        change = known[-1] - known[0]
-        is_change = abs(change) >= _VISIBLE_BYTES
-        graph = self._area(rank, component.name, span, style=component.terminal if is_change else _DIM, scale=scale)
-        return graph, Text(f"{gib(change, signed=True)} GiB" if is_change else "=", "" if is_change else _DIM)
 
     def _span(self, rank: RankReading) -> _Span | None:
         points = self.view.points(rank, "used_bytes")
@@ -351,28 +341,29 @@ class _Sections:
         acts = "" if policy.level in ("held", "unknown") else ", acts"
         mode = acts if policy.mode == "act" else ", only watches"
         several = len(policy.rules) > 1
+        rules = []
+        for rule in policy.rules:
+            # On a narrow terminal what a rule has matters more than where it stops.
+            waters = waters_text(rule) if self.is_wide else waters_text(rule).split(",")[0]
+            row = _row(
+                (f"{WORDS[rule.phase]:<12}", _PHASES[rule.phase]),
+                f"{rule.name}: " if rule.name != rule.signal else "",
+                f"{signal_title(rule.signal)} ",
+                (signal_text(rule.signal, rule.value), "bold"),
+                (f"  {waters}" if waters else "", _DIM),
+                (f"  cooldown until {_clock(rule.rest_until)}" if rule.rest_until is not None else "", "cyan"),
+            )
+            rules.append(row)
         return Group(
             self._title(f"policy: {WORDS[policy.level]}{mode}", actions),
             # Without room for all lines, the rules come first.
-            *map(self._rule, policy.rules),
+            *rules,
             *(
                 Text(f"  ! {f'{rule.name}: ' if several else ''}{rule.reason}", _PHASES[rule.phase])
                 for rule in policy.rules
                 if rule.reason
             ),
             *([] if policy.rules else [_text("  no rules: memory is given back only on request", _DIM)]),
-        )
-
-    def _rule(self, rule: RuleStatus) -> Text:
-        # On a narrow terminal what a rule has matters more than where it stops.
-        waters = waters_text(rule) if self.is_wide else waters_text(rule).split(",")[0]
-        return _row(
-            (f"{WORDS[rule.phase]:<12}", _PHASES[rule.phase]),
-            f"{rule.name}: " if rule.name != rule.signal else "",
-            f"{signal_title(rule.signal)} ",
-            (signal_text(rule.signal, rule.value), "bold"),
-            (f"  {waters}" if waters else "", _DIM),
-            (f"  cooldown until {_clock(rule.rest_until)}" if rule.rest_until is not None else "", "cyan"),
         )
 
     def events(self, most: int) -> Group:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -55,7 +55,14 @@ class View:
 
     def with_history(self, past: Past, events: Iterable[Event]) -> View:
         """Add the sidecar's history; what it has lost by a restart stays."""
-        merged = {**self.past, **{key: _joined(self.past.get(key, ()), points) for key, points in past.items()}}
+        merged = dict(self.past)
+        for key, more in past.items():
+            points = list(merged.get(key, ()))
+            for point in more:  # what is known of a time already stays
+                place = bisect_left(points, point.at, key=_TIME)
+                if place == len(points) or points[place].at != point.at:
+                    points.insert(place, point)
+            merged[key] = tuple(points[-MAX_POINTS:])
         # A sidecar that was restarted numbers its events from 1 again.
         numbered = {(event.id, event.at): event for event in (*events, *self.events)}
         newest = sorted(numbered.values(), key=lambda event: (event.at, event.id), reverse=True)
@@ -72,16 +79,6 @@ class View:
     def points(self, rank: RankReading, name: str) -> list[tuple[float, float | None]]:
         known = self.past.get(rank.key, ())
         return [(point.at, getattr(point.components if name in COMPONENT_NAMES else point, name)) for point in known]
-
-
-def _joined(known: Sequence[MemoryPoint], more: Iterable[MemoryPoint]) -> tuple[MemoryPoint, ...]:
-    """Return the newest points of both, oldest first, as ``known`` is. What is known of a time already stays."""
-    points = list(known)
-    for point in more:
-        place = bisect_left(points, point.at, key=_TIME)
-        if place == len(points) or points[place].at != point.at:
-            points.insert(place, point)
-    return tuple(points[-MAX_POINTS:])
 
 
 def past_of(readings: object) -> Past:

@@ -53,40 +53,33 @@ def top(url: str, *, once: bool, as_json: bool) -> None:
     """
     try:
         if as_json:
-            _print_json(url, once=once)
+            with sidecar_at(url) as sidecar:
+                report = sidecar.get("/memory")
+                report_of(report)  # raises if it is no sidecar's
+            if once:
+                click.echo(json.dumps(report))
+                return
+            connect = partial(SidecarClient, url, timeout_seconds=ASK_SECONDS)
+            for name, data in follow_memory(connect, threading.Event().wait):
+                if name == "report":
+                    click.echo(json.dumps(data))
+                    sys.stdout.flush()
+                elif name == "lost":
+                    click.echo(f"highwater: {data}; trying again", err=True)
         else:
-            _show(url, once=once)
+            with sidecar_at(url) as sidecar:
+                view = first_view(sidecar)
+            console = Console(highlight=False, markup=False, emoji=False)
+            if once or not sys.stdout.isatty() or console.is_dumb_terminal:
+                console.print(Drawing(view, time.monotonic()))
+            else:
+                _live(view, url, console)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as exc:
         if exc.errno != errno.EIO:
             raise
         sys.exit(HUNG_UP)  # the terminal was closed, so no message can be read
-
-
-def _print_json(url: str, *, once: bool) -> None:
-    with sidecar_at(url) as sidecar:
-        report = sidecar.get("/memory")
-        report_of(report)  # raises if it is no sidecar's
-    if once:
-        click.echo(json.dumps(report))
-        return
-    for name, data in follow_memory(partial(SidecarClient, url, timeout_seconds=ASK_SECONDS), threading.Event().wait):
-        if name == "report":
-            click.echo(json.dumps(data))
-            sys.stdout.flush()
-        elif name == "lost":
-            click.echo(f"highwater: {data}; trying again", err=True)
-
-
-def _show(url: str, *, once: bool) -> None:
-    with sidecar_at(url) as sidecar:
-        view = first_view(sidecar)
-    console = Console(highlight=False, markup=False, emoji=False)
-    if once or not sys.stdout.isatty() or console.is_dumb_terminal:
-        console.print(Drawing(view, time.monotonic()))
-    else:
-        _live(view, url, console)
 
 
 def _live(view: View, url: str, console: Console) -> None:
