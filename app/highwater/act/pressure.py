@@ -81,7 +81,17 @@ def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
         baseline = {reading.key: reading for reading in facts.baseline}
         ranks = [_derived(rule, reading, baseline.get(reading.key)) for reading in report.ranks]
     elif rule.traits.value is None:
-        ranks = _growth(rule, report)
+        # Growth is a sum over the ranks: each has an even share of what is to be given back.
+        growth, count = report.growth, max(len(report.ranks), 1)
+        grown = growth.host_since_ready_bytes if rule.traits.is_of_host else growth.since_ready_bytes
+        high, low = rule.high_water or 0.0, rule.low_water or 0.0
+        need = max(-(math.floor(low - grown) // count), 0) if grown is not None else 0
+        gain = min(rule.min_gain_bytes, int((high - low) / count))
+        note = None if grown is not None else f"{rule.signal} is not known"
+        ranks = [
+            Pressure(reading=reading, value=grown, high=high, low=low, need_bytes=need, gain_bytes=gain, note=note)
+            for reading in report.ranks
+        ]
     else:
         ranks = [_own(rule, reading) for reading in report.ranks]
     for number, pressure in enumerate(ranks):
@@ -224,20 +234,6 @@ def _own(rule: Rule, reading: RankReading) -> Pressure:
         gain_bytes=min(rule.min_gain_bytes, int(abs(high - low) * scale)),
         is_urgent=rule.traits.is_fill and free < high_free / 2,
     )
-
-
-def _growth(rule: Rule, report: Report) -> list[Pressure]:
-    """Return the ranks by growth, which is a sum over them: each has an even share of what is to be given back."""
-    growth, count = report.growth, max(len(report.ranks), 1)
-    grown = growth.host_since_ready_bytes if rule.traits.is_of_host else growth.since_ready_bytes
-    high, low = rule.high_water or 0.0, rule.low_water or 0.0
-    need = max(-(math.floor(low - grown) // count), 0) if grown is not None else 0
-    gain = min(rule.min_gain_bytes, int((high - low) / count))
-    note = None if grown is not None else f"{rule.signal} is not known"
-    return [
-        Pressure(reading=reading, value=grown, high=high, low=low, need_bytes=need, gain_bytes=gain, note=note)
-        for reading in report.ranks
-    ]
 
 
 # --- waters that the engine cannot reach ---

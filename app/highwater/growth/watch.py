@@ -205,9 +205,23 @@ class GrowthWatch:
                 for event in reversed(self._history.events())
                 if event.kind in _EVENTS
             ]
-            for one in judged:
-                del self._open[one]
-                self._judge(*one, happenings)
+            for name, ground in judged:
+                del self._open[name, ground]
+                floors, key = self._floors_of(name, ground)
+                life, before = self._judged.get(name, (key.life, {}))
+                before = before if life == key.life else {}
+                measured = self._last.get(name)
+                judgement = judge(
+                    floors.book.floors(name),
+                    unit=key.unit,
+                    ground=ground,
+                    bounds=() if measured is None else measured.bounds,
+                    happenings=happenings,
+                    before=before.get(ground),
+                    warm_up=floors.warm_up,
+                    taken=floors.taken,
+                )
+                self._judged[name] = key.life, before | {ground: judgement}
         if was_over != self._is_over:
             self._show(self._judged)
         elif judged:
@@ -271,23 +285,6 @@ class GrowthWatch:
         self._open |= dict.fromkeys((name, floors.ground) for name in floors.present)
         self._show(before - floors.present)
         return True
-
-    def _judge(self, name: str, ground: GrowthGround, happenings: Sequence[Happening]) -> None:
-        floors, key = self._floors_of(name, ground)
-        life, before = self._judged.get(name, (key.life, {}))
-        before = before if life == key.life else {}
-        measured = self._last.get(name)
-        judgement = judge(
-            floors.book.floors(name),
-            unit=key.unit,
-            ground=ground,
-            bounds=() if measured is None else measured.bounds,
-            happenings=happenings,
-            before=before.get(ground),
-            warm_up=floors.warm_up,
-            taken=floors.taken,
-        )
-        self._judged[name] = key.life, before | {ground: judgement}
 
     def _chosen(self, name: str) -> Judgement:
         """Return the judgement to show: by idle floors if there are any of late, unless windows of work show a leak."""
