@@ -286,16 +286,6 @@ class GrowthWatch:
         self._show(before - floors.present)
         return True
 
-    def _chosen(self, name: str) -> Judgement:
-        """Return the judgement to show: by idle floors if there are any of late, unless windows of work show a leak."""
-        judged = self._judged[name][1]
-        idle, work = judged.get("idle_floors"), judged.get("equal_work")
-        if idle is None or work is None:
-            return next(iter(judged.values()))
-        if self._monotonic() - self._floors_of(name, "idle_floors")[0].book.rows[-1].at < _RECENT_SECONDS:
-            return work if (idle.kind, work.kind) == ("not_known", "leak") else idle
-        return idle if (idle.kind, work.kind) == ("leak", "not_known") else work
-
     def _show(self, names: Iterable[str]) -> None:
         """Make the reported verdicts of these series, and sort all of them, the leaks first."""
         now, every = self._wall(), (*self._idle_floors.values(), self._windows)
@@ -303,7 +293,15 @@ class GrowthWatch:
         for name in names:
             if name not in self._judged:
                 continue
-            judgement = self._chosen(name)
+            judged = self._judged[name][1]
+            idle, work = judged.get("idle_floors"), judged.get("equal_work")
+            if idle is None or work is None:
+                judgement = next(iter(judged.values()))
+            # By idle floors if there are any of late, unless windows of work show a leak.
+            elif self._monotonic() - self._floors_of(name, "idle_floors")[0].book.rows[-1].at < _RECENT_SECONDS:
+                judgement = work if (idle.kind, work.kind) == ("not_known", "leak") else idle
+            else:
+                judgement = idle if (idle.kind, work.kind) == ("leak", "not_known") else work
             _, key = self._floors_of(name, judgement.ground)
             shown = series_growth(
                 key,
