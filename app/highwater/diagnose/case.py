@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, change, risen, same_process, total
 from highwater.diagnose.incident import EncoderEntry, Evidence, Headline, RankEvidence
-from highwater.diagnose.log.messages import FailedAllocation
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.explain.explanation import Explanation
 from highwater.host.report import GrownPart, HostReport
@@ -287,20 +286,11 @@ def of_incident(evidence: Evidence, log: LogStory = NO_LOG) -> Case:
 def _rank_case(evidence: Evidence, rank: RankEvidence, log: LogStory) -> RankCase:
     same = (first for first in evidence.baseline if first.key == rank.key)
     first = next((first for first in same if rank.pid is None or first.pid in (None, rank.pid)), None)
-    now, failed = latest(rank), _its_own(rank, evidence, log.failed)
-    if failed is None:
-        return RankCase(now=now, first=first, peak=now, entries=rank.entries)
-    now = failed.reading(now, evidence.at)
-    return RankCase(now=now, first=first, peak=now, entries=rank.entries, failed_allocation_bytes=failed.tried_bytes)
-
-
-def _its_own(rank: RankEvidence, evidence: Evidence, failed: Sequence[FailedAllocation]) -> FailedAllocation | None:
-    """Return the failure that this rank's allocator alone can have written; ``None`` of an engine that only hangs.
-
-    What a process that is no rank's wrote, such as EngineCore, is quoted from a rank.
-    """
+    now, failed = latest(rank), None
     pids = {one.pid for one in evidence.ranks}
-    for found in failed if evidence.kind != "hung" else ():
+    # The failure that this rank's allocator alone can have written; none of an engine that only hangs.
+    for found in log.failed if evidence.kind != "hung" else ():
+        # What a process that is no rank's wrote, such as EngineCore, is quoted from a rank.
         each = found if found.pid in pids else replace(found, pid=None)
         possible_ranks = [
             one
@@ -308,8 +298,12 @@ def _its_own(rank: RankEvidence, evidence: Evidence, failed: Sequence[FailedAllo
             if each.may_be_of(one.pid, None if one.reading is None else one.reading.total_bytes)
         ]
         if possible_ranks == [rank]:
-            return each
-    return None
+            failed = each
+            break
+    if failed is None:
+        return RankCase(now=now, first=first, peak=now, entries=rank.entries)
+    now = failed.reading(now, evidence.at)
+    return RankCase(now=now, first=first, peak=now, entries=rank.entries, failed_allocation_bytes=failed.tried_bytes)
 
 
 def latest(evidence: RankEvidence) -> RankReading:

@@ -138,7 +138,10 @@ def short(report: Report) -> Judged | None:
     if report.policy is not None and report.policy.level == "short" and not _is_given_back(report):
         return _short_of_memory(report, "short")
     growth, worst, host = report.growth, worst_rank(report), report.host
-    if worst is not None and _is_unwatched(report) and (worst.free_bytes or 0) < _UNWATCHED_BYTES:
+    is_host = all(rank.device.traits.is_host_memory for rank in report.ranks)
+    is_watched = any(rule.signal.startswith("device_") for rule in rules_of(report))
+    is_unwatched = report.policy is not None and not is_host and not is_watched  # no rule would say that it is short
+    if worst is not None and is_unwatched and (worst.free_bytes or 0) < _UNWATCHED_BYTES:
         return Judged("short", "in_use", f"{has_free_text(report, worst)}, and no rule watches it.")
     seconds = growth.seconds_to_full
     if seconds is not None and seconds <= SOON_SECONDS and worst is not None:
@@ -205,7 +208,19 @@ def kept_up(report: Report) -> Judged | None:
 
 
 def fine(report: Report) -> Judged:
-    free, course = free_text(report), _course(report)
+    # Where memory goes from here, on the rank with the least free.
+    growth, worst, filling = report.growth, worst_rank(report), _first_full(report)
+    of_worst, course = _growth_of(report, worst), ""
+    if growth.seconds_to_full is not None:
+        is_other = filling is not None and worst is not None and filling.key != worst.key
+        first = f"{filling.name} is full first," if filling is not None and is_other else "full"
+        course = f"; {first} in {span_text(growth.seconds_to_full)} at this pace"
+    elif of_worst is not None and of_worst.cache_room_bytes:
+        course = f"; the encoder cache grows up to its budget, {gib_text(of_worst.cache_room_bytes)} more"
+    elif growth.ranks and all(one.bytes_per_second == 0 for one in growth.ranks):
+        has_grown = grew(report) is not None or any(_outside(report, rank)[0] >= NOTABLE_BYTES for rank in report.ranks)
+        course = "" if has_grown else "; nothing grows"
+    free = free_text(report)
     last = next(iter(() if report.policy is None else report.policy.acts), None)
     acted = ""
     if last is not None and report.now is not None:
@@ -221,21 +236,6 @@ def fine(report: Report) -> Judged:
     of_rank, who = _of_rank(fullest, report), f": {other}" if other else ""
     text = f"Outside vLLM +{gib_text(outside)}{of_rank} {when}{who}."
     return Judged("fine", "grown_outside", f"{busy}{memory} {text}")
-
-
-def _course(report: Report) -> str:
-    """Return where memory goes from here, as the end of a sentence on the rank with the least free."""
-    growth, worst, filling = report.growth, worst_rank(report), _first_full(report)
-    if growth.seconds_to_full is not None:
-        is_other = filling is not None and worst is not None and filling.key != worst.key
-        first = f"{filling.name} is full first," if filling is not None and is_other else "full"
-        return f"; {first} in {span_text(growth.seconds_to_full)} at this pace"
-    of_worst = _growth_of(report, worst)
-    if of_worst is not None and of_worst.cache_room_bytes:
-        return f"; the encoder cache grows up to its budget, {gib_text(of_worst.cache_room_bytes)} more"
-    is_still = bool(growth.ranks) and all(one.bytes_per_second == 0 for one in growth.ranks)
-    has_grown = grew(report) is not None or any(_outside(report, rank)[0] >= NOTABLE_BYTES for rank in report.ranks)
-    return "; nothing grows" if is_still and not has_grown else ""
 
 
 # --- figures ---
@@ -263,13 +263,6 @@ def _is_given_back(report: Report) -> bool:
     return bool(over) and all(
         rule.phase == "acting" or (rule.phase == "short" and rule.hindrance is None) for rule in over
     )
-
-
-def _is_unwatched(report: Report) -> bool:
-    """Return whether no rule would say that device memory is short."""
-    is_host = all(rank.device.traits.is_host_memory for rank in report.ranks)
-    is_watched = any(rule.signal.startswith("device_") for rule in rules_of(report))
-    return report.policy is not None and not is_host and not is_watched
 
 
 def _decisive(report: Report) -> RankReading | None:

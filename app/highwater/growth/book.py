@@ -16,7 +16,7 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, TypeAlias
@@ -156,20 +156,16 @@ class FloorFile:
         if self._path is None:
             return
         try:
-            for line in self._read(self._path):
-                if line.at <= now:
-                    counts = dict(zip(_WORK, line.work, strict=True))
-                    books[line.place].add(line.at, line.wall, WorkCounts(**counts), line.measured())
+            with os.fdopen(open_regular(self._path, follows_link=False), "rb") as file:
+                content = file.read(MAX_FILE_BYTES)
         except FileNotFoundError:
-            pass
+            return
         except NotARegularFileError:
             self.problem = f"growth: {self._path} is not a file, so idle floors are not kept over a restart"
+            return
         except OSError as exc:
             self.problem = f"growth: {self._path} cannot be read: {os_reason(exc)}"
-
-    def _read(self, path: Path) -> Iterator[_Line]:
-        with os.fdopen(open_regular(path, follows_link=False), "rb") as file:
-            content = file.read(MAX_FILE_BYTES)
+            return
         self._bytes = len(content)
         lines = content.split(b"\n")
         if lines[0] != self._header().strip():
@@ -179,9 +175,12 @@ class FloorFile:
         self._lines = len(lines)
         for text in lines[1:-1][-MAX_LINES:]:
             try:
-                yield _Line.model_validate_json(text)
+                line = _Line.model_validate_json(text)
             except ValidationError:
                 continue
+            if line.at <= now:
+                counts = dict(zip(_WORK, line.work, strict=True))
+                books[line.place].add(line.at, line.wall, WorkCounts(**counts), line.measured())
 
     def keep(self, place: Place, books: Mapping[Place, FloorBook]) -> None:
         """Append the newest row of a book. Blocks as long as the disk takes."""

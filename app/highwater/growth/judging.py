@@ -249,22 +249,18 @@ def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happen
         return None
     after, until = floors[at - 1], floors[at]
     between = [one for one in happenings if after.at - EVENT_SECONDS <= one.at <= until.at]
-    what = max(between).what if between else _larger_requests(floors, at)
+    what = max(between).what if between else None
+    if not between:
+        tokens = [
+            (two.tokens - one.tokens) / (two.requests - one.requests)
+            if two.requests > one.requests and two.tokens >= one.tokens
+            else None
+            for one, two in pairwise(floors)
+        ]
+        largest, earlier = tokens[at - 1], [each for each in tokens[: at - 1] if each is not None]
+        if largest is not None and earlier and largest > 1.5 * max(earlier):
+            what = f"requests of a new largest size ({largest:,.0f} tokens each)"
     return Step(size=size, after=after, until=until, what=what)
-
-
-def _larger_requests(floors: Sequence[Floor], at: int) -> str | None:
-    """Return that the requests before a floor had more tokens than any earlier ones; ``None`` otherwise."""
-    sizes = [
-        (two.tokens - one.tokens) / (two.requests - one.requests)
-        if two.requests > one.requests and two.tokens >= one.tokens
-        else None
-        for one, two in pairwise(floors)
-    ]
-    mine, earlier = sizes[at - 1], [size for size in sizes[: at - 1] if size is not None]
-    if mine is None or not earlier or mine <= 1.5 * max(earlier):
-        return None
-    return f"requests of a new largest size ({mine:,.0f} tokens each)"
 
 
 def has_levelled_off(floors: Sequence[Floor], scale: Scale) -> bool:

@@ -205,9 +205,23 @@ class GrowthWatch:
                 for event in reversed(self._history.events())
                 if event.kind in _EVENTS
             ]
-            for one in judged:
-                del self._open[one]
-                self._judge(*one, happenings)
+            for name, ground in judged:
+                del self._open[name, ground]
+                floors, key = self._floors_of(name, ground)
+                life, before = self._judged.get(name, (key.life, {}))
+                before = before if life == key.life else {}
+                measured = self._last.get(name)
+                judgement = judge(
+                    floors.book.floors(name),
+                    unit=key.unit,
+                    ground=ground,
+                    bounds=() if measured is None else measured.bounds,
+                    happenings=happenings,
+                    before=before.get(ground),
+                    warm_up=floors.warm_up,
+                    taken=floors.taken,
+                )
+                self._judged[name] = key.life, before | {ground: judgement}
         if was_over != self._is_over:
             self._show(self._judged)
         elif judged:
@@ -272,33 +286,6 @@ class GrowthWatch:
         self._show(before - floors.present)
         return True
 
-    def _judge(self, name: str, ground: GrowthGround, happenings: Sequence[Happening]) -> None:
-        floors, key = self._floors_of(name, ground)
-        life, before = self._judged.get(name, (key.life, {}))
-        before = before if life == key.life else {}
-        measured = self._last.get(name)
-        judgement = judge(
-            floors.book.floors(name),
-            unit=key.unit,
-            ground=ground,
-            bounds=() if measured is None else measured.bounds,
-            happenings=happenings,
-            before=before.get(ground),
-            warm_up=floors.warm_up,
-            taken=floors.taken,
-        )
-        self._judged[name] = key.life, before | {ground: judgement}
-
-    def _chosen(self, name: str) -> Judgement:
-        """Return the judgement to show: by idle floors if there are any of late, unless windows of work show a leak."""
-        judged = self._judged[name][1]
-        idle, work = judged.get("idle_floors"), judged.get("equal_work")
-        if idle is None or work is None:
-            return next(iter(judged.values()))
-        if self._monotonic() - self._floors_of(name, "idle_floors")[0].book.rows[-1].at < _RECENT_SECONDS:
-            return work if (idle.kind, work.kind) == ("not_known", "leak") else idle
-        return idle if (idle.kind, work.kind) == ("leak", "not_known") else work
-
     def _show(self, names: Iterable[str]) -> None:
         """Make the reported verdicts of these series, and sort all of them, the leaks first."""
         now, every = self._wall(), (*self._idle_floors.values(), self._windows)
@@ -306,7 +293,15 @@ class GrowthWatch:
         for name in names:
             if name not in self._judged:
                 continue
-            judgement = self._chosen(name)
+            judged = self._judged[name][1]
+            idle, work = judged.get("idle_floors"), judged.get("equal_work")
+            if idle is None or work is None:
+                judgement = next(iter(judged.values()))
+            # By idle floors if there are any of late, unless windows of work show a leak.
+            elif self._monotonic() - self._floors_of(name, "idle_floors")[0].book.rows[-1].at < _RECENT_SECONDS:
+                judgement = work if (idle.kind, work.kind) == ("not_known", "leak") else idle
+            else:
+                judgement = idle if (idle.kind, work.kind) == ("leak", "not_known") else work
             _, key = self._floors_of(name, judgement.ground)
             shown = series_growth(
                 key,

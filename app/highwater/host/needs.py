@@ -13,7 +13,7 @@ Their copies by process (vLLM 0.11 to 0.32, the same rule in all of them):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -169,21 +169,6 @@ _FROM_WORKERS: Final = (
 _IN_GROUPS: Final = "vllm 0.12.0 distributed/parallel_state.py:374, vllm 0.32.0 distributed/parallel_state.py:563"
 
 
-def _rings(engine: EngineMemorySettings) -> Iterator[ShmNeed]:
-    tensor, pipeline = max(1, engine.tensor_parallel or 1), max(1, engine.pipeline_parallel or 1)
-    engines = max(1, engine.data_parallel_local or engine.data_parallel or 1)
-    is_mp, has_groups = engine.executor == "mp", tensor > 1 and engine.executor != "uni"
-    to_workers, workers = engine.max_chunk_mb or 16, engines * tensor * pipeline
-    for is_used, name, count, chunks, mib, note, source in (
-        (is_mp, "RPC rings from EngineCore to its workers", engines, 10, to_workers, _CHUNK, _TO_WORKERS),
-        (is_mp, "RPC rings from workers to EngineCore", workers, 10, 24, "", _FROM_WORKERS),
-        (has_groups, "broadcast rings of tensor-parallel groups", engines * pipeline, 6, 4, "", _IN_GROUPS),
-    ):
-        if is_used:
-            why = f"{count} x {chunks} chunks of {mib} MiB{note}"
-            yield ShmNeed(name=name, bytes=count * chunks * mib * MIB, owner="rpc_rings", why=why, source=source)
-
-
 def _spreads_over(device: str) -> Callable[[EngineMemorySettings], bool]:
     return lambda one: one.device == device and max(one.tensor_parallel or 1, one.pipeline_parallel or 1) > 1
 
@@ -204,7 +189,20 @@ def shm_needs(reading: HostReading) -> ShmNeeds:
     engine = reading.engine
     if engine is None:
         return ShmNeeds()
-    rows = list(_rings(engine))
+    rows: list[ShmNeed] = []
+    tensor, pipeline = max(1, engine.tensor_parallel or 1), max(1, engine.pipeline_parallel or 1)
+    engines = max(1, engine.data_parallel_local or engine.data_parallel or 1)
+    is_mp, has_groups = engine.executor == "mp", tensor > 1 and engine.executor != "uni"
+    to_workers, workers = engine.max_chunk_mb or 16, engines * tensor * pipeline
+    for is_used, name, count, chunks, mib, note, source in (
+        (is_mp, "RPC rings from EngineCore to its workers", engines, 10, to_workers, _CHUNK, _TO_WORKERS),
+        (is_mp, "RPC rings from workers to EngineCore", workers, 10, 24, "", _FROM_WORKERS),
+        (has_groups, "broadcast rings of tensor-parallel groups", engines * pipeline, 6, 4, "", _IN_GROUPS),
+    ):
+        if is_used:
+            why = f"{count} x {chunks} chunks of {mib} MiB{note}"
+            size = count * chunks * mib * MIB
+            rows.append(ShmNeed(name=name, bytes=size, owner="rpc_rings", why=why, source=source))
     rows += [ShmNeed(name=name, owner=owner, why=why) for is_there, name, owner, why in _UNSIZED if is_there(engine)]
     caches = processor_caches(reading)
     if caches.kind == "shm":

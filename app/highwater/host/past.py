@@ -126,8 +126,20 @@ class HostPast:
         newest = sorted(self._courses, key=lambda key: -self._courses[key].last_at)[:MAX_PARTS]
         since = reading.taken_at - 2 * SPAN_SECONDS
         self._courses = {key: self._courses[key] for key in newest if self._courses[key].last_at >= since}
-        fills = sorted((self._fills | dict(_fills_in(reading))).items(), key=lambda item: -item[1].at)
-        self._fills = dict(fills[:MAX_FILLS])
+        fills, containers = dict(self._fills), list(containers_of_engine(reading))
+        for one in containers:
+            if one.limit_bytes and one.kept_bytes is not None:
+                at = reading.taken_at - one.age_seconds
+                fill = Fill(at=at, used_bytes=one.kept_bytes, whole_bytes=one.limit_bytes, container=one.key)
+                fills[one.key, round(at)] = fill
+        machine = reading.machine
+        is_unlimited = reading.processes and not any(one.limit_bytes for one in containers)
+        if is_unlimited and machine.total_bytes and machine.available_bytes is not None:
+            used = machine.total_bytes - machine.available_bytes
+            fill = Fill(at=reading.taken_at, used_bytes=used, whole_bytes=machine.total_bytes, is_limited=False)
+            fills["", round(fill.at)] = fill
+        newest_first = sorted(fills.items(), key=lambda item: -item[1].at)
+        self._fills = dict(newest_first[:MAX_FILLS])
 
     def present_parts(self, reading: HostReading) -> tuple[GrownPart, ...]:
         """As ``HostFacts.parts``, of this reading, which is the last one that was added."""
@@ -181,21 +193,6 @@ def _parts_in(reading: HostReading) -> Iterator[tuple[_Key, GrownPart]]:
             if row.kind != "process" and not row.can_be_dropped:
                 key = (f"{container.key} {row.name}", None, None)
                 yield key, GrownPart(kind=row.kind, name=row.name, bytes=row.bytes, at=at)
-
-
-def _fills_in(reading: HostReading) -> Iterator[tuple[tuple[str, int], Fill]]:
-    containers = list(containers_of_engine(reading))
-    for one in containers:
-        if one.limit_bytes and one.kept_bytes is not None:
-            at = reading.taken_at - one.age_seconds
-            fill = Fill(at=at, used_bytes=one.kept_bytes, whole_bytes=one.limit_bytes, container=one.key)
-            yield (one.key, round(at)), fill
-    machine = reading.machine
-    is_unlimited = reading.processes and not any(one.limit_bytes for one in containers)
-    if is_unlimited and machine.total_bytes and machine.available_bytes is not None:
-        used = machine.total_bytes - machine.available_bytes
-        fill = Fill(at=reading.taken_at, used_bytes=used, whole_bytes=machine.total_bytes, is_limited=False)
-        yield ("", round(fill.at)), fill
 
 
 def _ended_together(files: Iterable[ProcessMemory]) -> int:

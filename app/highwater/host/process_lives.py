@@ -17,7 +17,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
-from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role, bare_name
+from highwater.host.reading import EndedProcess, HostReading, ProcessMemory, Role, bare_name
 from highwater.model.engine import EndedLife, ProcessLife
 from highwater.model.rank import Process
 from highwater.model.units import size_text
@@ -86,13 +86,26 @@ def _life(group: Sequence[ProcessMemory], taken_at: float, kills: dict[str, int]
     running = [one for one in group if not isinstance(one, EndedProcess)]
     servers = [one for one in group if one.role in _SERVERS or one.pid == _FIRST_PID]
     containers = [one.last_container for one in ended if one.last_container is not None]
-    end = EndedLife(how=_WITHOUT_A_WORD, processes=_named(ended))
+    largest_first = sorted(ended, key=lambda one: one.peak_bytes or 0, reverse=True)
+    names = [
+        f"{one.name} {size_text(one.peak_bytes)} at its peak" if one.peak_bytes else one.name for one in largest_first
+    ]
+    more = len(names) - _MAX_NAMED
+    named = ", ".join(names[:_MAX_NAMED]) + (f", and {more} more" if more > 0 else "")
+    end = EndedLife(how=_WITHOUT_A_WORD, processes=named)
     if (last := min(containers, key=attrgetter("age_seconds"), default=None)) is not None:
         counted = max(one.oom_kills for one in containers if one.key == last.key)
         before, kills[last.key] = kills.get(last.key, 0), max(counted, kills.get(last.key, 0))
         how = f"{_WITHOUT_A_WORD}, {_PROBABLY}," if last.is_nearly_full else _WITHOUT_A_WORD
         new = max(counted - before, 0)
-        end = replace(end, how=_KILLED if new else how, memory=_memory(last), oom_kills=new)
+        sizes = [size for size in (last.used_bytes, last.peak_bytes) if size is not None]
+        memory, limit = "", last.limit_bytes
+        if sizes:
+            most = max(sizes)
+            memory = f"{size_text(most)}, without a limit"
+            if limit is not None:
+                memory = f"{size_text(min(most, limit))} of {size_text(limit)}"
+        end = replace(end, how=_KILLED if new else how, memory=memory, oom_kills=new)
     return ProcessLife(
         processes=frozenset(one.process for one in group),
         last_at=taken_at - min(one.age_seconds for one in group),
@@ -136,23 +149,6 @@ def _place(one: ProcessMemory) -> tuple[object, ...]:
 
 def _is_engine(one: ProcessMemory) -> bool:
     return one.role in _ENGINE or one.pid == _FIRST_PID
-
-
-def _memory(container: ContainerMemory) -> str:
-    known = [size for size in (container.used_bytes, container.peak_bytes) if size is not None]
-    if not known:
-        return ""
-    most = max(known)
-    if container.limit_bytes is None:
-        return f"{size_text(most)}, without a limit"
-    return f"{size_text(min(most, container.limit_bytes))} of {size_text(container.limit_bytes)}"
-
-
-def _named(ended: Sequence[EndedProcess]) -> str:
-    sized = sorted(ended, key=lambda one: one.peak_bytes or 0, reverse=True)
-    parts = [f"{one.name} {size_text(one.peak_bytes)} at its peak" if one.peak_bytes else one.name for one in sized]
-    more = len(parts) - _MAX_NAMED
-    return ", ".join(parts[:_MAX_NAMED]) + (f", and {more} more" if more > 0 else "")
 
 
 # --- what every request waits for ---

@@ -237,7 +237,15 @@ class Poller:
         was_there = bool(seen.before.last.ranks) and not self.current().stale
         is_lost = seen.contact == "refused" and not seen.is_loading
         ranks = None if is_lost else self._best_readings(seen)
-        seen = self._with_silent_core(seen, before, is_lost=is_lost)
+        core, is_held = self._processes.silent_core(), seen.before.last.engine.traits.is_held
+        if core is not None and not (is_held or self._traits.is_absent or is_lost):
+            # What it hung with it hangs without: clients give up.
+            requested_seconds = math.inf if before.state == "stuck" else self._rounds.requested_seconds
+            most = self._times.max_step_seconds
+            progress = beside_silent(
+                seen.progress, core, seen.records, requested_seconds=requested_seconds, max_step_seconds=most
+            )
+            seen = replace(seen, progress=progress)
         signs = ProcessSigns(
             failure_text=None if seen.failure is None else self.starts.why(seen.failure, seen, before, ended_seconds),
             stopped=self._processes.stopped(),
@@ -268,20 +276,6 @@ class Poller:
             change = f"engine {before.state} -> {status.state}{f': {status.hint}' if status.hint else ''}"
             self._history.record("state", change, state_before=before.state, state_after=status.state)
             log.warning("%s", change)
-
-    def _with_silent_core(self, seen: Round, before: EngineVerdict, *, is_lost: bool) -> Round:
-        core = self._processes.silent_core()
-        if core is None or seen.before.last.engine.traits.is_held or self._traits.is_absent or is_lost:
-            return seen
-        progress = beside_silent(
-            seen.progress,
-            core,
-            seen.records,
-            # What it hung with it hangs without: clients give up.
-            requested_seconds=math.inf if before.state == "stuck" else self._rounds.requested_seconds,
-            max_step_seconds=self._times.max_step_seconds,
-        )
-        return replace(seen, progress=progress)
 
     def _note_life(
         self, seen: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict, *, was_there: bool

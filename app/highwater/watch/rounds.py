@@ -177,7 +177,14 @@ class Rounds:
         except EngineError as exc:
             self.observer.poll_failed("detection", exc.reason)
             outcome.end(exc, "api_server")
-            await self._follow_start(outcome)
+            if self.recorders is not None and outcome.before.last.engine.traits.is_absent:
+                # Those of an engine that loads write long before its API server listens.
+                records = self.recorders.records
+                if self.recorders.are_followed and workers_left(records, len(records)) is not None:
+                    outcome.start_failure = start_failure(records, self.clocks.wall())
+                    outcome.ended_workers = processes_of(records)
+                    self.recorders.forget()
+                await self.recorders.adopt(former=outcome.before.recorder_instance, self_started=True)
             await self._read_recorders(outcome)
             return
         await self._begin_recorders(outcome)
@@ -336,14 +343,3 @@ class Rounds:
             self.recorders.forget_refusal()
         elif can_start and self.recorders.must_begin():
             await self.recorders.begin()
-
-    async def _follow_start(self, outcome: Round) -> None:
-        """Follow the recorders of an engine that loads: they write long before its API server listens."""
-        if self.recorders is None or not outcome.before.last.engine.traits.is_absent:
-            return
-        records = self.recorders.records
-        if self.recorders.are_followed and workers_left(records, len(records)) is not None:
-            outcome.start_failure = start_failure(records, self.clocks.wall())
-            outcome.ended_workers = processes_of(records)
-            self.recorders.forget()
-        await self.recorders.adopt(former=outcome.before.recorder_instance, self_started=True)

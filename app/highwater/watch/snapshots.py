@@ -254,7 +254,18 @@ class Snapshots:
             measured = await self._write(payload | {"dry_run": True})
             if dry_run:
                 return Taken(None, measured)
-            _check_room(measured)
+            # Every worker checks the room for its own file, but they write at the same time.
+            by_host: defaultdict[str | None, list[RankSnapshot]] = defaultdict(list)
+            for rank in measured:
+                by_host[rank.host].append(rank)
+            for host, there in by_host.items():
+                needed = ROOM * sum(rank.bytes for rank in there)
+                free = min((rank.free_bytes for rank in there if rank.free_bytes is not None), default=needed)
+                if free < needed:
+                    raise NoRoom(
+                        f"recorder_dir has {mib(free)} MiB free on {host}; the snapshots of {len(there)} ranks are "
+                        f"written where {mib(needed)} MiB are: twice their size"
+                    )
             milliseconds = int(self._wall() * 1000)
             second = time.strftime("%Y%m%dT%H%M%S", time.gmtime(milliseconds // 1000))
             snapshot = f"{second}{milliseconds % 1000:03d}Z"
@@ -309,18 +320,3 @@ class Snapshots:
             return wire.validate_python(responses)
         except ValidationError as exc:
             raise NotAvailable(f"worker call {op}: {flaw(exc.errors())}") from exc
-
-
-def _check_room(ranks: tuple[RankSnapshot, ...]) -> None:
-    """Every worker checks the room for its own file, but they write at the same time."""
-    by_host: defaultdict[str | None, list[RankSnapshot]] = defaultdict(list)
-    for rank in ranks:
-        by_host[rank.host].append(rank)
-    for host, there in by_host.items():
-        needed = ROOM * sum(rank.bytes for rank in there)
-        free = min((rank.free_bytes for rank in there if rank.free_bytes is not None), default=needed)
-        if free < needed:
-            raise NoRoom(
-                f"recorder_dir has {mib(free)} MiB free on {host}; the snapshots of {len(there)} ranks are written "
-                f"where {mib(needed)} MiB are: twice their size"
-            )

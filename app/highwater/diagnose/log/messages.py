@@ -310,7 +310,13 @@ class FailedAllocations:
             self._found = {key: (was.settled(at), failed) for key, (was, failed) in self._found.items()}
             self._is_untimed = False
         if known is None or known.of_memory in (None, "unclear"):
-            self._note_process(line.message, at)
+            # The first row of Ray's list, which begins with the largest.
+            if self._node is not None and (row := _OF_PROCESS.match(line.message)) is not None:
+                (key, number), self._node = self._node, None
+                _, failed = self._found[key]
+                if failed is not None and at.number - number <= _LIST_LINES:
+                    largest = LargestProcess(pid=int(row[1]), name=plain(row[3], 80), size_gb=float(row[2]))
+                    self._found[key] = at, replace(failed, largest=largest)
         elif any(pattern.search(line.message) for pattern in (_TRIED, _OF_NODE)):  # else another one has the figures
             # What a process quotes is another one's.
             key = known.of_memory, line.pid if quoted(line) is None else None
@@ -319,16 +325,6 @@ class FailedAllocations:
                 self._found[key] = at, failed
                 self._is_untimed = self._is_untimed or not at.is_timed
                 self._node = (key, at.number) if failed is not None and failed.node_gb is not None else self._node
-
-    def _note_process(self, message: str, at: Moment) -> None:
-        """Take the first row of Ray's list, which begins with the largest."""
-        if self._node is None or (row := _OF_PROCESS.match(message)) is None:
-            return
-        (key, number), self._node = self._node, None
-        _, failed = self._found[key]
-        if failed is not None and at.number - number <= _LIST_LINES:
-            largest = LargestProcess(pid=int(row[1]), name=plain(row[3], 80), size_gb=float(row[2]))
-            self._found[key] = at, replace(failed, largest=largest)
 
     def near(self, end: Moment) -> tuple[FailedAllocation, ...]:
         """Return the failures that stand near the end of an engine's life; a quoted one only where it is not there."""

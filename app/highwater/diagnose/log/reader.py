@@ -318,7 +318,14 @@ class Reader:
             patterns = (_RUNTIMES, *self._heads.values())
             ends = (found.end() for pattern in patterns if (found := pattern.match(piece.text)))
             free = piece.text[max(ends, default=0) :]
-            yield self._bare(record_of(free, RECORD.match(free), piece.end))
+            line = record_of(free, RECORD.match(free), piece.end)
+            # Without a record it is the API server's where that goes on with a request's traceback.
+            if line.is_form:
+                self._serves = line.is_api_servers and bool(_ASGI.match(line.message))
+            else:
+                self._serves = self._serves or bool(_SERVES.match(line.text))
+                line = replace(line, process=API_SERVER) if self._serves else line
+            yield line
 
     def _of_object(self, piece: _Piece, found: JsonLine) -> Iterator[LogLine]:
         if found.is_loggers:
@@ -342,14 +349,6 @@ class Reader:
         if _IN_TRACEBACK.match(line.message):
             self._open[line.process] = line
         return line
-
-    def _bare(self, line: LogLine) -> LogLine:
-        """Return a line without a record, as the API server's where it goes on with a request's traceback."""
-        if line.is_form:
-            self._serves = line.is_api_servers and bool(_ASGI.match(line.message))
-            return line
-        self._serves = self._serves or bool(_SERVES.match(line.text))
-        return replace(line, process=API_SERVER) if self._serves else line
 
 
 def _logged(found: JsonLine, message: str) -> LogLine:

@@ -70,19 +70,14 @@ def json_line(text: str) -> JsonLine | None:
 
 def _line_of(found: Mapping[str, Any], depth: int) -> JsonLine | None:
     for key in _TEXTS:
-        value = _text(found.get(key))
+        value = found.get(key)
+        if isinstance(value, list) and all(isinstance(byte, int) and 0 <= byte <= 255 for byte in value):  # noqa: PLR2004 - bytes
+            value = bytes(value).decode("utf-8", "replace")  # journald writes lines with colours as a list of bytes
         if isinstance(value, str):
             return _with_texts(found, value.split("\n"))
         if isinstance(value, dict) and depth and (inner := _line_of(value, depth - 1)) is not None:
             return inner
     return _with_texts(found, ()) if any(_lines(found)) else None
-
-
-def _text(value: object) -> object:
-    """Return journald's list of bytes as text: it writes lines with colours so."""
-    if isinstance(value, list) and all(isinstance(byte, int) and 0 <= byte <= 255 for byte in value):  # noqa: PLR2004 - bytes
-        return bytes(value).decode("utf-8", "replace")
-    return value
 
 
 def _bounded(lines: Sequence[str]) -> tuple[str, ...]:

@@ -162,7 +162,11 @@ class LastWords:
             self._was_told = self.stop is not None and not self.stop.is_old(at)
         self._is_failing = has_failed
         if says_stop(line):
-            self._note_stop(line, at)
+            if self._was_told or not self._is_failing:
+                # A client's words may be printed as uvicorn's line is; not as a record of vLLM's before it, too.
+                if _CLOSES.match(line.message) and (self.stop is not None or line.file is not None):
+                    self._closed = at.number
+                self.stop = at
         elif says_serving(line) and (line.file is not None or at.number - self._closed >= NEAR_LINES):
             self.stop, self._closed = None, -NEAR_LINES
         self.is_last = self.is_last and not (line.file or line.level)
@@ -177,14 +181,6 @@ class LastWords:
         elif _ABORTS.match(line.message) or _WHAT.match(line.message) or self._is_exception(process, line):
             self._note(process, line, at)
 
-    def _note_stop(self, line: LogLine, at: Moment) -> None:
-        if self._is_failing and not self._was_told:
-            return
-        # A client's words may be printed as uvicorn's line is; not as a record of vLLM's before it, too.
-        if _CLOSES.match(line.message) and (self.stop is not None or line.file is not None):
-            self._closed = at.number
-        self.stop = at
-
     def _process_of(self, line: LogLine) -> str | None:
         """Return whose exception a line may be: nobody's where it is a serving API server's, or is no error."""
         is_starting = self._of_start and line.is_api_servers
@@ -198,24 +194,21 @@ class LastWords:
             return line.process if is_starting or _OF_ENGINE.match(line.process) else None
         if line.file is not None:
             return line.file
-        self._read_bare(line.message)
+        # A traceback without a process: the API server's, by its frames.
+        if named := _PROCESS.match(line.message):
+            self._bare, self._is_servers, self._goes_on = named[1], named[1].startswith("Api"), True
+        elif _TRACEBACK.match(line.message):
+            if not self._goes_on:
+                self._bare, self._is_servers = "", False
+            self._goes_on = False
+        elif _API_SERVERS_FRAME.match(line.message):
+            self._is_servers = True
+        elif _CHAINED.match(line.message):
+            self._goes_on = True
         return self._bare
 
     def _writer(self, line: LogLine) -> str:
         return line.process or ("" if line.file else API_SERVER if self._is_servers else self._bare)
-
-    def _read_bare(self, message: str) -> None:
-        """Note whose a traceback without a process is: the API server's, by its frames."""
-        if named := _PROCESS.match(message):
-            self._bare, self._is_servers, self._goes_on = named[1], named[1].startswith("Api"), True
-        elif _TRACEBACK.match(message):
-            if not self._goes_on:
-                self._bare, self._is_servers = "", False
-            self._goes_on = False
-        elif _API_SERVERS_FRAME.match(message):
-            self._is_servers = True
-        elif _CHAINED.match(message):
-            self._goes_on = True
 
     def _is_exception(self, process: str, line: LogLine) -> bool:
         message = line.message

@@ -330,19 +330,15 @@ def wake_up_failed(heard: LogStory, now: Sequence[RankReading], sleep: Sleep) ->
     is_short = heard.names_memory("device")
     if not is_short and all(message.name != "wake_up_failed" for message in heard.messages):
         return None
-    needs = [need for rank in now if (need := _need(rank, sleep)) is not None]
+    needs: list[_Need] = []
+    for rank in now:
+        # What the sleep gave back, by the readings of the same process before and after.
+        was, fell = (
+            next((one.used_bytes for one in ranks if (one.key, one.pid) == (rank.key, rank.pid)), None)
+            for ranks in (sleep.before, sleep.after)
+        )
+        if was is not None and fell is not None and rank.used_bytes is not None and rank.free_bytes is not None:
+            taken = rank.used_bytes - fell
+            needs.append(_Need(rank.name, was - fell, rank.free_bytes, taken if taken > NOTABLE_BYTES else None))
     worst = max(needs, key=lambda need: need.bytes - need.free_bytes, default=None)
     return finding("wake_up_failed", is_short=is_short, worst=worst, said=BY_NAME["wake_up_failed"].title)
-
-
-def _need(rank: RankReading, sleep: Sleep) -> _Need | None:
-    """Return what a rank's wake-up needs: what the sleep gave back, by its readings before and after."""
-    was, fell = (
-        next((one for one in ranks if (one.key, one.pid) == (rank.key, rank.pid)), None)
-        for ranks in (sleep.before, sleep.after)
-    )
-    before, after = (None if one is None else one.used_bytes for one in (was, fell))
-    if before is None or after is None or rank.used_bytes is None or rank.free_bytes is None:
-        return None
-    taken = rank.used_bytes - after
-    return _Need(rank.name, before - after, rank.free_bytes, taken if taken > NOTABLE_BYTES else None)

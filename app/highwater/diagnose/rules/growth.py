@@ -13,7 +13,6 @@ from highwater.diagnose.rules.device import has_run_out
 from highwater.growth.words import leak_line, series_title
 from highwater.growth.words import leaks as leaking
 from highwater.model.components import component_title
-from highwater.model.growth import SeriesGrowth
 from highwater.model.rank import EncoderUnprofiledBy, device_traits
 
 # Of the growth: a component with so much is the one that grew; one with less than the minor share is not named.
@@ -87,24 +86,22 @@ def leaks(case: Case) -> Finding | None:
     if not found:
         return None
     first = found[0]
+    if first.place == "asleep":
+        advice: tuple[str, ...] = ("release_asleep", "restart_frees")
+    elif first.place == "device":
+        is_outside = first.measure == "non_torch_bytes"
+        advice = (*(_against_fragments(case) if is_outside else ()), "restart_frees", "policy_earlier")
+    else:
+        advice = ("restart_frees", "memory_limit") if first.unit == "bytes" else ("restart_frees",)
     return finding(
         "leaks",
         weight="clue" if case.kind in {"hung", "start_failed"} else "likely",
-        advice=_against_leak(first, case),
+        advice=advice,
         first=first,
         leak=leak_line(first),
         others=f"; so does {', '.join(map(series_title, found[1:]))}" if found[1:] else "",
         verdicts=". ".join(f"{series_title(one)}: {one.text}" for one in found),
     )
-
-
-def _against_leak(series: SeriesGrowth, case: Case) -> tuple[str, ...]:
-    if series.place == "asleep":
-        return ("release_asleep", "restart_frees")
-    if series.place == "device":
-        is_outside = series.measure == "non_torch_bytes"
-        return (*(_against_fragments(case) if is_outside else ()), "restart_frees", "policy_earlier")
-    return ("restart_frees", "memory_limit") if series.unit == "bytes" else ("restart_frees",)
 
 
 def growth(case: Case) -> Finding | None:

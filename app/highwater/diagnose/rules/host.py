@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from highwater.diagnose.case import NOTABLE_BYTES, OLD_SECONDS, Case, given
@@ -71,7 +70,22 @@ def fill_text(case: Case) -> str | None:
 
 
 def fullest(case: Case) -> tuple[Fill | None, str]:
-    return max(_fills(case), key=lambda each: each[0].ratio, default=(None, ""))
+    """Return the fullest fresh look, and where: no idle rank's, nor a rank's whose container's fullest is known."""
+    evidence, oldest, known = case.evidence, case.at - STALE_SECONDS, set()
+    fills: list[tuple[Fill, str]] = []
+    host = None if evidence is None else evidence.host
+    if host is not None and host.fullest is not None:
+        fill, oldest = host.fullest, host.fullest.at - STALE_RANK_SECONDS
+        fills.append((fill, "in the engine's container" if fill.is_limited else "on the engine's machine"))
+        everyone = (*host.reading.processes, *host.reading.ended)
+        known = {(one.host, one.pid) for one in everyone if fill.is_limited and one.container == fill.container}
+    for rank in case.ranks:
+        used, whole = rank.now.host_memory.share if (rank.now.host, rank.now.pid) not in known else (None, None)
+        if used is not None and whole and (evidence is None or rank.now.taken_at >= oldest):
+            is_limited = rank.now.host_memory.cgroup_limit_bytes == whole
+            fill = Fill(at=rank.now.taken_at, used_bytes=used, whole_bytes=whole, is_limited=is_limited)
+            fills.append((fill, f"where {rank.name} runs"))
+    return max(fills, key=lambda each: each[0].ratio, default=(None, ""))
 
 
 def looks_text(case: Case) -> str | None:
@@ -97,23 +111,6 @@ def _against(suspect: GrownPart, caches: ProcessorCaches) -> tuple[str, ...]:
     if caches.may_have_grown(suspect.role or suspect.kind):
         return ("memory_limit", "mm_processor_cache", "reset_mm_cache")
     return ("memory_limit", "memray") if suspect.has_grown and suspect.is_python else ("memory_limit",)
-
-
-def _fills(case: Case) -> Iterator[tuple[Fill, str]]:
-    """Yield the freshest looks, and where: no idle rank's, nor a rank's whose container's fullest look is known."""
-    evidence, oldest, known = case.evidence, case.at - STALE_SECONDS, set()
-    host = None if evidence is None else evidence.host
-    if host is not None and host.fullest is not None:
-        fill, oldest = host.fullest, host.fullest.at - STALE_RANK_SECONDS
-        yield fill, "in the engine's container" if fill.is_limited else "on the engine's machine"
-        everyone = (*host.reading.processes, *host.reading.ended)
-        known = {(one.host, one.pid) for one in everyone if fill.is_limited and one.container == fill.container}
-    for rank in case.ranks:
-        used, whole = rank.now.host_memory.share if (rank.now.host, rank.now.pid) not in known else (None, None)
-        if used is not None and whole and (evidence is None or rank.now.taken_at >= oldest):
-            is_limited = rank.now.host_memory.cgroup_limit_bytes == whole
-            fill = Fill(at=rank.now.taken_at, used_bytes=used, whole_bytes=whole, is_limited=is_limited)
-            yield fill, f"where {rank.name} runs"
 
 
 def _spilled_bytes(case: Case) -> int:

@@ -189,7 +189,17 @@ def parse_table(body: bytes) -> EntryTable | None:
         return None
     given = json_object(body[HEAD_LENGTH.size : rows_at]) or {}
     # Validated by itself: one invalid figure in it must not cost the entries.
-    engine_budget, problem = _engine_budget(given.pop("engine_budget", None))
+    engine_budget: EngineBudget | None = None
+    problem: str | None = None
+    if (given_budget := given.pop("engine_budget", None)) is not None:
+        try:
+            # JSON can name halves of characters, which no response of ours could hold.
+            json.dumps(given_budget, ensure_ascii=False).encode()
+            engine_budget = _ENGINE_BUDGET.validate_python(given_budget)
+        except UnicodeEncodeError:
+            problem = "a text is no Unicode"
+        except ValidationError as exc:
+            problem = flaw(exc.errors())
     try:
         head = _TABLE.validate_python({**given, "rows": body[rows_at:]})
     except ValidationError:
@@ -208,19 +218,6 @@ def parse_table(body: bytes) -> EntryTable | None:
         notes=tuple(notes),
         engine_budget=engine_budget,
     )
-
-
-def _engine_budget(given: object) -> tuple[EngineBudget | None, str | None]:
-    if given is None:
-        return None, None
-    try:
-        # JSON can name halves of characters, which no response of ours could hold.
-        json.dumps(given, ensure_ascii=False).encode()
-        return _ENGINE_BUDGET.validate_python(given), None
-    except UnicodeEncodeError:
-        return None, "a text is no Unicode"
-    except ValidationError as exc:
-        return None, flaw(exc.errors())
 
 
 def _short(text: str) -> str:

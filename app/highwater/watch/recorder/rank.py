@@ -222,7 +222,18 @@ class RankFile:
         newest = replace(newest, host_memory=replace(newest.host_memory, **known))
         if not heartbeat.shows_nothing_done_since(sample):
             return newest, self._reading_mono
-        newest = _as_of_heartbeat(newest, sample, heartbeat, figures["rss_bytes"])
+        encoder, rss_bytes = newest.encoder_cache, figures["rss_bytes"]
+        if encoder is not None and encoder.oldest_age_seconds is not None:
+            oldest = round(encoder.oldest_age_seconds + heartbeat.mono - sample.mono, 3)
+            newest = replace(newest, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
+        if newest.used_bytes is not None and not newest.device.traits.is_host_memory:
+            as_of = (
+                f"as of {sample.at:.1f} (Unix seconds): this worker has done nothing since; others on its device may"
+            )
+            newest = replace(newest, notes=(*newest.notes, Note(name="used_bytes", reason=as_of)))
+        elif newest.used_bytes is not None and rss_bytes is not None:
+            newest = replace(newest, used_bytes=rss_bytes)  # its process's memory is its device's
+        newest = replace(newest, taken_at=heartbeat.at)
         return newest, heartbeat.mono if newest.taken_at != sample.at else self._reading_mono
 
     def _status(self, age_seconds: float, *, has_news: bool) -> RankStatus:
@@ -252,42 +263,30 @@ def processes_of(records: Iterable[RankRecord]) -> frozenset[Process]:
 
 def read_samples(ring: Ring, max_records: int) -> tuple[MemoryPoint, ...]:
     """Those of the whole file, oldest first; invalid figures are unknown. Raises RingUnusable: it cannot be read."""
-    bodies = ((number(body.get("at")), body) for body in ring.newest(max_records) if body.get("kind") == "sample")
-    return tuple(_point(at, part(body, "memory")) for at, body in bodies if at is not None)
-
-
-def _point(at: float, memory: Mapping[str, Any]) -> MemoryPoint:
-    torch, encoder = part(memory, "torch"), part(memory, "encoder_cache")
-    cached = count(encoder.get("device_bytes"))
-    figures: dict[str, Any] = {name: count(memory.get(name)) for name in _SIZES}
-    worker = WorkerMemory(
-        rank=None,
-        taken_at=at,
-        device=Device(),
-        **figures,
-        torch=TorchMemory(**{name: count(torch.get(name)) for name in ("allocated_bytes", "reserved_bytes")}),
-        encoder_cache=None
-        if cached is None
-        else EncoderCache(entries=count(encoder.get("entries")) or 0, device_bytes=cached),
-        host_memory=HostMemory(rss_bytes=count(part(memory, "host_memory").get("rss_bytes"))),
-    )
-    return MemoryPoint.of(account(worker, "recorder"))
+    points: list[MemoryPoint] = []
+    for body in ring.newest(max_records):
+        at, memory = number(body.get("at")), part(body, "memory")
+        if at is None or body.get("kind") != "sample":
+            continue
+        torch, encoder = part(memory, "torch"), part(memory, "encoder_cache")
+        cached = count(encoder.get("device_bytes"))
+        figures: dict[str, Any] = {name: count(memory.get(name)) for name in _SIZES}
+        worker = WorkerMemory(
+            rank=None,
+            taken_at=at,
+            device=Device(),
+            **figures,
+            torch=TorchMemory(**{name: count(torch.get(name)) for name in ("allocated_bytes", "reserved_bytes")}),
+            encoder_cache=None
+            if cached is None
+            else EncoderCache(entries=count(encoder.get("entries")) or 0, device_bytes=cached),
+            host_memory=HostMemory(rss_bytes=count(part(memory, "host_memory").get("rss_bytes"))),
+        )
+        points.append(MemoryPoint.of(account(worker, "recorder")))
+    return tuple(points)
 
 
 def _later(*records: _Record | None) -> _Record | None:
     """Return the latest record: samples and heartbeats are not read in the order in which they were written."""
     known = [record for record in records if record is not None]
     return max(known, key=lambda record: record.mono, default=None)
-
-
-def _as_of_heartbeat(reading: WorkerMemory, sample: _Record, heartbeat: _Record, rss_bytes: int | None) -> WorkerMemory:
-    encoder = reading.encoder_cache
-    if encoder is not None and encoder.oldest_age_seconds is not None:
-        oldest = round(encoder.oldest_age_seconds + heartbeat.mono - sample.mono, 3)
-        reading = replace(reading, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
-    if reading.used_bytes is not None and not reading.device.traits.is_host_memory:
-        as_of = f"as of {sample.at:.1f} (Unix seconds): this worker has done nothing since; others on its device may"
-        reading = replace(reading, notes=(*reading.notes, Note(name="used_bytes", reason=as_of)))
-    elif reading.used_bytes is not None and rss_bytes is not None:
-        reading = replace(reading, used_bytes=rss_bytes)  # its process's memory is its device's
-    return replace(reading, taken_at=heartbeat.at)
