@@ -46,23 +46,26 @@ def register() -> None:
     except Exception as error:  # noqa: BLE001 - as below
         log.warning("Highwater does not record this process's host memory: %s", error)
     try:
-        worker_class: Any = import_module(_WORKERS).WorkerBase
-        original: Callable[..., None] = worker_class.__init__
-        if hasattr(original, _MARK):
-            return
-
-        @functools.wraps(original)
-        def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: ANN401, N807 - vLLM's own
-            original(self, *arguments, **named)
-            try:
-                attach(self)
-            except Exception as error:  # noqa: BLE001 - the worker must come up all the same
-                log.warning("Highwater's worker plugin could not attach to a worker, and leaves it alone: %r", error)
-
-        setattr(__init__, _MARK, True)
-        worker_class.__init__ = __init__
+        _wrap(import_module(_WORKERS).WorkerBase)
     except Exception as error:  # noqa: BLE001 - vLLM calls this unguarded: what is raised here ends its process
         log.warning("Highwater's worker plugin cannot work with this vLLM, and changes nothing: %r", error)
+
+
+def _wrap(worker_class: Any) -> None:  # noqa: ANN401 - vLLM's class, of any version
+    original: Callable[..., None] = worker_class.__init__
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: ANN401, N807 - vLLM's own
+        original(self, *arguments, **named)
+        try:
+            attach(self)
+        except Exception as error:  # noqa: BLE001 - the worker must come up all the same
+            log.warning("Highwater's worker plugin could not attach to a worker, and leaves it alone: %r", error)
+
+    setattr(__init__, _MARK, True)
+    worker_class.__init__ = __init__
 
 
 def attach(worker: Any) -> None:  # noqa: ANN401 - vLLM's worker, of any version

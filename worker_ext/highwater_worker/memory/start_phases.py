@@ -124,31 +124,13 @@ class StartPhases:
             self._capture = vars(runner)[CAPTURE]
 
     def _end(self, name: str, at: float, seconds: float, error: BaseException | None) -> None:
-        worker, before = self._worker(), self._host_before
-        figures: dict[str, int | None] = {}
+        runner = look_up(self._worker(), "model_runner")
         # A driver that has just failed to begin may not answer at all.
-        if error is None or name != "init":
-            notes = Notes()
-            device, host = notes.attempt("device", lambda: device_of(worker)), read_host(notes)
-            allocator = read_allocator(device, notes)
-            figures = {
-                **read_space(worker, device, host, notes)._asdict(),
-                "allocated_bytes": allocator.allocated_bytes,
-                "reserved_bytes": allocator.reserved_bytes,
-                "rss_bytes": host.rss_bytes,
-            }
+        figures = {} if error is not None and name == "init" else self._figures()
         if name == "init":
-            # The figures by which the engine plans; no driver is called, for `init` may have failed. Some engines keep
-            # the free bytes alone: then the total is the driver's.
-            total = first_of(worker, *INIT_TOTAL, convert=as_int) or figures.get("total_bytes")
-            free = first_of(worker, *INIT_FREE, convert=as_int)
-            used = None if total is None or free is None else total - free
-            if before is not None and is_host_memory(configured_device(worker)):
-                total, free, used = before.total_bytes, before.free_bytes, before.rss_bytes
-            planned_by = {"total_bytes": total, "free_bytes": free, "used_bytes": used}
-            self._add(BEFORE, at, 0.0, {**planned_by, "rss_bytes": look_up(before, "rss_bytes")}, None)
+            self._add(BEFORE, at, 0.0, self._figures_before(figures.get("total_bytes")), None)
         elif name == "warm_up" and self._capture is not None:
-            unwrap_method(look_up(worker, "model_runner"), CAPTURE, self._capture)
+            unwrap_method(runner, CAPTURE, self._capture)
             self._capture = None
         self._add(name, at, seconds, figures, error)
         self._ended()
@@ -161,3 +143,30 @@ class StartPhases:
             self.phases.append(
                 {"name": name, "at": round(at, 3), "seconds": round(seconds, 3), **figures, "error": described}
             )
+
+    def _figures_before(self, total: int | None) -> dict[str, int | None]:
+        """Return the figures by which the engine plans; no driver is called, for `init` may have failed.
+
+        `total` is the driver's: some engines keep the free bytes alone.
+        """
+        worker, host = self._worker(), self._host_before
+        total, free = (
+            first_of(worker, *INIT_TOTAL, convert=as_int) or total,
+            first_of(worker, *INIT_FREE, convert=as_int),
+        )
+        used = None if total is None or free is None else total - free
+        if host is not None and is_host_memory(configured_device(worker)):
+            total, free, used = host.total_bytes, host.free_bytes, host.rss_bytes
+        rss = look_up(host, "rss_bytes")
+        return {"total_bytes": total, "free_bytes": free, "used_bytes": used, "rss_bytes": rss}
+
+    def _figures(self) -> dict[str, int | None]:
+        notes, worker = Notes(), self._worker()
+        device, host = notes.attempt("device", lambda: device_of(worker)), read_host(notes)
+        allocator = read_allocator(device, notes)
+        return {
+            **read_space(worker, device, host, notes)._asdict(),
+            "allocated_bytes": allocator.allocated_bytes,
+            "reserved_bytes": allocator.reserved_bytes,
+            "rss_bytes": host.rss_bytes,
+        }

