@@ -126,24 +126,8 @@ class Governor:
         facts = self._facts(report)
         self._memory, decision = self._decide(report, facts)
         self._report(decision, report, facts)
-        action = decision.action
-        if action is None:
-            return
-        rule, observe = action.rule, self.mode == "observe"
-        log.info("rule %s: %s: %s", rule.name, action.remedy, action.why)
-        self._memory, self._acting = begin(self._memory, action), action
-        run = RemedyOutcome(RemedyResult(remedy=action.remedy, outcome="failed"), (), ())
-        try:
-            run = await self._relief.for_rule(
-                rule.name, action.remedy, why=action.why, target=action.target, observe=observe
-            )
-        except NotAvailable as exc:
-            log.info("rule %s: %s", rule.name, exc)  # recorded as an event already
-            run = replace(run, result=replace(run.result, reason=str(exc)))
-        finally:
-            # Also when cancelled: the rule must not go on as if the remedy still ran.
-            self._acting = None
-            self._learn(action, run)
+        if decision.action is not None:
+            await self._act(decision.action)
 
     def _decide(self, report: Report, facts: Facts) -> tuple[LifeMemory, Decision]:
         return decide(self.rules, report, facts, self._memory, self._clock())
@@ -165,7 +149,24 @@ class Governor:
     def _named_remedies(self) -> list[str]:
         return list(dict.fromkeys(name for rule in self.rules for name in rule.ordered_remedies))
 
-    # --- what came of it ---
+    # --- acting ---
+
+    async def _act(self, action: Action) -> None:
+        rule, observe = action.rule, self.mode == "observe"
+        log.info("rule %s: %s: %s", rule.name, action.remedy, action.why)
+        self._memory, self._acting = begin(self._memory, action), action
+        run = RemedyOutcome(RemedyResult(remedy=action.remedy, outcome="failed"), (), ())
+        try:
+            run = await self._relief.for_rule(
+                rule.name, action.remedy, why=action.why, target=action.target, observe=observe
+            )
+        except NotAvailable as exc:
+            log.info("rule %s: %s", rule.name, exc)  # recorded as an event already
+            run = replace(run, result=replace(run.result, reason=str(exc)))
+        finally:
+            # Also when cancelled: the rule must not go on as if the remedy still ran.
+            self._acting = None
+            self._learn(action, run)
 
     def _learn(self, action: Action, run: RemedyOutcome) -> None:
         now, rule = self._clock(), action.rule

@@ -25,7 +25,7 @@ where it did not, what is at rest alone counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -81,17 +81,7 @@ def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
         baseline = {reading.key: reading for reading in facts.baseline}
         ranks = [_derived(rule, reading, baseline.get(reading.key)) for reading in report.ranks]
     elif rule.traits.value is None:
-        # Growth is a sum over the ranks: each has an even share of what is to be given back.
-        growth, count = report.growth, max(len(report.ranks), 1)
-        grown = growth.host_since_ready_bytes if rule.traits.is_of_host else growth.since_ready_bytes
-        high, low = rule.high_water or 0.0, rule.low_water or 0.0
-        need = max(-(math.floor(low - grown) // count), 0) if grown is not None else 0
-        gain = min(rule.min_gain_bytes, int((high - low) / count))
-        note = None if grown is not None else f"{rule.signal} is not known"
-        ranks = [
-            Pressure(reading=reading, value=grown, high=high, low=low, need_bytes=need, gain_bytes=gain, note=note)
-            for reading in report.ranks
-        ]
+        ranks = _growth(rule, report)
     else:
         ranks = [_own(rule, reading) for reading in report.ranks]
     for number, pressure in enumerate(ranks):
@@ -236,6 +226,20 @@ def _own(rule: Rule, reading: RankReading) -> Pressure:
     )
 
 
+def _growth(rule: Rule, report: Report) -> list[Pressure]:
+    """Return the ranks by growth, which is a sum over them: each has an even share of what is to be given back."""
+    growth, count = report.growth, max(len(report.ranks), 1)
+    grown = growth.host_since_ready_bytes if rule.traits.is_of_host else growth.since_ready_bytes
+    high, low = rule.high_water or 0.0, rule.low_water or 0.0
+    need = max(-(math.floor(low - grown) // count), 0) if grown is not None else 0
+    gain = min(rule.min_gain_bytes, int((high - low) / count))
+    note = None if grown is not None else f"{rule.signal} is not known"
+    return [
+        Pressure(reading=reading, value=grown, high=high, low=low, need_bytes=need, gain_bytes=gain, note=note)
+        for reading in report.ranks
+    ]
+
+
 # --- waters that the engine cannot reach ---
 
 
@@ -257,17 +261,7 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
     """
     if rule.is_derived:
         return None
-    at_rest: list[tuple[RankReading, float]] = []  # left empty where a signal counts from 0 at rest
-    falls = rule.traits.falls
-    if rule.signal == "host_used_ratio":
-        # Only the first readings show what a host has in use at rest.
-        known = ((reading, reading.host_memory.used_ratio) for reading in baseline)
-        at_rest = [(reading, ratio) for reading, ratio in known if ratio is not None]
-    elif rule.traits.is_fill:
-        for reading in {reading.key: reading for reading in (*ranks, *baseline)}.values():
-            size, total = at_rest_bytes(reading), reading.total_bytes
-            if size is not None and total and not reading.asleep_tags:
-                at_rest.append((reading, total - size if falls else size / total))
+    at_rest, falls = list(_at_rest(rule, baseline, ranks)), rule.traits.falls
     if not at_rest:
         return None
     reading, value = (min if falls else max)(at_rest, key=lambda pair: pair[1])
@@ -287,3 +281,20 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
             f"Set low_water to {rounded} {better}, high_water {'below' if falls else 'above'} it, or {other}",
         )
     return None
+
+
+def _at_rest(
+    rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[RankReading]
+) -> Iterator[tuple[RankReading, float]]:
+    if rule.signal == "host_used_ratio":
+        # Only the first readings show what a host has in use at rest.
+        yield from ((reading, ratio) for reading in baseline if (ratio := reading.host_memory.used_ratio) is not None)
+        return
+    if not rule.traits.is_fill:
+        return  # 0 at rest by what they count
+    known = {reading.key: reading for reading in (*ranks, *baseline)}
+    for reading in known.values():
+        size, total = at_rest_bytes(reading), reading.total_bytes
+        if size is None or not total or reading.asleep_tags:
+            continue
+        yield reading, (total - size if rule.traits.falls else size / total)

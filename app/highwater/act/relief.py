@@ -291,16 +291,7 @@ class Relief:
     ) -> RemedyOutcome:
         is_released = run.release_after and self._engine.rpc_allowed
         if done.ok and run.remedy.traits.needs_release and is_released:
-            # The allocator gives back what the remedy gave it: only then does the device see the bytes.
-            seconds = 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
-            try:
-                async with self._states.enter("releasing", seconds):
-                    await self._engine.rpc("release")
-            except TimeoutError:
-                late = f"done, but the release after it has not ended within {seconds:g} s"
-                done = replace(done, ok=False, reason=late)
-            except EngineError as exc:
-                done = replace(done, ok=False, reason=f"done, but not the release after it: {exc}")
+            done = await self._release_after(done)
         readings: tuple[RankReading, ...] = ()
         unmeasured = None
         if quiesced is not None:
@@ -346,6 +337,18 @@ class Relief:
             return RunResult(ok=False, reason=f"it has not ended within {seconds:g} s")
         except EngineError as exc:
             return RunResult(ok=False, reason=str(exc))
+
+    async def _release_after(self, done: RunResult) -> RunResult:
+        """Have the allocator give back what the remedy gave it: only then does the device see the bytes."""
+        seconds = 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
+        try:
+            async with self._states.enter("releasing", seconds):
+                await self._engine.rpc("release")
+        except TimeoutError:
+            return replace(done, ok=False, reason=f"done, but the release after it has not ended within {seconds:g} s")
+        except EngineError as exc:
+            return replace(done, ok=False, reason=f"done, but not the release after it: {exc}")
+        return done
 
     async def _poll(self, state: State) -> Report | None:
         try:

@@ -255,20 +255,23 @@ async def call_workers_in_rounds(
         if not run.ok:
             # Refused or failed now, as where the host's budget is used up: what went before it is done.
             return RunResult(ok=run.refused, reason=f"after a part of it: {run.reason}", detail=tuple(done))
-        if len(done) == len(run.detail):
-            # The requested bytes are the first call's; everything else that is no sum is the last one's.
-            of_first = ("asked_bytes",)
-            done = [
-                WorkerAnswer(
-                    new
-                    | {key: old[key] + new[key] for key in _ADDED_UP if key in old and key in new}
-                    | {key: old[key] for key in of_first if key in old}
-                )
-                for old, new in zip(done, run.detail, strict=True)
-            ]
-        else:
-            done = run.detail  # a worker came or went in between
+        done = _added_up(done, run.detail)
     return run if not run.ok else RunResult(ok=True, detail=tuple(done))
+
+
+def _added_up(before: Answers, last: Answers) -> Answers:
+    if len(before) != len(last):  # a worker that came or went in between
+        return last
+    # The requested bytes are the first call's; everything else that is no sum is the last one's.
+    kept = ("asked_bytes",)
+    return [
+        WorkerAnswer(
+            new
+            | {key: old[key] + new[key] for key in _ADDED_UP if key in old and key in new}
+            | {key: old[key] for key in kept if key in old}
+        )
+        for old, new in zip(before, last, strict=True)
+    ]
 
 
 # --- vLLM's own resets: ``POST /NAME``, with the engine's response as the result ---

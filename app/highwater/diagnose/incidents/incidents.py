@@ -222,13 +222,7 @@ class Incidents:
             return counted, False
         hang = self._hang_before(evidence)
         if hang is not None:
-            # With the hang's evidence, which is nearer to the cause.
-            open_seconds = evidence.at - (hang.at or evidence.at)
-            why = tuple(found for found in hang.findings if found.name in _WHY_IT_HUNG)
-            before = HangBefore(seconds=open_seconds + hang.still_seconds, open_seconds=open_seconds, findings=why)
-            reasons = dict.fromkeys(filter(None, (hang.reason, evidence.reason)))
-            ranks = joined(evidence.ranks, hang.ranks)
-            evidence = replace(evidence, ranks=ranks, hang=before, reason="; then: ".join(reasons))
+            evidence = _ending(hang, evidence)
             self._late = tuple(one for one in self._late if one.id != hang.id)
         incident = self._incident(evidence, story)
         if hang is not None:
@@ -287,13 +281,7 @@ class Incidents:
             story, evidence = self._story(one.evidence, one.since, one.until), again(one.evidence)
             # A death that a hang came before was its end, in whatever order.
             if ended_in_order(evidence, story) and stored.first_kind != "hung" and not self._is_hang_open():
-                # The log's last lines came late, and tell of an orderly end: it is taken back.
-                self._store.remove(stored.id)
-                self._late = tuple(one for one in self._late if one.id != stored.id)
-                self._tracked = {name: one for name, one in self._tracked.items() if name != stored.id}
-                if stored.kind is not None:
-                    self._numbers = {**self._numbers, stored.kind: self._numbers[stored.kind] - 1}
-                withdrawn.append(stored.headline)
+                withdrawn.append(self._withdrawn(stored))
                 continue
             incident = self._incident(evidence, story)
             if stored.messages and not incident.messages:  # rotated since
@@ -306,6 +294,15 @@ class Incidents:
                 self._track(known, incident.findings)
         self._count()
         return tuple(withdrawn)
+
+    def _withdrawn(self, stored: Incident) -> Headline:
+        """Take an incident back: the log's last lines came late, and tell of an orderly end."""
+        self._store.remove(stored.id)
+        self._late = tuple(one for one in self._late if one.id != stored.id)
+        self._tracked = {name: one for name, one in self._tracked.items() if name != stored.id}
+        if stored.kind is not None:
+            self._numbers = {**self._numbers, stored.kind: self._numbers[stored.kind] - 1}
+        return stored.headline
 
     def _is_hang_open(self) -> bool:
         return any(one.kind == "hung" for one in _unended(self._tracked))
@@ -385,6 +382,18 @@ def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:
         return False
     told = (incident.messages, incident.exception, incident.summary)
     return told != (stored.messages, stored.exception, stored.summary)
+
+
+def _ending(hang: Incident, evidence: Evidence) -> Evidence:
+    """Return a death's evidence with that of the hang that it ended, which is nearer to the cause."""
+    why = [found for found in hang.findings if found.name in _WHY_IT_HUNG]
+    reasons, seconds = (hang.reason, evidence.reason), evidence.at - (hang.at or evidence.at)
+    return replace(
+        evidence,
+        ranks=joined(evidence.ranks, hang.ranks),
+        hang=HangBefore(seconds=seconds + hang.still_seconds, open_seconds=seconds, findings=tuple(why)),
+        reason="; then: ".join(dict.fromkeys(reason for reason in reasons if reason)),
+    )
 
 
 def _cause(told: Incident | LogStory) -> str:
