@@ -40,7 +40,7 @@ demo-ascend: $(READY) ## The story on a simulated NPU, under the real vllm-ascen
 # In the order that tests/conftest.py gives them, not by the number of a group's tests: the longest have few.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --dist loadgroup --no-loadscope-reorder \
   --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1))
-# Every test in these folders needs a real engine. One process more: theirs wait longest, and one only watches for growth.
+# Every test in these folders needs a real engine.
 ENGINES := tests/growth tests/engine tests/own_engine
 
 test: no-engine engine ## Every test but those that are run by name alone (test-...)
@@ -53,7 +53,7 @@ no-engine: $(READY) tools peers ## All that need no engine, a browser and a Prom
 
 engine: $(READY) tools peers ## Those that need a real vLLM, which is installed first, outside the tree; a simulated NPU among them
 	$(BIN)/highwater demo --prepare
-	$(PYTEST) --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 2)) -m engine $(ENGINES) --durations=15
+	$(PYTEST) -m engine $(ENGINES) --durations=15
 
 test-compat: $(READY) peers ## By name: vLLM 0.12.0, 0.23.0 and 0.27.0 under traffic, the build for CUDA (28 GB), and other proxies
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json TEST_STORM_SECONDS=$${TEST_STORM_SECONDS:-12} $(BIN)/pytest -m compat tests
