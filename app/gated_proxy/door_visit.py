@@ -15,7 +15,7 @@ ITEMS_KEPT = 8
 
 
 class Share:
-    """What the requests of one API key have inside, and when one of them came last."""
+    """One API key's images in flight, and when its last request came."""
 
     def __init__(self, client: str) -> None:
         self.client = client

@@ -38,7 +38,7 @@ class Failure:
 
 
 class Refused(Exception):
-    """A request that is not passed on: it is none, or gate or door do not let it in. ``failure`` is for the client."""
+    """The request is malformed, or gate or door refuse it; ``failure`` is the client's answer."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)

@@ -297,7 +297,7 @@ class Relief:
         if quiesced is not None:
             if (report := await self._poll("measuring")) is None:
                 unmeasured = f"not measured, as no reading came within {self._poll_seconds():g} s"
-            # The poller keeps the very same readings where a round brought none: an engine late once is not lost.
+            # An engine that is late once is not lost: after a round without readings the poller keeps the old objects.
             elif report.stale or not report.ranks or report.ranks is before.ranks:
                 why = report.engine.hint or report.engine.state
                 unmeasured = f"not measured, as no reading came after it: {why}" if before.ranks else None

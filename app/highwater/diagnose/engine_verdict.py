@@ -138,7 +138,7 @@ def ended(report: Report) -> Judged | None:
 
 
 def _incident_deed(report: Report, text: str, *kinds: str) -> Deed | None:
-    """Return the page of the open incident, where it is of one of these kinds: another one tells of another moment."""
+    """Return the open incident's page; None if it is of another kind, and so not about this state."""
     incident = report.incident
     if incident is None or incident.kind not in kinds:
         return None

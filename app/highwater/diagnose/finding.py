@@ -41,7 +41,7 @@ class Advice:
 
     @property
     def costs(self) -> str:
-        """What it costs as a sentence after the change, with a blank before it; empty where that is not said."""
+        """`` Cost: ...`` to append to the change; empty if no cost is known."""
         return f" Cost: {self.cost}" if self.cost else ""
 
 

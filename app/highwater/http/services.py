@@ -1,4 +1,4 @@
-"""What the handlers share: the parts that ``main`` has wired, strict models, and the forms of a response.
+"""Shared by all handlers: the parts that ``main`` wired, strict request models, JSON or text responses.
 
 Any caller may ask for what takes a while (the start explained, a plan, the findings): one at a time, off the loop that
 proxies.

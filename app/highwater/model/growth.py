@@ -46,7 +46,7 @@ class RankGrowth(Ranked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentGrowth(Ranked):
-    """What has grown most within the last minutes, since it held the least.
+    """The component that grew most in the last minutes, counted from its lowest value.
 
     Of the rank that is full first; where none is foretold to be, of the one with the least free.
     """

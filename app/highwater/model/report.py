@@ -45,7 +45,7 @@ class Event:
     result: RemedyResult | None = None
     caller: Caller | None = None
     why: str | None = None  # why the policy did it, as a clause
-    incident: str | None = None  # the id of the incident that it tells of
+    incident: str | None = None  # the incident's id
     state_before: EngineState | None = None  # the engine's, where it changed
     state_after: EngineState | None = None
 
@@ -82,7 +82,7 @@ class DoorFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorState:
-    """What images and videos are in flight, and how many requests wait for room."""
+    """Images and videos in flight, and the number of requests that wait for room."""
 
     mode: Literal["off", "observe", "on"]
     why: str  # the reason for the mode

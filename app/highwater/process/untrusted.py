@@ -1,4 +1,4 @@
-"""What comes from outside: its text without control characters and terminal sequences, its JSON, its flaws in words.
+"""Untrusted input: text stripped of control characters, strict JSON, validation errors in words.
 
 No sentence about a flaw shows a secret: neither a field that is `MayHoldSecret`, nor the password in a URL.
 """

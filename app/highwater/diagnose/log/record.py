@@ -344,7 +344,7 @@ class Moment:
         return Moment(self.number + 1, time or self.time, time is not None)
 
     def settled(self, later: Moment) -> Moment:
-        """Return it with the time of the next line that has one, if it has none: an idle engine writes nothing."""
+        """Return it dated by the next line with a time, if it has none itself. An idle engine writes no lines."""
         return self if self.is_timed or not later.is_timed else Moment(self.number, later.time)
 
     def is_near(self, end: Moment) -> bool:

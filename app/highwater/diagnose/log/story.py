@@ -251,7 +251,7 @@ class LastWords:
             self._found[process] = exception
 
     def _begin(self, at: Moment) -> None:
-        """Note when an exception was written: what its process lived through before is none of the last words."""
+        """Note when an exception was written. One that its process survived is not among the last words."""
         if not self._last.is_near(at):
             self._found, self._announced, self._following = {}, {}, None
         self._last = at
