@@ -154,10 +154,15 @@ def two_workers(engine_factory: Callable[..., DemoEngine]) -> DemoEngine:
     return engine_factory(tensor_parallel=2, extra_args=LONG_PROMPTS)
 
 
+# What a worker is asked waits for the step it is in, which takes a slow machine longer than the default allows.
+PATIENT = {"HIGHWATER_RPC_DEADLINE_SECONDS": "60"}
+
+
 @pytest.fixture(scope="session")
 def sidecar(engine: DemoEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoSidecar]:
     """A sidecar beside the shared engine, with the policy in observe mode, so that it acts only when told to."""
-    with sidecar_beside(engine, tmp_path_factory.mktemp("sidecar"), HIGHWATER_POLICY__MODE="observe") as started:
+    settings = {"HIGHWATER_POLICY__MODE": "observe", **PATIENT}
+    with sidecar_beside(engine, tmp_path_factory.mktemp("sidecar"), **settings) as started:
         yield started
 
 

@@ -20,7 +20,7 @@ import pytest
 from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.sidecar import DemoSidecar
 
-from .conftest import STORM_SECONDS, ask_all, sidecar_beside
+from .conftest import PATIENT, STORM_SECONDS, ask_all, sidecar_beside
 from .storm import Storm, ask_again, storming
 
 ASKED_AGAIN = 60
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(STORM_SECONDS + 1800, func_only=True)
 
 @pytest.fixture
 def quiet_sidecar(telling_engine: DemoEngine, tmp_path: Path) -> Iterator[DemoSidecar]:
-    with sidecar_beside(telling_engine, tmp_path, HIGHWATER_POLICY__MODE="observe") as sidecar:
+    with sidecar_beside(telling_engine, tmp_path, HIGHWATER_POLICY__MODE="observe", **PATIENT) as sidecar:
         yield sidecar
 
 
@@ -194,6 +194,7 @@ async def test_the_policy_at_an_absurdly_low_threshold(
         "HIGHWATER_POLICY__RULES": json.dumps(ABSURD_RULES),
         "HIGHWATER_GATE__DRAIN_SECONDS": "30",  # also where sixteen requests take long
         "HIGHWATER_GATE__HOLD_SECONDS": "60",
+        **PATIENT,
     }
     with sidecar_beside(telling_engine, tmp_path, **settings) as sidecar:
         async with storming(sidecar.url, telling_engine.served_model, fresh_from=50_000) as storm:

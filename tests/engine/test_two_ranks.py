@@ -14,7 +14,7 @@ from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engines import send_texts, worker_pids
 
-from .conftest import STORM_SECONDS, ask_all, sidecar_beside, wait_for
+from .conftest import PATIENT, STORM_SECONDS, ask_all, sidecar_beside, wait_for
 from .storm import storming
 
 PATIENCE = 600.0
@@ -22,7 +22,7 @@ PATIENCE = 600.0
 
 @pytest.fixture(scope="module")
 def two_ranks(two_workers: DemoEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
-    with sidecar_beside(two_workers, tmp_path_factory.mktemp("tp2")) as sidecar:
+    with sidecar_beside(two_workers, tmp_path_factory.mktemp("tp2"), **PATIENT) as sidecar:
         yield two_workers, sidecar
 
 

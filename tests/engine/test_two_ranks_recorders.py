@@ -26,7 +26,7 @@ from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS
 
-from .conftest import MOST_TOKENS, ask_all, sidecar_beside, wait_for
+from .conftest import MOST_TOKENS, PATIENT, ask_all, sidecar_beside, wait_for
 from .test_sidecar import cpu_seconds, rss_bytes
 
 pytestmark = pytest.mark.xdist_group("two_workers")
@@ -138,7 +138,7 @@ def worker_calls(engine: DemoEngine) -> int:
 
 @on_two_engines
 def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: DemoEngine, tmp_path: Path) -> None:
-    with flying(engine, tmp_path) as sidecar:
+    with flying(engine, tmp_path, **PATIENT) as sidecar:
         report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
         assert (report["ranks_expected"], report["ranks_missing"], report["engine"]["hint"]) == (2, [], None)
         ranks = report["ranks"]

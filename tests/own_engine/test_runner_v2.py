@@ -21,7 +21,7 @@ from highwater.terminal.demo.environment import EngineEnvironment
 from highwater.terminal.demo.process import free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import image_url
-from tests.engine.conftest import ask_all, engine_with_weights, wait_for
+from tests.engine.conftest import PATIENT, ask_all, engine_with_weights, wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact, logged
 from tests.engines import (
     BYTES_PER_NUMBER,
@@ -52,7 +52,7 @@ class Watched(NamedTuple):
 def watched(engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder: Path = tmp_path_factory.mktemp("v2")
     port, rings = free_port(), folder / "rings"
-    settings = {"HIGHWATER_RECORDER_DIR": str(rings), "HIGHWATER_POLICY__MODE": "observe"}
+    settings = {"HIGHWATER_RECORDER_DIR": str(rings), "HIGHWATER_POLICY__MODE": "observe", **PATIENT}
     with (
         DemoSidecar(f"http://127.0.0.1:{port}", folder=folder, settings=settings) as sidecar,
         engine_with_weights(engine_environment, folder, port=port, **on_runner_v2(folder, rings)) as engine,
