@@ -50,7 +50,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     )
     engine_root_path: str | None = Field(
         None,
-        description="vLLM's --root-path, `/` if it has none: below it the same paths are proxied as without it",
+        description="the root path of vLLM, `/` if none: below it the same paths are proxied as without it",
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8001, ge=1, le=65535, validate_default=True, description="port to listen on")
