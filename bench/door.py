@@ -75,13 +75,13 @@ def _figure(what: str, body: bytes, rounds: int) -> Figure:
     middle = statistics.median(scanned)
     share = middle / statistics.median(passed)
     return Figure(
-        what=f"Looking for images in a body of {len(body) / 1e6:.0f} MB, {what}",
+        what=f"A body of {len(body) / 1e6:.0f} MB, {what}",
         value=middle,
         unit="ms of CPU",
         goal=GOAL if what == "one photo" else None,
         spread=f"{number(share)} of what sending and receiving the same bytes costs; "
         f"{number(min(scanned))} to {number(max(scanned))}",
-        method=f"Looking for images: {rounds} rounds, pieces of {PIECE_BYTES // 1024} KiB, each round followed by one "
+        method=f"{rounds} rounds, pieces of {PIECE_BYTES // 1024} KiB, each round followed by one "
         "that sends the same bytes through a socket pair and receives them; medians",
         noise=statistics.stdev(scanned) / rounds**0.5,
     )

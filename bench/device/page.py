@@ -41,8 +41,8 @@ python -m bench.device reading           # one step, under eight minutes each; o
 python -m bench.device page build/device # docs/devices.md, with what these results say
 ```
 
-Each step writes build/device/STEP-DEVICE.json (`--out` names another folder); please send these files. The exit status
-is 1 if a check failed; impossible ones are skipped, with the reason in that file. Without network, `make device-wheels
+Each step writes build/device/STEP-DEVICE.json; please send these files. The exit status is 1 if a check failed;
+impossible ones are skipped, with the reason in that file. Without network, `make device-wheels
 WHEELS_PYTHON=3.12 WHEELS_TORCH=2.11.0` on another machine fetches missing modules (`WHEELS_MACHINE=aarch64` for that
 architecture), for `pip install --no-index --no-deps build/device-wheels/*.whl`, and vLLM without its kernels.
 
@@ -54,18 +54,14 @@ _SIMULATED = """A stand-in for CANN counts {total} (tests/fakes/cann), and every
 torch_npu's binary is the real one: its allocator, copies, pinned memory, snapshots and messages.
 
 It cannot show: workspaces of operators, any speed (times are this machine's), work that the device has yet to do,
-graphs, fragmentation below the allocator, HCCL (two ranks talk through the host), and sleep mode as it ships (its
-allocator was compiled from vllm-ascend's source).
+graphs, model runner V2 (triton-ascend), fragmentation below the allocator, HCCL (two ranks talk through the host), and
+sleep mode as it ships (its allocator was compiled from vllm-ascend's source, and vllm-ascend needs `weight_nz_mode: 0`
+in `--additional-config` to be woken).
 
 vLLM 0.30.0 with vllm-ascend 0.30.0rc2 ran on it too, eager, with runner V1: start, budget, encoder cache, trim,
 restore, reset and release in one process, two ranks, sleep mode, and as a server with a sidecar before it ([the typical
-case](ascend.md#the-typical-case-on-a-simulated-npu)). A lost device (507010) is named in the report, in `check` and in
-the incident. What other versions of torch_npu and vllm-ascend have under the names that Highwater uses was read:
-tests/compat/ascend_sources.json.
-
-What does not run there: graphs (`FULL_DECODE_ONLY` at `aclmdlRICaptureBegin`; torch.compile at a Triton kernel without
-a form for the compiler) and model runner V2 (triton-ascend). To be woken from sleep vllm-ascend needs `weight_nz_mode:
-0` in `--additional-config`."""
+case](ascend.md#the-typical-case-on-a-simulated-npu)). Of other versions of torch_npu and vllm-ascend the names that
+Highwater uses were read (tests/compat/ascend_sources.json)."""
 
 
 def merge(results: Iterable[StepResult], folder: Path) -> list[StepResult]:

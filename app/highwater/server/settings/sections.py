@@ -50,7 +50,7 @@ class ProxySettings(BaseModel, frozen=True, extra="forbid"):
 
     enabled: bool | None = Field(
         None,
-        description="pass requests on to the engine; false: watch and act, and serve the control plane alone; unset: "
+        description="pass requests on to the engine; false: only watch, act and serve the control plane; unset: "
         "true, unless recorder_dir is set and all of engine_url, engine_root_path, engine_tls, control_port, gate, "
         "door and proxy are unset",
     )
@@ -96,7 +96,7 @@ class ProxySettings(BaseModel, frozen=True, extra="forbid"):
     max_connections: int | None = Field(
         None,
         ge=1,
-        description="clients connected at once; unset: as many as the limit of open files (ulimit -n) allows",
+        description="clients connected at once; unset: about half the limit of open files (ulimit -n), at most 16,384",
     )
     forwarded: ForwardedMode = Field(
         "append",
@@ -128,8 +128,7 @@ class GateSettings(BaseModel, frozen=True, extra="forbid"):
         10.0,
         gt=0,
         le=600,
-        description="how long a safe reset waits for requests under way to finish while new ones are held; then it is "
-        "refused, and at once where a request has already taken longer",
+        description="how long a safe reset waits for running requests while new ones are held; then it is refused",
     )
     hold_seconds: Finite = Field(30.0, gt=0, le=600, description="a request held longer is answered with 503")
     max_held: int = Field(1024, ge=0, le=100_000, description="requests held at once; one more is answered with 503")
@@ -156,9 +155,9 @@ class DoorSettings(BaseModel, frozen=True, extra="forbid"):
     decoded_bytes: int | None = Field(
         None,
         ge=1,
-        description="images and videos in flight, in bytes once decoded; a request that takes more is answered with "
-        "413; unset: an eighth of the host memory that the engine's container can still take, and 413 from an eighth "
-        "of its limit on",
+        description="images and videos in flight, in bytes once decoded; a request with more is answered with 413; "
+        "unset: an eighth of the host memory that the engine's container can still take, and 413 from an eighth of its "
+        "limit on",
     )
     encoder_tokens: int | None = Field(
         None,
@@ -170,7 +169,7 @@ class DoorSettings(BaseModel, frozen=True, extra="forbid"):
     unknown_bytes: int = Field(
         _DOOR.unknown_bytes,
         ge=1,
-        description="what an image or video counts as once decoded whose size cannot be read: one behind a URL, too",
+        description="what an image or video of unknown size, such as one behind a URL, counts as once decoded",
     )
     max_waiting: int = Field(
         _DOOR.max_waiting,
@@ -184,7 +183,10 @@ class TrimSettings(BaseModel, frozen=True, extra="forbid"):
     """Moving encoder outputs to host memory."""
 
     host_budget_bytes: int | None = Field(
-        None, ge=0, description="host memory for encoder outputs, per rank; unset: half of what the host has free"
+        None,
+        ge=0,
+        description="host memory for encoder outputs, per rank; unset: half of what the host has free, shared among "
+        "ranks",
     )
 
 
@@ -236,9 +238,7 @@ class _KeyPair(BaseModel, frozen=True, extra="forbid"):
 class TlsSettings(_KeyPair):
     """TLS towards clients."""
 
-    cert_file: Path | None = Field(
-        None, description="certificate chain to serve TLS with, PEM, read again when it changes; unset: plain HTTP"
-    )
+    cert_file: Path | None = Field(None, description="certificate chain to serve TLS with, PEM; unset: plain HTTP")
     key_file: Path | None = Field(None, validate_default=True, description="the key of cert_file, PEM, not encrypted")
 
     @property
@@ -251,12 +251,9 @@ class EngineTlsSettings(_KeyPair):
 
     ca_file: Path | None = Field(
         None,
-        description="authorities trusted for the engine's certificate, PEM, read again when it changes; unset: the "
-        "system's",
+        description="authorities trusted for the engine's certificate, PEM; unset: the system's",
     )
-    cert_file: Path | None = Field(
-        None, description="certificate chain to present to the engine, PEM, read again when it changes"
-    )
+    cert_file: Path | None = Field(None, description="certificate chain to present to the engine, PEM")
     key_file: Path | None = Field(None, validate_default=True, description="the key of cert_file, PEM, not encrypted")
 
     @property

@@ -50,8 +50,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     )
     engine_root_path: str | None = Field(
         None,
-        description="the root path that vLLM was started with, `/` if none: below it the same paths are proxied as "
-        "without it",
+        description="the root path of vLLM, `/` if none: below it the same paths are proxied as without it",
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8001, ge=1, le=65535, validate_default=True, description="port to listen on")
@@ -59,8 +58,8 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
         None,
         ge=1,
         le=65535,
-        description="port for the control plane, metrics and probes alone; port then serves what the engine serves and "
-        "nothing else; unset: port serves both",
+        description="port for the control plane, metrics and probes; port then serves the engine's paths alone; unset: "
+        "port serves both",
     )
     admin_token: Annotated[SecretStr | None, MayHoldSecret()] = Field(
         None, description="control calls must carry it; unset: the token in admin_token_file"
@@ -95,8 +94,8 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
         120.0,
         gt=0,
         le=86_400,
-        description="a worker in one step for longer is stuck; before that it is busy (needs recorder_dir; "
-        "without it, an engine that answers no call for that long is not ready)",
+        description="a worker in one step for longer is stuck, before that busy; without recorder_dir, an engine that "
+        "answers no call for so long is not ready",
     )
     engine_log: File | None = Field(
         None, description="the engine's log, whose known messages an incident explains; unset: disabled"
