@@ -14,7 +14,7 @@ import yaml
 from highwater.act.rules import SIGNAL_REMEDIES
 from highwater.model.policy import SIGNALS
 from highwater.model.remedies import TRAITS
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 
 Schema = dict[str, Any]
 

@@ -21,7 +21,7 @@ from highwater.engine.client import Engine
 from highwater.http.services import MAX_WAITING
 from highwater.model.engine import Progress
 from highwater.server.main import CONTROL_BODY_BYTES, create_app
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from highwater.server.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import serving, status_of

@@ -20,7 +20,7 @@ from highwater.model.report import Report
 from highwater.process.clocks import Clocks
 from highwater.process.logs import InternalErrors
 from highwater.process.resources import control_connections, default_connections
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from highwater.server.sidecar import ListeningPort, why_no_data_plane
 from highwater.watch.history import History
 

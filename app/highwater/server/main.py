@@ -36,8 +36,8 @@ from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.tls import TlsWatch, listening_context
 from highwater.server.data_plane import RootPathWatch, listening_ports, make_front
 from highwater.server.parts import Parts
+from highwater.server.settings import Settings
 from highwater.server.settings.sections import IncidentSettings
-from highwater.server.settings.settings import Settings
 from highwater.server.sidecar import Loops, Sidecar, WaitingLog
 from highwater.watch.snapshots import Snapshots
 from highwater.watch.sources import EncoderCacheEntries

@@ -48,7 +48,7 @@ from highwater.process.state_file import StateFile
 from highwater.process.tls import engine_context
 from highwater.server.data_plane import wire_data_plane
 from highwater.server.door import DoorWatch
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from highwater.watch.history import History
 from highwater.watch.poller import Poller, Reports
 from highwater.watch.recorder.recorders import Recorders

@@ -19,7 +19,7 @@ from highwater.model.policy import waters_text
 from highwater.model.report import Report
 from highwater.process.clocks import Clocks
 from highwater.process.untrusted import plain
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 
 WAITING_SECONDS = 60.0
 

@@ -18,8 +18,7 @@ from highwater.process.errors import FAILED, INVALID, SettingsError, os_reason
 from highwater.process.logs import configure_log
 from highwater.process.resources import raise_limit, retain_freed_memory
 from highwater.process.untrusted import masked
-from highwater.server.settings.settings import Settings, is_list, keys, variable
-from highwater.server.settings.sources import CONFIG_VARIABLE, load
+from highwater.server.settings import CONFIG_VARIABLE, Settings, is_list, keys, load, variable
 from highwater.terminal.healthcheck import PATHS, ask
 
 _PROBE_SECONDS: Final = 0.2

@@ -20,7 +20,7 @@ from highwater.model.engine import EngineStatus, MissingRank, Progress
 from highwater.model.policy import RemedyState
 from highwater.model.rank import Note
 from highwater.model.units import MIB
-from highwater.server.settings.settings import keys, variable
+from highwater.server.settings import keys, variable
 from tests.unit.host.recorded import reading
 from tests.unit.terminal.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 

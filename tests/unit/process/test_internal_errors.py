@@ -19,7 +19,7 @@ from highwater.diagnose.rules import book
 from highwater.model.report import Report
 from highwater.process.logs import InternalErrors
 from highwater.server.main import create_app
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from highwater.server.sidecar import Sidecar
 from highwater.watch.shared_devices import SharedDevices
 from tests.fakes.engine import FakeEngine
