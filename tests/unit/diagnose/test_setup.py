@@ -11,7 +11,7 @@ import pytest
 from highwater.act.remedies import REMEDIES
 from highwater.diagnose import finding as wording
 from highwater.diagnose.case import Case, Setup, of_report
-from highwater.diagnose.incident import Headline
+from highwater.diagnose.evidence import Headline
 from highwater.diagnose.rules.setup import CHECKS, SetupCheck, checked
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities
 from highwater.host.reading import NO_FILES, EngineMemorySettings, HostReading, ShmMemory, ShmOwner

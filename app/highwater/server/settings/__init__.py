@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, ValidationInfo, field_validator
@@ -27,7 +27,6 @@ from gated_proxy.logs import STANDARD_OUTPUT
 from highwater.act.rules import Finite, PolicySettings, Rule
 from highwater.process.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.process.errors import SettingsError
-from highwater.process.logs import LogFormat
 from highwater.process.resources import room_at_most
 from highwater.process.settings_file import parse_yaml, read_settings_file
 from highwater.process.untrusted import MayHoldSecret, masked, sentences, without_credentials
@@ -46,6 +45,7 @@ from highwater.server.settings.sections import (
 )
 
 PREFIX = "HIGHWATER_"
+LogFormat: TypeAlias = Literal["text", "json"]
 
 # Records of 2 KiB in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
 # (docs/recorder.md).
