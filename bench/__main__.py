@@ -17,7 +17,7 @@ from bench.figure import Figure
 from bench.machine import busy_seconds, description
 from bench.page import figures_table, report_table, with_figures, with_section
 from bench.stage import Stage
-from highwater.terminal.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.engine import DEFAULT_VERSION
 from highwater.terminal.demo.process import DemoError
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -28,8 +28,7 @@ from tabulate import tabulate
 
 from highwater.model.components import COMPONENTS
 from highwater.model.units import MIB
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions
-from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment, EngineOptions, ensure_environment
 from highwater.terminal.demo.process import DemoError, signs_of_life
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.story import incident_of, stage

@@ -15,8 +15,7 @@ import httpx
 
 from bench.machine import cpu_seconds
 from highwater.engine.client import RPC_METHOD
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions
-from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment, EngineOptions, ensure_environment
 from highwater.terminal.demo.process import DemoError
 
 CALL_SECONDS = 60.0

@@ -29,7 +29,7 @@ from highwater.model.rank import Budget, Device, WorkerMemory
 from highwater.model.remedies import GAIN_FIELDS, TRAITS
 from highwater.model.units import GIB
 from highwater.process.errors import MEANINGS
-from highwater.server.settings.settings import keys
+from highwater.server.settings import keys
 from kvplan.generations import Span
 
 DOCS = Path(__file__).resolve().parent

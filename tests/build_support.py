@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.engine import cache_dir
 from highwater.terminal.demo.process import DemoError
 from tests import c_compiler
 

@@ -17,8 +17,14 @@ from packaging.requirements import Requirement
 
 from bench.device.needs import NEEDS
 from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
-from highwater.terminal.demo.engine import DemoEngine
-from highwater.terminal.demo.environment import DEFAULT_VERSION, RECIPES, EngineEnvironment, Recipe, with_torch_for_cpu
+from highwater.terminal.demo.engine import (
+    DEFAULT_VERSION,
+    RECIPES,
+    DemoEngine,
+    EngineEnvironment,
+    Recipe,
+    with_torch_for_cpu,
+)
 from highwater.terminal.demo.process import last_lines
 from highwater.terminal.demo.traffic import TrafficResult, send
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from kvplan import PlanError
-from kvplan.flags import Limits
+from kvplan import Limits, PlanError
 from kvplan.generations import Generation, generation_of
 from kvplan.pool import KvPool, plan_pool
 from kvplan.specs import (

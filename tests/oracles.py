@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from highwater.process.worker_package import SHIM_FOLDER
-from highwater.terminal.demo.environment import cache_dir, ensure_environment
+from highwater.terminal.demo.engine import cache_dir, ensure_environment
 from tests.engine.published import WITHOUT_WHEEL, source_tree_of
 from tests.engines import ALL_RECIPES
 from tests.kv_cases import plan, random_questions

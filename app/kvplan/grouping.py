@@ -10,8 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 
-from kvplan import PlanError, ceil_div
-from kvplan.flags import Limits
+from kvplan import Limits, PlanError, ceil_div
 from kvplan.generations import Generation
 from kvplan.specs import (
     AttentionLayer,

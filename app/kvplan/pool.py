@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from kvplan import GIB, PlanError, ceil_div
-from kvplan.flags import Limits
+from kvplan import GIB, Limits, PlanError, ceil_div
 from kvplan.generations import Generation
 from kvplan.grouping import LayerGroup, group_layers, merge_workers
 from kvplan.specs import (

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.engine import cache_dir
 from highwater.terminal.demo.process import DemoError
 from tests.c_compiler import compiler, obstacle
 

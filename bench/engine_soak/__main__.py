@@ -21,8 +21,7 @@ from bench.engine_soak.page import facts, figures, verdicts, with_run
 from bench.engine_soak.traffic import Counts, Traffic
 from bench.machine import description
 from bench.page import figures_table
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions
-from highwater.terminal.demo.environment import ensure_environment
+from highwater.terminal.demo.engine import DemoEngine, EngineOptions, ensure_environment
 from highwater.terminal.demo.process import DemoError
 from highwater.terminal.demo.sidecar import DemoSidecar
 

@@ -4,7 +4,7 @@
 
     __main__ ──► dashboards ──► server.yaml, fleet.yaml (rows and panels), grafana.yaml (Grafana's constant JSON)
            ├──► alerts.yaml
-           └──► schema ──► values.yaml (what a value may be), and `config` from highwater.server.settings
+           └──► values.yaml (what a value may be), and `config` from highwater.server.settings
 
 The recording rules in `alerts/` are written by hand. Nothing in `highwater` imports this; it is in no wheel, and not in
 the packaged chart.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
+from highwater.terminal.demo.engine import EngineEnvironment, ensure_environment
 from tests.engine.conftest import engine_factory, record
 from tests.engines import ALL_RECIPES
 

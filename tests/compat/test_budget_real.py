@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from highwater.model.units import GIB
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment, EngineOptions
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact, logged
 from tests.engines import AnyEngine, watching

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from highwater.process.worker_package import copy_worker_package
-from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
+from highwater.terminal.demo.engine import EngineEnvironment, ensure_environment
 from tests.engines import CUDA_RECIPES, CUDA_VERSION
 from tests.tested import Ran, confirm
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from bench.device import vllm_files
-from highwater.terminal.demo.environment import ensure_environment
+from highwater.terminal.demo.engine import ensure_environment
 from tests.engines import ALL_RECIPES, ROOT, site_packages, with_modules_of_the_sidecar
 
 TORCH = "2.11.0"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.terminal.demo.engine import build_model
-from highwater.terminal.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.engine import DEFAULT_VERSION, build_model
 from tests.engines import CUDA_VERSION
 from tests.support.asked_starts import asked, model_folder
 from tests.support.asked_sweep import builtin, cases, compare, vllm_of

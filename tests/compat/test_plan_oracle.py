@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from highwater.terminal.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.engine import DEFAULT_VERSION
 from kvplan.generations import CHANGES, NEWEST_KNOWN, OLDEST_KNOWN
 from tests.oracles import BORROWED, disagreements
 

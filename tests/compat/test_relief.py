@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from highwater.terminal.demo.engine import DemoEngine
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment
 from tests.engine.conftest import STORM_SECONDS, ask_all, engine_with_weights
 from tests.engine.storm import ask_one_by_one, nth, storming
 from tests.engine.test_relief_storm import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.engine import cache_dir
 from tests import build_support
 from tests.docker.image import DOCKER, ROOT, Image, build, instructions
 from tests.docker.stage import obstacle

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from highwater.server.settings.settings import keys, variable
+from highwater.server.settings import keys, variable
 from tests.docker.image import DOCKER, ROOT
 
 UNITS = DOCKER / "systemd"

@@ -15,8 +15,14 @@ import httpx
 import pytest
 
 from highwater.process.worker_package import SHIM_FOLDER
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions, build_model, link_extension
-from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
+from highwater.terminal.demo.engine import (
+    DemoEngine,
+    EngineEnvironment,
+    EngineOptions,
+    build_model,
+    ensure_environment,
+    link_extension,
+)
 from highwater.terminal.demo.process import KeptProcess, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.engine import cache_dir
 from highwater.terminal.demo.process import DemoError
 
 PLATFORMS = tuple(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 24, 28, 34))

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from highwater.process.worker_package import SHIM_FOLDER
-from highwater.terminal.demo.engine import DemoEngine
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment
 from highwater.terminal.demo.sidecar import DemoSidecar
 
 from .conftest import sidecar_beside

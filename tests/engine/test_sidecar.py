@@ -24,8 +24,7 @@ import pytest
 from helm.source.dashboards import ENGINE_FAMILIES, ENGINE_HISTOGRAMS, names_in
 from highwater.model.components import COMPONENT_NAMES
 from highwater.model.units import MIB
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment, EngineOptions
 from highwater.terminal.demo.process import DemoError, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.story import tell
@@ -261,7 +260,7 @@ STARTER = """
 import sys
 from pathlib import Path
 from highwater.terminal.demo.engine import DemoEngine, EngineOptions
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 
 environment, folder, port = EngineEnvironment("", Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
 engine = DemoEngine(environment, EngineOptions(multimodal=False, port=port), folder=folder)

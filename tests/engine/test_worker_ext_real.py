@@ -15,8 +15,7 @@ import pytest
 
 import highwater_worker
 from highwater.process.worker_package import SHIM_FOLDER
-from highwater.terminal.demo.engine import DemoEngine, link_extension
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment, link_extension
 from highwater.terminal.demo.traffic import image_url, send_images
 from tests.engines import worker_pids
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.engine import cache_dir
 from highwater.terminal.demo.process import DemoError, KeptProcess, environ_with, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from tests.build_support import compiled_app, environ_for

@@ -37,8 +37,8 @@ from highwater.model.remedies import RemedyResult
 from highwater.model.report import Report, Trigger
 from highwater.process.clocks import Clocks
 from highwater.server.parts import Parts
+from highwater.server.settings import Settings
 from highwater.server.settings.sections import GateSettings
-from highwater.server.settings.settings import Settings
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 from highwater.watch.recorder.recorders import Recorders

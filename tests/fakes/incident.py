@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.diagnose.case import of_incident
+from highwater.diagnose.evidence import EncoderEntry, Evidence, Incident, RankEvidence
 from highwater.diagnose.finding import Finding
-from highwater.diagnose.incident import EncoderEntry, Evidence, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.model.components import MemoryPoint

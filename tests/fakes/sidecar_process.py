@@ -6,7 +6,7 @@ import multiprocessing
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from highwater.terminal.serve import run
 
 TOKEN = "0123456789abcdef-token"

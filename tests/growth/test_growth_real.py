@@ -17,8 +17,7 @@ import pytest
 
 from highwater.model.units import MIB
 from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment, EngineOptions
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside

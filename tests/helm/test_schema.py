@@ -10,11 +10,10 @@ import pytest
 import yaml
 from helm_python import HelmRenderError, HelmValuesError
 
+from helm.source.__main__ import CHARTS_OWN
 from helm.source.__main__ import files as generated
-from helm.source.schema import CHARTS_OWN
 from highwater.process.errors import SettingsError
-from highwater.server.settings.settings import is_list, keys, variable
-from highwater.server.settings.sources import load
+from highwater.server.settings import is_list, keys, load, variable
 from tests.helm.chart import HELM, chart, container, env, files, merged, pod
 
 # A value of each setting that is not its default. What is none of these is text or a number that doubles.

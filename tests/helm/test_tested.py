@@ -13,7 +13,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from highwater.terminal.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.engine import DEFAULT_VERSION
 from kvplan.generations import NEWEST_TESTED, text_of
 from tests.helm.chart import CI_FILES, HELM, LEAST, ci_values, container, merged, pod, pods
 from tests.tested import records, rows

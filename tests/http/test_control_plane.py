@@ -21,7 +21,7 @@ from highwater.engine.client import Engine
 from highwater.http.services import MAX_WAITING
 from highwater.model.engine import Progress
 from highwater.server.main import CONTROL_BODY_BYTES, create_app
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from highwater.server.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import serving, status_of
@@ -929,7 +929,7 @@ async def test_what_is_no_dry_run_for_sure_needs_the_token(guarded, query):
 
 async def test_a_plan_behind_too_many_others_is_refused_with_a_time_to_come_again(monkeypatch):
     ends = threading.Event()
-    monkeypatch.setattr("highwater.http.budget.plan_answer", lambda *_: {"ended": ends.wait(LIMIT_SECONDS)})
+    monkeypatch.setattr("highwater.http.memory.plan_answer", lambda *_: {"ended": ends.wait(LIMIT_SECONDS)})
     async with sidecar_before(FakeEngine()) as running, asyncio.TaskGroup() as callers:
         asked = [callers.create_task(running.client.post("/memory/plan", json={})) for _ in range(MAX_WAITING + 2)]
         refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

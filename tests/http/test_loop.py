@@ -12,8 +12,7 @@ import pytest
 
 from highwater.process.errors import SettingsError
 from highwater.server.main import create_app
-from highwater.server.settings.settings import Settings
-from highwater.server.settings.sources import load
+from highwater.server.settings import Settings, load
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import alive, sidecar_before

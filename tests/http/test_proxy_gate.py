@@ -16,8 +16,8 @@ from gated_proxy.heads import parse_head
 from gated_proxy.transports import ReadSide
 from highwater.act.rules import PolicySettings
 from highwater.server.main import create_app
+from highwater.server.settings import Settings
 from highwater.server.settings.sections import GateSettings
-from highwater.server.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import Running, alive, both_on_ports

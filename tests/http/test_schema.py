@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from highwater.act.rules import PolicySettings
 from highwater.server.main import create_app
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from tests.fakes.engine import FakeEngine
 from tests.patience import LIMIT_SECONDS
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 
 from highwater.act.rules import PolicySettings
 from highwater.server.main import create_app
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from highwater.server.sidecar import start_line
 from highwater.terminal.cli import main
 from highwater.terminal.demo.process import answers, free_port

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from highwater.explain.command_line import Line
-from highwater.terminal.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.engine import DEFAULT_VERSION
 from highwater_worker.plan.cards import CARDS
-from kvplan import PlanError
+from kvplan import EngineFlags, PlanError
 from kvplan.builtin import Start, read_start
-from kvplan.flags import EngineFlags
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
 from tests.support.asked_starts import Asked, asked, completed, given_flags, model_folder

@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from highwater.process.worker_package import SHIM_FOLDER
-from highwater.terminal.demo.engine import CACHE_TOKENS, MAX_MODEL_LEN, build_model
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import CACHE_TOKENS, MAX_MODEL_LEN, EngineEnvironment, build_model
 from highwater.terminal.demo.process import KeptProcess, free_port
 from highwater.terminal.demo.traffic import send_images
 from tests.helm.chart import CI_FILES, Object, ci_values, container, merged, objects, pod, pods

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.device.steps import STEPS
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from tests.device_steps import passed
 from tests.engines import with_modules_of_the_sidecar
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from highwater.terminal.demo.engine import build_model
-from highwater.terminal.demo.environment import DEFAULT_VERSION, EngineEnvironment
+from highwater.terminal.demo.engine import DEFAULT_VERSION, EngineEnvironment, build_model
 from tests.fakes.cann.ascend import folder_of_both
 from tests.support.asked_starts import Asked, asked, model_folder, parts_of, pool_of
 from tests.support.asked_sweep import builtin, cases, compare, vllm_of

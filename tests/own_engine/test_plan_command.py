@@ -12,7 +12,7 @@ import pytest
 
 from highwater.explain.command_line import read_line
 from highwater.explain.roads import VllmRoad
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from tests.fakes.recorded_vllm import FILE, MODEL
 from tests.support.asked_starts import model_folder
 from tests.support.record_answers import kept

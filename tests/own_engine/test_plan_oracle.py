@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.terminal.demo.environment import DEFAULT_VERSION
+from highwater.terminal.demo.engine import DEFAULT_VERSION
 from tests.oracles import disagreements
 
 

@@ -27,7 +27,7 @@ from PIL import Image
 
 from gated_proxy.door_items import BYTES_PER_PIXEL
 from highwater.act.door import FREE_SHARE
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from highwater.terminal.demo.process import answers
 from tests.pod.engine import PodEngine
 from tests.pod.kubelet import wait_for_start

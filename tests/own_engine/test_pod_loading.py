@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from highwater.watch.starts import PREFIX
 from tests.pod.engine import PodEngine
 from tests.pod.judging import acquits_memory, blames_host_memory, names_last_state

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from tests.patience import wait_until
 from tests.pod.engine import hog
 from tests.pod.judging import acquits_memory, blames_host_memory, kinds, names_last_state

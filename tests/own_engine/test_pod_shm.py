@@ -16,7 +16,7 @@ from highwater.host.reading import ShmMemory, ShmOwner
 from highwater.host.report import report_of
 from highwater.host.watch import HostReader
 from highwater.model.units import MIB
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from tests.patience import wait_until
 from tests.pod.kubelet import Kubelet, wait_for_start
 from tests.pod.serving import Serving, serving

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from tests.fakes.vllm_routes import recorded, routes_in
 
 

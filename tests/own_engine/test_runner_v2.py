@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from highwater.terminal.demo.engine import DemoEngine
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment
 from highwater.terminal.demo.process import free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import image_url

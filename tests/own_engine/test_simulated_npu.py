@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from highwater.diagnose.log.story import story_of
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from tests.device_steps import passed
 from tests.engines import with_modules_of_the_sidecar
 from tests.fakes.cann.npu import NEEDS_COMPILER, TORCH_NPU, SimulatedNpu, build

@@ -16,8 +16,7 @@ from pydantic import TypeAdapter
 
 from highwater.explain.budget import rank_budget
 from highwater.model.engine_budget import EngineBudget
-from highwater.terminal.demo.engine import build_model
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment, build_model
 from tests.engine.conftest import make_weights
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
 from tests.fakes.cann.ascend import VLLM, VLLM_ASCEND, environ_of_vllm_ascend

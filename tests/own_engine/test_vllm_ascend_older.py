@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from highwater.terminal.demo.engine import build_model
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment, build_model
 from tests.engine.conftest import make_weights
 from tests.engines import ROOT
 from tests.fakes.cann.ascend import Release, environ_of_vllm_ascend

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from highwater.terminal.demo.engine import build_model
-from highwater.terminal.demo.environment import EngineEnvironment, cache_dir
+from highwater.terminal.demo.engine import EngineEnvironment, build_model, cache_dir
 from tests.engine.conftest import make_weights
 from tests.engine.published import unpacked_source
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens

@@ -27,7 +27,7 @@ from bench.npu_story import (
     table,
     tell,
 )
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from highwater.terminal.demo.process import DemoError
 from highwater.terminal.demo.story import stage
 from highwater.terminal.demo.traffic import REQUEST_SECONDS, image_url

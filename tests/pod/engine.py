@@ -13,8 +13,7 @@ from typing import Self
 
 import httpx
 
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions, build_model
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment, EngineOptions, build_model
 from tests.engines import watching
 from tests.patience import LIMIT_SECONDS
 from tests.pod.pod import Container

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from highwater.terminal.demo.process import answers
 from tests.pod.engine import Load, PodEngine
 from tests.pod.kubelet import Kubelet, wait_for_start

@@ -15,7 +15,7 @@ import uvicorn
 
 from highwater.process.clocks import Clocks
 from highwater.server.main import create_app
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from highwater.server.sidecar import Sidecar
 from highwater.terminal.demo.process import free_port
 from tests.patience import LIMIT_SECONDS

@@ -21,8 +21,8 @@ from typing import Any
 
 from highwater.explain.command_line import Line
 from highwater.process.worker_package import SHIM_FOLDER
-from highwater.terminal.demo.environment import DEFAULT_VERSION, ensure_environment
-from kvplan.flags import EngineFlags
+from highwater.terminal.demo.engine import DEFAULT_VERSION, ensure_environment
+from kvplan import EngineFlags
 from tests.engines import ALL_RECIPES, CUDA_RECIPES, ROOT
 from tests.oracles import BORROWED, sources_of
 from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, Start

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from highwater.explain.command_line import Line
-from highwater.terminal.demo.environment import DEFAULT_VERSION
-from kvplan import PlanError
-from kvplan.flags import EngineFlags
+from highwater.terminal.demo.engine import DEFAULT_VERSION
+from kvplan import EngineFlags, PlanError
 from kvplan.generations import NEWEST_KNOWN, generation_of, text_of
 from kvplan.pool import plan_pool
 from tests.support.asked_starts import Asked, asked, completed, model_folder

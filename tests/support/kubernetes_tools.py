@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from highwater.terminal.demo.environment import cache_dir
+from highwater.terminal.demo.engine import cache_dir
 
 PROGRAMS = ("kubectl", "helm")
 _ARCHIVE = "*/_jsii/*.jsii.tgz"

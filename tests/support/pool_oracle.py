@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan import PlanError
-from kvplan.flags import Limits
+from kvplan import Limits, PlanError
 from kvplan.pool import KvPool
 from kvplan.specs import Layers
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvplan.flags import EngineFlags
+from kvplan import EngineFlags
 
 CONFIGS = Path(__file__).parents[1] / "unit" / "explain" / "configs"
 GIB = 1 << 30

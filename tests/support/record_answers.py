@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from highwater.explain.command_line import Line
 from highwater.explain.roads import Answer, VllmRoad
-from highwater.terminal.demo.environment import DEFAULT_VERSION, ensure_environment
+from highwater.terminal.demo.engine import DEFAULT_VERSION, ensure_environment
 from highwater.terminal.plan import command
 from highwater.terminal.plan.command import plan
 from tests.engines import ALL_RECIPES

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from highwater import __version__
 from highwater.process import errors
-from highwater.server.settings.settings import Settings, keys, variable
+from highwater.server.settings import Settings, keys, variable
 from highwater.terminal import cli, serve
 
 KEYS = dict(keys())

@@ -15,10 +15,9 @@ import yaml
 
 from highwater.act.rules import PolicyChange, PolicySettings
 from highwater.model.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
-from highwater.process.logs import Part
+from highwater.process.errors import Part
 from highwater.server.main import create_app
-from highwater.server.settings.settings import keys, variable
-from highwater.server.settings.sources import load
+from highwater.server.settings import keys, load, variable
 from highwater.terminal.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]

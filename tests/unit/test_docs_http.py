@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from highwater.server.main import create_app
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-Z, ]+) (`/.+?`) \|(?: (yes))? \| (.+) \|$", PAGE, re.MULTILINE)

@@ -14,8 +14,7 @@ from highwater.act.rules import PolicyChange, Rule
 from highwater.process import resources
 from highwater.process.errors import SettingsError
 from highwater.process.untrusted import MayHoldSecret, sentences
-from highwater.server.settings.settings import PREFIX, Settings, is_list, keys, variable
-from highwater.server.settings.sources import load
+from highwater.server.settings import PREFIX, Settings, is_list, keys, load, variable
 from highwater.watch.recorder.ring import MAX_FILE_BYTES
 
 KEYS = dict(keys())

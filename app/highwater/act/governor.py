@@ -26,8 +26,7 @@ from highwater.model.remedies import RemedyResult
 from highwater.model.report import Caller, Report
 from highwater.model.units import HOUR_SECONDS
 from highwater.process.clocks import Clocks
-from highwater.process.errors import NotAvailable, NotKept, UnreachableWater
-from highwater.process.logs import contained
+from highwater.process.errors import NotAvailable, NotKept, UnreachableWater, contained
 from highwater.process.state_file import StateFile
 from highwater.process.untrusted import sentences
 from highwater.watch.history import History

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from highwater.act.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
-from highwater.act.relief_states import STATES, State, States
+from highwater.act.quiescer import CALL_SECONDS, STATES, CannotQuiesce, Quiesced, Quiescer, State, States
 from highwater.act.remedies import (
     MAX_SECONDS,
     NO_OPTIONS,

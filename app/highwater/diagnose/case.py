@@ -10,8 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
-from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, change, risen, same_process, total
-from highwater.diagnose.incident import EncoderEntry, Evidence, Headline, RankEvidence
+from highwater.diagnose.evidence import (
+    AFTER,
+    BEFORE,
+    PEAK,
+    EncoderEntry,
+    Evidence,
+    Experiment,
+    Headline,
+    RankEvidence,
+    change,
+    risen,
+    same_process,
+    total,
+)
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.explain.explanation import Explanation
 from highwater.host.report import GrownPart, HostReport

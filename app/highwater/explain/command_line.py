@@ -20,8 +20,7 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from kvplan import PlanError, short
-from kvplan.flags import KINDS, EngineFlags
+from kvplan import FLAG_KINDS, EngineFlags, PlanError, short
 
 MAX_CONFIG_BYTES: Final = 1_000_000
 _MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
@@ -286,7 +285,7 @@ def _mapping(text: str) -> dict[str, Any]:
 # The flags of `EngineFlags` that stand on a command line, and two that change a start's memory beside the KV cache.
 _OF_A_CARD: Final = ("platform", "device_bytes", "device_name", "compute_capability")
 _APART: Final = {"enforce_eager": "bool", "max_cudagraph_capture_size": "int"}
-_TAKEN: Final = {name: kind for name, kind in {**KINDS, **_APART}.items() if name not in _OF_A_CARD}
+_TAKEN: Final = {name: kind for name, kind in {**FLAG_KINDS, **_APART}.items() if name not in _OF_A_CARD}
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "int": _count, "str": str, "float": float, "Mapping": _mapping, "kv_cache_memory_bytes": size_of,
 }  # fmt: skip
@@ -321,7 +320,7 @@ class Parsed:
     ignored: tuple[str, ...]  # flags that change no memory
 
     def flags(self, **more: Any) -> EngineFlags:  # noqa: ANN401 - `EngineFlags` says what each is
-        return EngineFlags(**{key: value for key, value in {**self.given, **more}.items() if key in KINDS})
+        return EngineFlags(**{key: value for key, value in {**self.given, **more}.items() if key in FLAG_KINDS})
 
 
 def parse(line: Line) -> Parsed:

@@ -16,8 +16,7 @@ from highwater.explain.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.model.engine_budget import EngineBudget, EngineLimits
 from highwater.model.rank import EncoderUnprofiledBy, Launch, RankReading
 from highwater.model.units import gib_text, size_text
-from kvplan import PlanError
-from kvplan.flags import Limits
+from kvplan import Limits, PlanError
 from kvplan.generations import ASCEND_SKIPS_ENCODER, V2_PROFILES_ENCODER, generation_of
 from kvplan.pool import KvPool, deciding_workers, plan_pool
 

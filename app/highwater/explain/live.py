@@ -21,8 +21,7 @@ from highwater.model.engine_budget import EncoderLimits
 from highwater.model.report import SCHEMA
 from highwater_worker.plan import cards
 from highwater_worker.plan.cards import Figure
-from kvplan import GRADES, Grade, PlanError, short
-from kvplan.flags import KINDS, EngineFlags, checked
+from kvplan import FLAG_KINDS, GRADES, EngineFlags, Grade, PlanError, checked_flag, short
 from kvplan.generations import ASCEND_TAKES_KV_CACHE_BYTES, generation_of, requested_bytes
 from kvplan.pool import KvPool, deciding_workers, plan_pool
 
@@ -353,7 +352,7 @@ def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) 
 
 
 def _changes(engine: LiveEngine, requested: Flags) -> dict[str, Any]:
-    flags, known = engine.flags, KINDS
+    flags, known = engine.flags, FLAG_KINDS
     changed: dict[str, Any] = {}
     for key, value in requested.items():
         if key not in known:
@@ -364,7 +363,7 @@ def _changes(engine: LiveEngine, requested: Flags) -> dict[str, Any]:
             raise PlanError(
                 f"{key}: {short(value)} is not how the engine runs, and what it changes is not seen there; {OFFLINE}"
             )
-        changed[key] = checked(key, value)
+        changed[key] = checked_flag(key, value)
     if "gpu_memory_utilization" in changed and (
         "kv_cache_memory_bytes" in changed or flags.kv_cache_memory_bytes is not None
     ):

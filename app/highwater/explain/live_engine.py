@@ -14,8 +14,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from highwater.model.engine_budget import EngineBudget, EngineLimits
 from highwater.model.rank import RankReading
-from kvplan import PlanError, short
-from kvplan.flags import EngineFlags, Limits, Platform
+from kvplan import EngineFlags, Limits, PlanError, Platform, short
 from kvplan.specs import (
     CACHE_BYTES,
     AttentionLayer,

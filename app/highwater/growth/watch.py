@@ -36,8 +36,7 @@ from highwater.model.growth import GrowthGround, GrowthKind, SeriesGrowth
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
 from highwater.process.clocks import Clocks
-from highwater.process.errors import UnknownName
-from highwater.process.logs import contained
+from highwater.process.errors import UnknownName, contained
 from highwater.watch.history import History
 
 # A judgement takes about a millisecond where a series moves.

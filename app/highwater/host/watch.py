@@ -38,7 +38,7 @@ from highwater.host.reading import (
 from highwater.host.report import GrownPart, HostReport, Judge, report_of
 from highwater.model.rank import RankReading
 from highwater.process.clocks import STOPPED_STATES, SYSTEM, Clocks, Machine
-from highwater.process.logs import contained
+from highwater.process.errors import contained
 from highwater.watch.recorder.progress import SilentCore
 from highwater_worker.kernel.cgroup import read_container
 from highwater_worker.kernel.proc import read_machine

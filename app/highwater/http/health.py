@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, TypeAdapter
 
 from highwater.diagnose.case import Setup, Where, of_report
+from highwater.diagnose.evidence import Headline
 from highwater.diagnose.finding import WEIGHTS, Finding
-from highwater.diagnose.incident import Headline
 from highwater.diagnose.rules.book import Explained, judged
 from highwater.diagnose.rules.setup import SetupCheck, checked
 from highwater.diagnose.verdict import verdict

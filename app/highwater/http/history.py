@@ -15,7 +15,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from pydantic import Field, TypeAdapter
 from starlette.types import Receive, Scope, Send
 
-from highwater.diagnose.incident import Incident
+from highwater.diagnose.evidence import Incident
 from highwater.diagnose.incidents.store import UnreadableIncident, listing, to_bytes
 from highwater.diagnose.verdict import JudgedReport
 from highwater.http.access import peer_of

@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from gated_proxy.door import Door
 from gated_proxy.traffic import Connections, ProxyTraffic
 from highwater import __version__
-from highwater.diagnose.incident import IncidentKind
+from highwater.diagnose.evidence import IncidentKind
 from highwater.diagnose.verdict import verdict
 from highwater.engine.client import Engine
 from highwater.host.kernel import memory_limit
@@ -51,8 +51,7 @@ from highwater.model.growth import SeriesGrowth
 from highwater.model.policy import PolicyStatus
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Report, Trigger
-from highwater.process.errors import EngineError, EngineGarbled
-from highwater.process.logs import InternalErrors
+from highwater.process.errors import EngineError, EngineGarbled, InternalErrors
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 """Of the classic text format, whatever a scraper accepts: vLLM speaks no other, and a page has one format."""

@@ -121,7 +121,7 @@ class ReliefNow:
 
     remedy: str
     trigger: Trigger
-    state: str  # where it stands (app/highwater/act/relief_states.py)
+    state: str  # where it stands (app/highwater/act/quiescer.py)
     seconds: float  # since it began
     requests_running: int = 0  # those that it waits for; `requests_held`: new ones that wait for it
     requests_held: int = 0

@@ -1,4 +1,4 @@
-"""The exception tree: everything that this package raises on purpose; and the exit codes of every command.
+"""The exception tree: everything that this package raises on purpose; what nobody foresaw; and the exit codes.
 
 ::
 
@@ -22,9 +22,13 @@ Foreign exceptions (httpx, json, pydantic) are mapped to these once, where they 
 
 from __future__ import annotations
 
+import logging
 import signal
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 
 class HighwaterError(Exception):
@@ -154,6 +158,34 @@ class NotKept(RequestError, status=507, code="not_kept"):
 
 def os_reason(exc: OSError) -> str:
     return (exc.strerror or str(exc)).lower()
+
+
+# --- what nobody foresaw ---
+
+Part: TypeAlias = Literal[
+    "poller", "policy", "shared_devices", "host", "incidents", "diagnosis", "growth", "proxy", "http"
+]
+
+
+class InternalErrors:
+    def __init__(self) -> None:
+        self.counts: Counter[Part] = Counter(dict.fromkeys(get_args(Part), 0))
+
+    def counter(self, part: Part) -> Callable[[], None]:
+        return partial(self.counts.update, (part,))
+
+
+@contextmanager
+def contained(
+    internal_error: Callable[[], None], log: logging.Logger, message: str, *arguments: object
+) -> Iterator[None]:
+    """Log and count what is raised inside, and go on after it: a failing part costs one round of itself."""
+    try:
+        yield
+    except Exception:
+        # Broad: it is for what nobody foresaw.
+        internal_error()
+        log.exception(message, *arguments)
 
 
 # --- exit codes: a name for each meaning, and the table of docs/terminal.md ---

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from gated_proxy.routes import SidecarPaths
 from highwater import __version__
-from highwater.http import budget, control, health, history, memory, pages
+from highwater.http import control, health, history, memory, pages
 from highwater.http.access import ControlGuard, HeadAsGet
 from highwater.http.metrics import EnginePage, Exporter
 from highwater.http.problems import PROBLEM_RESPONSES, SIDECAR_PATHS_HINT, answer_problems
@@ -34,11 +34,10 @@ from highwater.model.report import ProxyLoad, Report
 from highwater.model.units import MIB
 from highwater.process.clocks import SYSTEM, Clocks
 from highwater.process.tls import TlsWatch, listening_context
-from highwater.server.data_plane import RootPathWatch, listening_ports, make_front
 from highwater.server.parts import Parts
+from highwater.server.settings import Settings
 from highwater.server.settings.sections import IncidentSettings
-from highwater.server.settings.settings import Settings
-from highwater.server.sidecar import Loops, Sidecar, WaitingLog
+from highwater.server.sidecar import Loops, RootPathWatch, Sidecar, WaitingLog, listening_ports, make_front
 from highwater.watch.snapshots import Snapshots
 from highwater.watch.sources import EncoderCacheEntries
 
@@ -225,7 +224,7 @@ def _control_plane(
     )
     app.state.services = services
     # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
-    for routes in (health, memory, budget, history, control, pages):
+    for routes in (health, memory, history, control, pages):
         app.include_router(routes.router)
     answer_problems(app, internal_error)
     exact = frozenset(app.openapi()["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}

@@ -36,7 +36,7 @@ from highwater.growth.book import FloorFile
 from highwater.growth.series import Measured, host_series
 from highwater.growth.watch import GrowthWatch
 from highwater.host.needs import CacheCounts
-from highwater.host.oom_kills import OomKillWatch
+from highwater.host.past import OomKillWatch
 from highwater.host.process_lives import ProcessLives
 from highwater.host.watch import HostReader, HostWatch
 from highwater.http.access import Access
@@ -46,9 +46,9 @@ from highwater.process.admin_token import AdminToken, default_token_file
 from highwater.process.clocks import Clocks
 from highwater.process.state_file import StateFile
 from highwater.process.tls import engine_context
-from highwater.server.data_plane import wire_data_plane
 from highwater.server.door import DoorWatch
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
+from highwater.server.sidecar import wire_data_plane
 from highwater.watch.history import History
 from highwater.watch.poller import Poller, Reports
 from highwater.watch.recorder.recorders import Recorders

@@ -63,7 +63,7 @@ def asked_at(url: str, engine_url: str | None) -> Iterator[Asked]:
             yield sidecar
         return
     from highwater.server.main import read_once
-    from highwater.server.settings.sources import load
+    from highwater.server.settings import load
 
     try:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HIGHWATER_ADMIN_TOKEN")}

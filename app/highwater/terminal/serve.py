@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Final
 
 import click
@@ -15,11 +17,9 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from highwater.process.errors import FAILED, INVALID, SettingsError, os_reason
-from highwater.process.logs import configure_log
 from highwater.process.resources import raise_limit, retain_freed_memory
 from highwater.process.untrusted import masked
-from highwater.server.settings.settings import Settings, is_list, keys, variable
-from highwater.server.settings.sources import CONFIG_VARIABLE, load
+from highwater.server.settings import CONFIG_VARIABLE, LogFormat, Settings, is_list, keys, load, variable
 from highwater.terminal.healthcheck import PATHS, ask
 
 _PROBE_SECONDS: Final = 0.2
@@ -61,8 +61,7 @@ def run(settings: Settings) -> None:
 
     from gated_proxy import exchange
     from highwater.server.main import create_app
-    from highwater.server.sidecar import start_line
-    from highwater.terminal.server import Server
+    from highwater.server.sidecar import Server, start_line
 
     is_compiled = not exchange.__file__.endswith(".py")
     logging.getLogger("highwater").info("%s", start_line(settings, is_compiled=is_compiled))
@@ -121,6 +120,50 @@ def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
     if exc.errno == errno.EACCES:
         return f"{problem}; set {setting} to 1024 or above, or grant the capability NET_BIND_SERVICE"
     return f"{problem}; set {setting} to a port that is free, and host to an address of this machine"
+
+
+# --- its own log: lines for people, or one JSON object a line, uvicorn's and Python's warnings included ---
+
+_TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# uvicorn's general log has this name.
+_NAMES: Final = {"uvicorn.error": "uvicorn"}
+
+
+class JsonLines(logging.Formatter):
+    """Formats a record as one line of JSON: ``time`` (UTC), ``level``, ``logger``, ``message``, and ``exception``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = record.stack_info
+        return json.dumps(line)
+
+
+def _with_plain_name(record: logging.LogRecord) -> bool:
+    record.name = _NAMES.get(record.name, record.name)
+    return True
+
+
+def configure_log(level: str, form: LogFormat) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(_TEXT))
+    handler.addFilter(_with_plain_name)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.captureWarnings(capture=True)
+    # One line for each control call tells nothing new; what uvicorn says of its start, our own lines say.
+    for name in ("httpx", "uvicorn.error"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+
+
+# --- its flags ---
 
 
 def is_among(key: str, keys: tuple[str, ...]) -> bool:

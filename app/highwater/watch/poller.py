@@ -23,8 +23,7 @@ from highwater.model.growth import TRACK_SECONDS, growth_since_ready, without_fo
 from highwater.model.rank import EncoderCacheTotals, RankKey, RankReading, are_recorded
 from highwater.model.report import Report
 from highwater.process.clocks import Clocks
-from highwater.process.errors import EngineUnreachable
-from highwater.process.logs import contained
+from highwater.process.errors import EngineUnreachable, contained
 from highwater.watch.history import History
 from highwater.watch.ranks import Replicas, Sizes, best_readings, missing_hint, missing_ranks, workers_left
 from highwater.watch.recorder.progress import beside_silent

@@ -18,7 +18,7 @@ from typing import Final
 
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
-from highwater.process.logs import contained
+from highwater.process.errors import contained
 from highwater.process.untrusted import plain
 from highwater.watch.history import History
 from highwater.watch.recorder.folder import RecorderFolder

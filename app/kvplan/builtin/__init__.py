@@ -7,10 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kvplan import GIB, Figure, PlanError, ceil_div, short
+from kvplan import (
+    DEFAULT_CAPABILITY,
+    FLAG_KINDS,
+    GIB,
+    EngineFlags,
+    Figure,
+    Limits,
+    PlanError,
+    ceil_div,
+    checked_flag,
+    short,
+)
 from kvplan.builtin.model import MODEL_BYTES, Model, read_model
 from kvplan.builtin.weights import activation_of, check_quantization, weights_of
-from kvplan.flags import DEFAULT_CAPABILITY, KINDS, EngineFlags, Limits, checked
 from kvplan.generations import NEWEST_TESTED, text_of
 from kvplan.specs import (
     CACHE_BYTES,
@@ -124,9 +134,9 @@ def _check(flags: EngineFlags) -> None:
             raise PlanError(
                 f"--{key.replace('_', '-')}: {short(getattr(flags, key))}; the built-in plans {right} alone"
             )
-    for key in KINDS:
+    for key in FLAG_KINDS:
         if (value := getattr(flags, key)) is not None:
-            checked(key, value)
+            checked_flag(key, value)
     capability = flags.compute_capability
     if capability is not None and not re.fullmatch(r"\d{1,2}(\.\d)?", capability):
         raise PlanError(f"--compute-capability: {capability!r}; write it as {DEFAULT_CAPABILITY}")

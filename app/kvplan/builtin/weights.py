@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan import GIB, MIB, Figure, PlanError, ceil_div, estimated
+from kvplan import GIB, MIB, EngineFlags, Figure, PlanError, ceil_div, estimated
 from kvplan.builtin.model import MODEL_BYTES, Model
-from kvplan.flags import EngineFlags
 from kvplan.specs import rank_heads, stage_bounds
 
 # Methods that leave the KV cache alone, whatever the weights take.

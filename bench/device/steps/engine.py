@@ -47,7 +47,7 @@ def run(on: TorchDevice, found: Findings) -> None:
         folder = Path(name)
         try:
             engines = import_module("highwater.terminal.demo.engine")
-            environment = import_module("highwater.terminal.demo.environment").EngineEnvironment
+            environment = import_module("highwater.terminal.demo.engine").EngineEnvironment
             engine = engines.DemoEngine(environment("", Path(sys.prefix)), _options(on, engines, folder), folder=folder)
         except ImportError as missing:
             found.skip(f"the demonstration needs {missing.name}, which is not installed here", *CHECKS)

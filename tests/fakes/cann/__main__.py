@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from highwater.terminal.demo.environment import ensure_environment
+from highwater.terminal.demo.engine import ensure_environment
 from tests.engines import with_modules_of_the_sidecar
 from tests.fakes.cann.npu import SimulatedNpu
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from highwater.process.worker_package import SHIM_FOLDER, copy_worker_package
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment
 from tests.engine.published import copy_modules, unpacked_source
 from tests.fakes.cann.npu import HERE, SimulatedNpu, ensure_beside
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.terminal.demo.environment import EngineEnvironment, cache_dir
+from highwater.terminal.demo.engine import EngineEnvironment, cache_dir
 from highwater.terminal.demo.process import DemoError, signs_of_life
 from tests.c_compiler import compiler, obstacle
 from tests.fakes.cann.state import VARIABLE, new_state

@@ -13,8 +13,8 @@ from highwater.act.quiescer import (
     GATE_MARGIN_SECONDS,
     SETTLE_SECONDS,
     CannotQuiesce,
+    States,
 )
-from highwater.act.relief_states import States
 from highwater.process.errors import EngineUnreachable
 from highwater.watch.sources import read_load
 from tests.fakes.engine import Core, core_on

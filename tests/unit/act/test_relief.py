@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.act.quiescer import States
 from highwater.act.relief import RemedyRequest
-from highwater.act.relief_states import States
 from highwater.act.remedies import REMEDIES, Release, RunResult
 from highwater.model.remedies import TRAITS, RemedyResult, Target
 from highwater.model.units import MIB

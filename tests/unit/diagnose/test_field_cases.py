@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from highwater.diagnose.incident import RankEvidence
+from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.http.text.incidents import incident_markdown

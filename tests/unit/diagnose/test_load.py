@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from highwater.diagnose.case import of_load
-from highwater.diagnose.experiment import Experiment, Gap, Moment
+from highwater.diagnose.evidence import Experiment, Gap, Moment
 from highwater.diagnose.finding import ADVICE, Finding, all_advice
 from highwater.diagnose.rules.book import RULES, judged
 from highwater.model.engine import EngineLoad

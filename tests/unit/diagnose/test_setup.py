@@ -11,7 +11,7 @@ import pytest
 from highwater.act.remedies import REMEDIES
 from highwater.diagnose import finding as wording
 from highwater.diagnose.case import Case, Setup, of_report
-from highwater.diagnose.incident import Headline
+from highwater.diagnose.evidence import Headline
 from highwater.diagnose.rules.setup import CHECKS, SetupCheck, checked
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities
 from highwater.host.reading import NO_FILES, EngineMemorySettings, HostReading, ShmMemory, ShmOwner
@@ -20,7 +20,7 @@ from highwater.model.engine import EngineStatus, MissingRank, Progress
 from highwater.model.policy import RemedyState
 from highwater.model.rank import Note
 from highwater.model.units import MIB
-from highwater.server.settings.settings import keys, variable
+from highwater.server.settings import keys, variable
 from tests.unit.host.recorded import reading
 from tests.unit.terminal.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 

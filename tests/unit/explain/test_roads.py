@@ -15,9 +15,8 @@ from highwater.explain import roads
 from highwater.explain.command_line import read_line
 from highwater.explain.roads import BuiltInRoad, CannotBeAskedError, VllmRoad
 from highwater_worker.plan.cards import CARDS
-from kvplan import Figure, PlanError
+from kvplan import EngineFlags, Figure, Limits, PlanError
 from kvplan.builtin import Start
-from kvplan.flags import EngineFlags, Limits
 from kvplan.specs import FullAttention
 from tests.fakes.recorded_vllm import write_python
 from tests.patience import LIMIT_SECONDS

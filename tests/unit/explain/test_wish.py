@@ -23,8 +23,7 @@ from highwater.explain.wish import (
     parse_wish,
     wish_json,
 )
-from kvplan import PlanError
-from kvplan.flags import Limits
+from kvplan import Limits, PlanError
 from kvplan.generations import generation_of
 from kvplan.pool import KvPool, plan_pool
 from kvplan.specs import FullAttention

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.host.oom_kills import OomKills, OomKillWatch
+from highwater.host.past import OomKills, OomKillWatch
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory
 from highwater.process.clocks import Clocks
 from tests.fakes.engine import FakeClock

@@ -9,8 +9,7 @@ import pytest
 
 from highwater.diagnose.rules.book import host_findings
 from highwater.host.needs import CacheCounts
-from highwater.host.oom_kills import OomKillWatch
-from highwater.host.past import MAX_PARTS, HostPast
+from highwater.host.past import MAX_PARTS, HostPast, OomKillWatch
 from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
 from highwater.host.report import GrownPart
 from highwater.host.watch import HostReader, HostWatch

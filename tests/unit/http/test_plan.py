@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from highwater.explain.live_engine import LiveEngine
-from highwater.http.budget import PlanRequest, plan_answer
+from highwater.http.memory import PlanRequest, plan_answer
 from highwater.http.services import Turns
 from highwater.model.rank import EncoderCache
 from highwater.model.report import Report

@@ -18,7 +18,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 ANSWER = """
 import json, time
 from kvplan.builtin import read_start
-from kvplan.flags import EngineFlags
+from kvplan import EngineFlags
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
 start = read_start(json.loads(input()), EngineFlags())

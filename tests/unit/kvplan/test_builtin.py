@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvplan import PlanError
+from kvplan import EngineFlags, PlanError
 from kvplan.builtin import Start, read_start
 from kvplan.builtin.model import FAMILIES
-from kvplan.flags import EngineFlags
 from kvplan.generations import NEWEST_KNOWN, generation_of, text_of
 from kvplan.pool import KvPool, plan_pool
 from tests.support.builtin_models import MODELS

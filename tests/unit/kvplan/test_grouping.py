@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan import PlanError
-from kvplan.flags import Limits
+from kvplan import Limits, PlanError
 from kvplan.generations import generation_of
 from kvplan.grouping import group_layers, merge_workers
 from kvplan.specs import CrossAttention, FullAttention, LayerSpec, MambaState, MlaAttention, SlidingWindow

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvplan import PlanError
+from kvplan import EngineFlags, PlanError
 from kvplan.builtin import read_start
-from kvplan.flags import EngineFlags
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
 from tests.support.builtin_models import MODELS

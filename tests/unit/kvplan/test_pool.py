@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplan import PlanError
-from kvplan.flags import Limits
+from kvplan import Limits, PlanError
 from kvplan.generations import generation_of
 from kvplan.pool import KvPool, plan_pool
 from kvplan.specs import CrossAttention, FullAttention, Layers, LayerSpec, MambaState, MlaAttention, SlidingWindow

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvplan.flags import Limits
+from kvplan import Limits
 from kvplan.generations import generation_of
 from kvplan.pool import KvPool, plan_pool
 from kvplan.specs import (

@@ -17,9 +17,9 @@ import pytest
 from highwater.diagnose.incidents import diagnosis as diagnosing
 from highwater.diagnose.rules import book
 from highwater.model.report import Report
-from highwater.process.logs import InternalErrors
+from highwater.process.errors import InternalErrors
 from highwater.server.main import create_app
-from highwater.server.settings.settings import Settings
+from highwater.server.settings import Settings
 from highwater.server.sidecar import Sidecar
 from highwater.watch.shared_devices import SharedDevices
 from tests.fakes.engine import FakeEngine
@@ -230,7 +230,7 @@ async def http(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # By file and function: the part whose counter moves, and what brings it about.
 PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch], Awaitable[None]]]] = {
-    ("process/logs.py", "contained"): ("poller", poller),
+    ("process/errors.py", "contained"): ("poller", poller),
     ("watch/poller.py", "_guarded"): ("poller", poller),
     ("watch/poller.py", "_next_read"): ("poller", pace),
     ("watch/poller.py", "publish"): ("poller", listener),

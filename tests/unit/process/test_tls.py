@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 
 from highwater.process.errors import SettingsError
 from highwater.process.tls import ReloadedContext, TlsFiles, TlsWatch, engine_context, listening_context, trouble
-from highwater.server.settings.sources import load
+from highwater.server.settings import load
 from tests.patience import patience
 
 NAME = "engine.test"

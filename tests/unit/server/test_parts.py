@@ -7,7 +7,7 @@ import pytest
 from highwater.host.reading import HostReading
 from highwater.process.clocks import SYSTEM
 from highwater.server.parts import Parts
-from highwater.server.settings.sources import load
+from highwater.server.settings import load
 
 
 def parts_of(**settings: str) -> Parts:

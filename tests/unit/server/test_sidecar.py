@@ -8,7 +8,7 @@ import pytest
 
 from highwater import __version__
 from highwater.process.clocks import Clocks
-from highwater.server.settings.sources import load
+from highwater.server.settings import load
 from highwater.server.sidecar import WAITING_SECONDS, WaitingLog, start_line
 from tests.unit.terminal.reports import report
 

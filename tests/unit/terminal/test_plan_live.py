@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater.http.budget import PlanRequest, plan_answer
+from highwater.http.memory import PlanRequest, plan_answer
 from highwater.process.errors import CannotPlan, SidecarRefused
 from highwater.terminal.plan.command import plan as plan_command
 from tests.fakes import started

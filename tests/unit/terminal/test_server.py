@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from highwater.process.errors import INVALID
-from highwater.server.settings.sources import load
+from highwater.server.settings import load
 from highwater.terminal.serve import listen, listening_problem
 
 

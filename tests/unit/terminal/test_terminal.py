@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from highwater.process.admin_token import TOKEN_VARIABLE
-from highwater.server.settings.sources import load
+from highwater.server.settings import load
 from highwater.terminal.cli import DEFAULT_URL, URL_VARIABLE, main
 
 # Those that the page describes with each of their options; others have pages of their own.

@@ -20,11 +20,18 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from highwater_worker.devices import Device, HostMemory, read_host
-from highwater_worker.encoder_cache.groups import Movability
 from highwater_worker.encoder_cache.spilling_dict import Entry, Spilled, SpilledGroup, SpillingDict
 from highwater_worker.engine_view import needed_hashes, ranks_on_machine
 from highwater_worker.errors import Notes, RefusedError, describe
-from highwater_worker.memory.storages import Tensor, is_tensor, storage_of, tensors_in, view_bytes
+from highwater_worker.memory.storages import Storage, Tensor, is_tensor, storage_of, tensors_in, view_bytes
+
+
+class Movability(NamedTuple):
+    storages: tuple[Storage, ...]
+    can_go: bool  # it can be copied to the host and back
+    view_bytes: int
+    copy_bytes: int  # of the host, that its copy would take
+    spilled_bytes: int  # of the host, that its copy takes already
 
 
 class HostBudget(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Final
 
 from highwater import __version__
 from highwater.diagnose.case import Case, given, of_incident
+from highwater.diagnose.evidence import Evidence, Incident, IncidentKind, RankEvidence
 from highwater.diagnose.finding import Advice, Finding, for_given_pool, weightiest_first
-from highwater.diagnose.incident import Evidence, Incident, IncidentKind, RankEvidence
 from highwater.diagnose.log.messages import LogMessage, ended_by_signal
 from highwater.diagnose.log.story import LogStory, QuotedException
 from highwater.diagnose.rules.book import Failed, judged

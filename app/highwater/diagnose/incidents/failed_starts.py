@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from highwater.diagnose.incident import Evidence
+from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.log.story import LogStory

@@ -20,8 +20,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, get_args
 
+from highwater.diagnose.evidence import Evidence, HangBefore, Headline, Incident, IncidentKind
 from highwater.diagnose.finding import Finding
-from highwater.diagnose.incident import Evidence, HangBefore, Headline, Incident, IncidentKind
 from highwater.diagnose.incidents.diagnosis import concluded, ended_in_order, joined
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.messages import merged

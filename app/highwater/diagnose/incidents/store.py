@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.diagnose.incident import SCHEMA, Headline, Incident
+from highwater.diagnose.evidence import SCHEMA, Headline, Incident
 from highwater.model.components import thin
 from highwater.process.errors import os_reason
 from highwater.process.regular import read_regular, replace_private

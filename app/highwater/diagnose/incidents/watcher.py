@@ -25,14 +25,13 @@ from functools import partial
 from typing import Any
 
 from gated_proxy.door_items import RequestItems
-from highwater.diagnose.incident import EncoderEntry, Evidence, IncidentKind, RankEvidence
+from highwater.diagnose.evidence import EncoderEntry, Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.incidents.failed_starts import FailedStarts
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.rules.device import Sleep, wake_up_failed
 from highwater.diagnose.rules.life import NOTHING_KNOWN
 from highwater.engine.life import EngineLife
-from highwater.host.oom_kills import OomKillWatch
-from highwater.host.past import HostFacts
+from highwater.host.past import HostFacts, OomKillWatch
 from highwater.host.reading import ProcessMemory
 from highwater.model.components import MemoryPoint, account
 from highwater.model.engine import LOAD_FIGURES
@@ -40,7 +39,7 @@ from highwater.model.growth import Growth, SeriesGrowth
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import RankReading, rank_title
 from highwater.model.report import Report
-from highwater.process.logs import contained
+from highwater.process.errors import contained
 from highwater.watch.history import History
 from highwater.watch.ranks import workers_left
 from highwater.watch.recorder.contents import largest_first

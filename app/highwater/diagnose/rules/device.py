@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from highwater.act.pressure import derive, slack_bytes
 from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase
-from highwater.diagnose.experiment import highest, part_of, risen
+from highwater.diagnose.evidence import highest, part_of, risen
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, against_fragmentation, finding, times
 from highwater.diagnose.log.messages import BY_NAME, FailedAllocation
 from highwater.diagnose.log.story import LogStory

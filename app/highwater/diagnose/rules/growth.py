@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from highwater.diagnose.case import Case, RankCase
-from highwater.diagnose.experiment import highest
+from highwater.diagnose.evidence import highest
 from highwater.diagnose.finding import COMPONENT_MEANING, Finding, Weight, finding
 from highwater.diagnose.rules.device import has_run_out
 from highwater.growth.words import leak_line, series_title

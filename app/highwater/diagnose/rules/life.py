@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from highwater.diagnose.case import OLD_SECONDS, Case, given
-from highwater.diagnose.experiment import highest
+from highwater.diagnose.evidence import highest
 from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.rules.host import against_full_host, fill_text, fullest, looks_text
 from highwater.host.past import OWN_END_SECONDS

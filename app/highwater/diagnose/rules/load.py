@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from highwater.diagnose.case import Case, given
-from highwater.diagnose.experiment import (
+from highwater.diagnose.evidence import (
     AFTER,
     BEFORE,
     PEAK,

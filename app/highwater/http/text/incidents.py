@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from highwater.diagnose.case import known_points, latest
+from highwater.diagnose.evidence import Headline, Incident, RankEvidence
 from highwater.diagnose.finding import advices, all_advice, without_effect
-from highwater.diagnose.incident import Headline, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import exception_title
 from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
 from highwater.http.text.markdown import block, chart, code, figure, moment, section, table, text

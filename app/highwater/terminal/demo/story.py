@@ -23,8 +23,7 @@ import click
 
 from highwater.http.text.report import wrapped
 from highwater.model.units import MIB, size_text
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions
-from highwater.terminal.demo.environment import EngineEnvironment, ensure_environment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment, EngineOptions, ensure_environment
 from highwater.terminal.demo.process import DemoError, NotInTime, answers
 from highwater.terminal.demo.sidecar import DemoSidecar, commands_to_try, own_command, usual_port
 from highwater.terminal.demo.traffic import send_images

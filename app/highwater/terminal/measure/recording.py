@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from highwater import __version__
-from highwater.diagnose.experiment import (
+from highwater.diagnose.evidence import (
     AFTER,
     BEFORE,
     PEAK,

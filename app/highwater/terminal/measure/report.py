@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from highwater.diagnose.case import of_load
-from highwater.diagnose.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, highest, host_used, part_of, total
+from highwater.diagnose.evidence import AFTER, BEFORE, PEAK, Experiment, Moment, highest, host_used, part_of, total
 from highwater.diagnose.finding import COMPONENT_MEANING, all_advice
 from highwater.diagnose.rules.book import judged
 from highwater.http.text.markdown import block, chart, code, moment, section, table, text

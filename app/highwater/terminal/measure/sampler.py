@@ -13,8 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final, Self, TypeVar
 
-from highwater.diagnose.experiment import CacheReading, Gap, Moment
-from highwater.diagnose.incident import EncoderEntry
+from highwater.diagnose.evidence import CacheReading, EncoderEntry, Gap, Moment
 from highwater.model.components import MemoryPoint
 from highwater.model.engine import EngineLoad
 from highwater.model.rank import Device, EncoderCache, HostMemory, RankKey, RankReading, key_of

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from highwater.diagnose.case import latest, of_incident
+from highwater.diagnose.evidence import Evidence, HangBefore, RankEvidence
 from highwater.diagnose.finding import ADVICE, COMPONENT_MEANING, Advice, Finding
-from highwater.diagnose.incident import Evidence, HangBefore, RankEvidence
 from highwater.diagnose.incidents.diagnosis import memory_at_end, summarize
 from highwater.diagnose.log.messages import ended_by_signal
 from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import RULES
 from highwater.host.needs import CacheCopy, ProcessorCaches
-from highwater.host.oom_kills import OomKills
-from highwater.host.past import Fill, HostFacts
+from highwater.host.past import Fill, HostFacts, OomKills
 from highwater.host.reading import HostReading, ProcessMemory
 from highwater.host.report import GrownPart
 from highwater.model.components import MemoryPoint

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.diagnose.incident import Incident
+from highwater.diagnose.evidence import Incident
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import IncidentWatcher

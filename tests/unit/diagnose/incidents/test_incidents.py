@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.incident import RankEvidence
+from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.incidents import diagnosis, incidents
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import from_history
 from highwater.diagnose.log.reader import read_tail
 from highwater.diagnose.rules import book
-from highwater.host.oom_kills import OomKills
+from highwater.host.past import OomKills
 from highwater.host.reading import ProcessMemory
 from highwater.model.engine import EngineStatus
 from highwater.model.policy import PolicyStatus, RuleStatus

@@ -12,15 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from gated_proxy.door_items import Cost, RequestItems
-from highwater.diagnose.incident import Incident
+from highwater.diagnose.evidence import Incident
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart
 from highwater.engine.client import Engine
 from highwater.host.needs import ProcessorCaches
-from highwater.host.oom_kills import OomKillWatch
-from highwater.host.past import HostFacts
+from highwater.host.past import HostFacts, OomKillWatch
 from highwater.host.reading import ProcessMemory
 from highwater.model.engine import EngineState, EngineStatus, StartedRank, StartFailure
 from highwater.model.policy import PolicyStatus

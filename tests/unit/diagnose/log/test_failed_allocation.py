@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from highwater.diagnose.case import of_incident
+from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.finding import ADVICE
-from highwater.diagnose.incident import RankEvidence
 from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.log.messages import FailedAllocation
 from highwater.diagnose.log.record import NEAR_LINES

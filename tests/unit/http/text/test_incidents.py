@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 import pytest
 
 from highwater.diagnose.case import of_incident
+from highwater.diagnose.evidence import Headline, Incident, RankEvidence
 from highwater.diagnose.finding import ADVICE, Finding
-from highwater.diagnose.incident import Headline, Incident, RankEvidence
 from highwater.diagnose.incidents.diagnosis import summarize
 from highwater.diagnose.log.story import LogStory
 from highwater.host.reading import ProcessMemory

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from highwater.terminal.demo import keeper
-from highwater.terminal.demo.engine import DemoEngine, EngineOptions, bind_threads, link_extension
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import DemoEngine, EngineEnvironment, EngineOptions, bind_threads, link_extension
 from highwater.terminal.demo.process import DemoError, NotInTime, free_port, signs_of_life
 from tests.engines import log_tail
 from tests.patience import LIMIT_SECONDS, wait_until

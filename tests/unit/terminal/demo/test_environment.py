@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater.terminal.demo import environment
-from highwater.terminal.demo.environment import Recipe, cache_dir, ensure_environment, environment_name
+from highwater.terminal.demo import engine
+from highwater.terminal.demo.engine import Recipe, cache_dir, ensure_environment, environment_name
 from highwater.terminal.demo.process import DemoError
 
 GOOD = Recipe(pip_steps=(("--version",),), needed_bytes=0)
@@ -32,12 +32,12 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             Path(command[-1]).mkdir()
         return 0
 
-    monkeypatch.setattr(environment, "_run", run)
+    monkeypatch.setattr(engine, "_run", run)
     return ran
 
 
 def use(monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
-    monkeypatch.setitem(environment.RECIPES, "1.0", recipe)
+    monkeypatch.setitem(engine.RECIPES, "1.0", recipe)
 
 
 def test_the_cache_folder_is_the_named_one_or_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_an_environment_is_built_once(monkeypatch: pytest.MonkeyPatch, commands:
 def test_an_interrupted_build_is_made_anew(monkeypatch: pytest.MonkeyPatch, commands: list[list[str]]) -> None:
     use(monkeypatch, GOOD)
     root = ensure_environment("1.0").root
-    (root / environment.MARKER).unlink()
+    (root / engine.MARKER).unlink()
     (root / "half").touch()
     ensure_environment("1.0")
     assert not (root / "half").exists()
-    assert (root / environment.MARKER).exists()
+    assert (root / engine.MARKER).exists()
 
 
 def test_an_unknown_version_names_those_that_are_known() -> None:
@@ -98,7 +98,7 @@ def test_a_small_disk_is_refused_before_anything_is_written(
 
 def test_a_failing_step_tells_the_log_and_its_end(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     use(monkeypatch, GOOD)
-    monkeypatch.setattr(environment, "_run", failing(after=1, saying="no space left"))
+    monkeypatch.setattr(engine, "_run", failing(after=1, saying="no space left"))
     with pytest.raises(DemoError) as caught:
         ensure_environment("1.0")
     (log,) = cache.glob("*.log")
@@ -115,12 +115,12 @@ def test_pytorchs_own_index_is_tried_once_and_for_torch_only(
 ) -> None:
     use(monkeypatch, Recipe(pip_steps=(("install", "vllm"),), needed_bytes=0))
     commands: list[list[str]] = []
-    monkeypatch.setattr(environment, "_run", failing(after=1, saying=line, commands=commands))
+    monkeypatch.setattr(engine, "_run", failing(after=1, saying=line, commands=commands))
     with pytest.raises(DemoError):
         ensure_environment("1.0")
     pip = [command for command in commands if "pip" in command]
     assert len(pip) == calls
-    assert [environment.TORCH_CPU_INDEX in command for command in pip] == [False, True][:calls]
+    assert [engine.TORCH_CPU_INDEX in command for command in pip] == [False, True][:calls]
 
 
 def failing(*, after: int, saying: str, commands: list[list[str]] | None = None):

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from highwater.terminal.demo import story
-from highwater.terminal.demo.engine import EngineOptions
-from highwater.terminal.demo.environment import EngineEnvironment
+from highwater.terminal.demo.engine import EngineEnvironment, EngineOptions
 from highwater.terminal.demo.process import DemoError
 from highwater.terminal.demo.traffic import TrafficResult
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from highwater.diagnose.experiment import CacheReading, Experiment, LoadRun, Moment
-from highwater.diagnose.incident import EncoderEntry
+from highwater.diagnose.evidence import CacheReading, EncoderEntry, Experiment, LoadRun, Moment
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
 from highwater.model.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory

@@ -8,8 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from highwater.diagnose.experiment import Experiment
-from highwater.diagnose.incident import EncoderEntry
+from highwater.diagnose.evidence import EncoderEntry, Experiment
 from highwater.http.text.markdown import CHART_POINTS, CONTENT_SECURITY_POLICY, evenly, page
 from highwater.model.policy import RankPressure
 from highwater.model.report import Event

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from highwater.process.logs import JsonLines
+from highwater.terminal.serve import JsonLines
 
 LINES = """
 import logging, warnings
-from highwater.process.logs import configure_log
+from highwater.terminal.serve import configure_log
 configure_log("info", {form!r})
 logging.getLogger("highwater").info("one\\ntwo %s", "\\u2028\\x1b[31m")
 logging.getLogger("uvicorn.error").info("Started")
