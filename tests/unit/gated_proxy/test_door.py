@@ -347,7 +347,7 @@ def test_while_the_door_is_held_images_wait_and_for_no_longer_than_asked():
     desk.timers.run(1.9)
     assert one.opened == 0
     desk.timers.run(0.1)
-    assert (one.opened, desk.door.is_held) == (1, False)
+    assert (one.opened, desk.door.held_for) == (1, None)
 
 
 def test_a_hold_may_end_early():
@@ -356,7 +356,7 @@ def test_a_hold_may_end_early():
     one, two = desk.client(), desk.client()
     assert [one.brings(1), two.brings(8)] == [False, False]
     desk.timers.run(5)
-    desk.door.open()
+    desk.door.hold(0.0, "")
     desk.timers.run()
     assert (one.opened, two.opened) == (1, 0)
 
@@ -579,17 +579,17 @@ class AnyTraffic(RuleBasedStateMachine):
         door, visits = self.desk.door, [each.visit for each in self.clients]
         assert door.inside == sum((each.inside for each in visits), start=NOTHING)
         assert door.waiting == sum(each.waits for each in visits)
-        assert door._moving == sum(each.moves for each in visits)
-        assert all(door._is_over_room(each) for each in visits if each.waits) or door.is_held or door._moving
+        assert (
+            all(door._is_over_room(each) for each in visits if each.waits)
+            or door.held_for
+            or any(each.moves for each in visits)
+        )
         assert door.mode == "on" or not door.waiting
-        for share in door._shares.values():
-            assert share.inside == sum((each.inside for each in visits if each.share is share), start=NOTHING)
 
     def teardown(self):
         for client in self.clients:
             client.leave()
         assert self.desk.door.inside == NOTHING
-        assert {share.inside for share in self.desk.door._shares.values()} <= {NOTHING}
 
 
 AnyTraffic.TestCase.settings = settings(deadline=None)
