@@ -277,22 +277,19 @@ class Door:
             if self._is_over_room(visit):
                 continue
             is_short = self._short_of(visit) is not None
-            if not (is_short or self._is_over_share(visit)) or self._is_alone(visit):
+            if not (is_short or self._is_over_share(visit)):
+                return visit
+            if not any(each.moves for each in self._running if each is not visit):  # no other's end will make room
                 return visit
             if is_short:
                 return None
         return None
 
-    def _is_alone(self, visit: Visit) -> bool:
-        """Return whether no other's end will make room."""
-        return not any(each.moves for each in self._running if each is not visit)
-
     def _is_over_room(self, visit: Visit) -> bool:
         """Return whether it is too large for the room that there is just now, even if nobody else were inside."""
-        limits = self.limits
-        if limits.device_tokens is not None and visit.cost.encoder_tokens > limits.device_tokens:
-            return True
-        return limits.decoded_bytes is not None and visit.cost.decoded_bytes > limits.decoded_bytes
+        cost, limits = visit.cost, self.limits
+        figures = (cost.encoder_tokens, limits.device_tokens), (cost.decoded_bytes, limits.decoded_bytes)
+        return any(limit is not None and takes > limit for takes, limit in figures)
 
     def _is_over_share(self, visit: Visit) -> bool:
         """Return whether its key's requests would take more than half, and others have sent images lately."""

@@ -152,10 +152,10 @@ class Scanner:
             name, at = _without_escapes(name), key.end()
             self._is_video = name == b"video_url"
             if string is not None:
-                if name != b"source":
+                if _QUOTE in _OPENERS[name]:
                     found += self._judge(name, string) or ()
             elif flat is not None:
-                if name != b"images":
+                if b"{" in _OPENERS[name]:
                     for entry, value in _ENTRY.findall(flat):
                         found += self._judge(_without_escapes(entry), value) or ()
             else:

@@ -279,6 +279,13 @@ def test_one_client_takes_at_most_half_of_the_room_while_others_send_images():
     assert desk.mib == 6
 
 
+def test_the_others_are_whoever_has_sent_images_lately():
+    desk = Desk()
+    for key in ("first", "second", "greedy", "third"):
+        desk.client(key).brings(0.1)
+    assert [desk.client("greedy").brings(2) for _ in range(3)] == [True, False, False]
+
+
 def test_a_single_client_has_all_of_the_room():
     desk = Desk()
     assert [desk.client("one").brings(2) for _ in range(4)] == [True] * 4
@@ -491,6 +498,10 @@ def test_the_largest_items_are_kept_with_their_sizes():
     (record,) = desk.door.requests()
     assert [each.height // 512 for each in record.largest] == [39, 38, 37, 36, 35, 34, 33, 32]
     assert (record.cost.items, record.ended_at, record.status) == (39, None, None)
+    one.brings(*[50] * 3, *[1] * 1000)
+    (record,) = desk.door.requests()
+    assert [each.height // 512 for each in record.largest] == [50, 50, 50, 39, 38, 37, 36, 35]
+    assert (record.cost.items, desk.door.counts.items) == (1042, {"png": 1042})
 
 
 @pytest.mark.parametrize(

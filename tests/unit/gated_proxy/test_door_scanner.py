@@ -135,6 +135,7 @@ def test_an_animated_webp_counts_with_the_canvases_of_its_decoder():
                 "source": {"data": PNG_BASE64, "media_type": "image/png", "type": "base64"},
             }
         ),
+        chat({"source": {"title": "a title that somebody gave", "note": "three short words " * 3, "data": PNG_BASE64}}),
         json.dumps({"m": [part(url(PNG))]}, indent=300).encode(),
         json.dumps({"m": [part(url(PNG))]}, separators=(" , ", " " * 5000 + ": ")).encode(),
         chat(part(url(PNG))).replace(b"/", b"\\/"),
@@ -194,6 +195,23 @@ def test_a_wide_body_is_one_item_of_unknown_size(encoding):
 def test_the_urls_of_cohere_s_images_count():
     body = json.dumps({"model": "m", "images": [url(PNG), url(image("jpeg", 10, 20)), "HTTP://x/y"]}).encode()
     assert scan(body) == scan(body, *range(1, len(body))) == [Media("png", 640, 480), Media("jpeg", 10, 20), BY_URL]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"images": ["x"], "image_url": "http://x"}',
+        b'{"images": ["x", {"image_url": "http://x"}]}',
+        b'{"images": [[], "x"], "m": {"image_url": {"url": "http://x"}}}',
+        b'{"images": "x", "image_url": "http://x"}',
+        b'{"image_url": {"images": [{}], "url": "http://x"}}',
+        b'{"image_url": {"images": ["x", []], "source": {"a": []}, "url": "http://x"}}',
+        b'{"image_url": {"a": "\\"url", "b": "url", "url": "http://x"}, "source": "url"}',
+    ],
+)
+def test_what_stands_beside_an_item_hides_it_not(body):
+    assert scan(body) == scan(body, *range(1, len(body))) == [BY_URL]
+    assert all(scan(body, at) == [BY_URL] for at in range(1, len(body)))
 
 
 @pytest.mark.parametrize("address", ["https://example.com/a.png", "HTTP://x/y", "file:///tmp/a.jpg"])
@@ -326,6 +344,7 @@ def test_no_more_is_held_than_the_first_bytes_of_one_string():
     [
         *('"data":"",', '"text":"",', '"url":"https://x",', '"\\u0075rl":"",', '{"source":{"a":[]}},', "}", '"', '\\"'),
         *('"image_url":"d",', '"image_url":"http",', '"",' * 99 + '"source":{},'),
+        *('"source":{"a":"b",', '"image_url":{"a":"\\n",', '"images":["http",', '"source":{' + '"a":"",' * 99),
     ],
 )
 def test_the_time_for_a_body_grows_with_its_length_alone(repeated):
