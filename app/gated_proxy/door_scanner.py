@@ -38,8 +38,11 @@ def _spelled(*names: str) -> bytes:
     return f"(?>{'|'.join((*names, *spelled))})".encode()
 
 
+# A holder's own key where that holder's end was lost: it has counted, but what is in it may be larger.
+_STRAY = b"stray"
 # What may stand behind each key, if it is to be looked into.
-_OPENERS = {b"image_url": b'{"', b"video_url": b'{"', b"source": b"{", b"images": b'["', b"url": b'"', b"data": b'"'}
+_OPENERS = {b"image_url": b'{"', b"video_url": b'{"', b"source": b"{", b"images": b'["'}
+_OPENERS |= dict.fromkeys((b"url", b"data", _STRAY), b'"')
 _HOLDERS = _spelled("image_url", "video_url", "source", "images")
 _NESTED = _spelled("image_url", "video_url")
 # No value, or none that begins as what vLLM loads, as far as that is seen.
@@ -48,9 +51,9 @@ _IDLE = rb'\s*+(?:[,}\]]|:\s*+(?:[^\s"{\[]|"(?!%b)))' % _LOADED
 # A short string, and a holder of such, are taken whole with their key: many steps for each would hold up the loop.
 _SHORT = rb'(?:[^"\\]{1,64}+|\\.){0,16}+'
 _FLAT = rb'(?:[^"{}\[\]]*+"(?!(?:%b)")%b"){0,16}+[^"{}\[\]]*+' % (_NESTED, _SHORT)
-_KEY = re.compile(
-    rb'"(?=[ivs\\])(%b)"(?!%b)(?:\s*+:\s*+(?:"(%b)"|{(%b)}))?' % (_HOLDERS, _IDLE, _SHORT, _FLAT), re.DOTALL
-)
+_WHOLE = rb'(?:\s*+:\s*+(?:"(%b)"|{(%b)}))?' % (_SHORT, _FLAT)
+_KEY = re.compile(rb'"(?=[ivs\\])(%b)"(?!%b)%b' % (_HOLDERS, _IDLE, _WHOLE), re.DOTALL)
+_ANY_KEY = re.compile(rb'"(?=[disuv\\])(%b|%b)"%b' % (_HOLDERS, _spelled("url", "data"), _WHOLE), re.DOTALL)
 _ENTRY = re.compile(rb'(?<!\\)"(%b)"\s*+:\s*+"(%b)"' % (_spelled("url", "data"), _SHORT), re.DOTALL)
 _LISTED = re.compile(rb'[\s,]*+"(%b)"' % _SHORT, re.DOTALL)
 # Within a holder, behind whole strings that are no names: a brace, or a string's beginning.
@@ -116,6 +119,7 @@ class Scanner:
         self._state = _State.TEXT
         self._bytes = 0  # of the body, so far
         self._tail = b""  # of a text: a key may go on in the next piece
+        self._keys = _KEY
         self._name = b""  # of the last key
         self._depth = 0  # within a holder: its objects and lists that are open
         self._tokens_left = 0  # within a holder, before it counts as an item of unknown size
@@ -147,9 +151,10 @@ class Scanner:
     def _search(self, text: bytes, at: int, found: list[Media]) -> int:
         """Take what is whole, up to a key that needs more steps; return the place behind it, or the text's end."""
         self._is_list = False
-        for key in _KEY.finditer(text, at or _first_key(text)):
+        for key in self._keys.finditer(text, at or (_first_key(text) if self._keys is _KEY else 0)):
             name, string, flat = key.groups()
             name, at = _without_escapes(name), key.end()
+            name = _STRAY if name in (b"url", b"data") else name
             self._is_video = name == b"video_url"
             if string is not None:
                 if _QUOTE in _OPENERS[name]:
@@ -176,7 +181,7 @@ class Scanner:
         self._tokens_left -= 1
         if self._tokens_left < 0:
             found.append(UNKNOWN)
-            self._depth = 0
+            self._depth, self._keys = 0, _ANY_KEY
         elif token[1] in b"{[":
             self._depth += 1
         elif token[2] is not None:
@@ -265,7 +270,7 @@ class Scanner:
                 return (UNKNOWN,)
             if not comma:
                 return (UNKNOWN,) if is_all else None
-        elif name != b"data":
+        elif name not in (b"data", _STRAY):
             if len(start) < len(_DATA) and not is_all:
                 return None
             return (BY_URL,) if start.startswith(_ADDRESSES) else ()
@@ -275,8 +280,8 @@ class Scanner:
         except binascii.Error:
             data = b""
         media = measure(data, is_all=is_all)
-        if media is None:
-            return None
+        if media is None or (name == _STRAY and not media.pixels):
+            return None if media is None else ()
         return (replace(media, frames=VIDEO_FRAMES) if self._is_video and media.pixels else media,)
 
 

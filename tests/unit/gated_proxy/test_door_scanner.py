@@ -315,11 +315,13 @@ def test_dimensions_that_lie_are_believed_or_unknown(size):
 
 
 @pytest.mark.parametrize("junk", ['"data":"",', '"url":"x",', "[],", '{"a":[]},', '"a\\n":1,'])
-def test_a_holder_of_too_much_is_of_unknown_size_and_what_follows_counts(junk):
-    body = b'{"source":{' + junk.encode() * 1000 + b'"data":"' + PNG_BASE64.encode() + b'"}}'
-    found = scan(body + chat(part(url(PNG))))
-    assert len(found) < 70
-    assert found[-2:] == [UNKNOWN, Media("png", 640, 480)]
+def test_a_holder_of_too_much_is_of_unknown_size_and_hides_nothing(junk):
+    body = b'[{"source":{' + junk.encode() * 1000 + b'"data":"' + PNG_BASE64.encode() + b'"}},'
+    for more in (b'{"images": ["http://x"]}]', chat(part("http://x")) + b"]"):
+        found = scan(body + b'{"url":"https://x","data":"a text"},' + more)
+        assert len(found) < 70
+        assert found[-3:] == [UNKNOWN, Media("png", 640, 480), BY_URL]
+        assert scan(body + more, *range(len(body), len(body + more))) == found
 
 
 def test_ten_thousand_tiny_images_are_counted():
