@@ -138,10 +138,10 @@ def test_a_request_with_a_part_inside_goes_before_those_without():
     growing, other, new = (desk.client() for _ in range(3))
     assert growing.brings(2)
     assert other.brings(6)
-    assert [new.brings(1), growing.brings(4)] == [False, False]
+    assert [new.brings(5), growing.brings(4)] == [False, False]
     other.leave()
     desk.timers.run()
-    assert (growing.opened, new.opened) == (1, 1)
+    assert (growing.opened, new.opened) == (1, 0)
 
 
 def test_two_halves_of_bodies_do_not_wait_for_each_other():
@@ -221,6 +221,7 @@ def test_the_tokens_that_were_in_flight_and_answered_are_told_once():
     failed.leave(500)
     assert desk.door.take_tokens() == (sizes[1], sum(sizes))
     assert desk.door.take_tokens() == (0, 0)
+    assert [(each.state, each.status) for each in desk.door.requests()][:2] == [("inside", 500), ("passed", 200)]
 
 
 def test_the_deadline_ends_in_503_with_figure_limit_and_setting():

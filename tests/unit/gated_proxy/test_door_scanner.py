@@ -165,6 +165,13 @@ def test_every_spelling_of_an_image_is_found_wherever_it_is_cut(body):
     assert sizes(scan(b'{"a":[' + b'"x",' * 99 + b'"x"],"b":' + body + b"}")) == [(640, 480)]
 
 
+def test_an_escape_that_the_first_try_ends_in_is_no_part_of_the_image():
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in PNG_BASE64[:48]) + PNG_BASE64[48:]
+    for length in range(250, 500):
+        body = f'{{"image_url":"data:{"x" * length};base64,{escaped}"}}'.encode()
+        assert sizes(scan(body)) == [(640, 480)]
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -281,6 +288,7 @@ def sof(width: int, height: int) -> bytes:
         b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0, 0, 0) + b"x,\0\0\0\0" + struct.pack("<HH", 8192, 8192) + b"\0",
         b"\xff\xd8\xff\xe0\x00\x02" + sof(8, 8) + b"junk" + b"\xff\xff" + sof(8192, 8192) + b"\xff\xda",
         b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0, 0, 0) + b",\0\0\0\0" + struct.pack("<HH", 8192, 8192) + b"\0",
+        b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0, 0, 0) + b"," + struct.pack("<HHHH", 8191, 8190, 1, 2) + b"\0",
     ],
 )
 def test_of_several_sizes_the_largest_counts(data):
