@@ -182,7 +182,8 @@ class Scanner:
         if self._tokens_left < 0:
             found.append(UNKNOWN)
             self._depth, self._keys = 0, _ANY_KEY
-        elif token[1] in b"{[":
+            return token.start(1)
+        if token[1] in b"{[":
             self._depth += 1
         elif token[2] is not None:
             self._name, self._state = _without_escapes(token[2][:-1]), _State.BETWEEN

@@ -333,6 +333,12 @@ def test_a_holder_of_too_much_is_of_unknown_size_and_hides_nothing(junk):
         assert scan(body + more, *range(len(body), len(body + more))) == found
 
 
+def test_the_key_with_which_a_holder_is_too_much_is_looked_at():
+    for filled in range(60, 70):
+        body = b'{"image_url":{' + b'"a":[],' * filled + b'"url":"' + url(PNG).encode() + b'"}}'
+        assert sizes(scan(body))[-1:] == sizes(scan(body, *range(1, len(body))))[-1:] == [(640, 480)]
+
+
 def test_ten_thousand_tiny_images_are_counted():
     assert sizes(scan(chat(*[part(url(image("png", 2, 3)))] * 10_000))) == [(2, 3)] * 10_000
 
