@@ -58,7 +58,7 @@ _ENTRY = re.compile(rb'(?<!\\)"(%b)"\s*+:\s*+"(%b)"' % (_spelled("url", "data"),
 _LISTED = re.compile(rb'[\s,]*+"(%b)"' % _SHORT, re.DOTALL)
 # Within a holder, behind whole strings that are no names: a brace, or a string's beginning.
 _NAME = rb'(?=[diuv\\])(?:%b|%b)"' % (_NESTED, _spelled("url", "data"))
-_TOKEN = re.compile(rb'(?:[^"{}\[\]]++|"(?!%b)[^"\\]*+")*+([{}\[\]]|"(%b)?)' % (_NAME, _NAME))
+_TOKEN = re.compile(rb'(?:[^"{}\[\]]++|"(?!%b)(?:[^"\\]++|\\.)*+")*+([{}\[\]]|"(%b)?)' % (_NAME, _NAME), re.DOTALL)
 _KEY_BYTES = 64  # more than the longest of them has, every character of it written as an escape
 # vLLM loads one item of a holder that is no list; each takes a few.
 _MOST_TOKENS = 64
@@ -178,21 +178,21 @@ class Scanner:
         if token[1] in b"}]":
             self._depth -= 1
             return at
+        if token[1] == _QUOTE:  # its end comes later
+            if len(text) - at < _KEY_BYTES:  # it may become a key's name
+                self._tail = text[at - 1 :]
+                return len(text)
+            self._state = _State.REST
+            return at
         self._tokens_left -= 1
         if self._tokens_left < 0:
             found.append(UNKNOWN)
             self._depth, self._keys = 0, _ANY_KEY
             return token.start(1)
-        if token[1] in b"{[":
-            self._depth += 1
-        elif token[2] is not None:
+        if token[2] is not None:
             self._name, self._state = _without_escapes(token[2][:-1]), _State.BETWEEN
-        elif len(text) - at < _KEY_BYTES and text.find(_QUOTE, at) < 0:  # it may become a key's name
-            self._tail = text[at - 1 :]
-            self._tokens_left += 1
-            at = len(text)
         else:
-            self._state = _State.REST
+            self._depth += 1
         return at
 
     def _between(self, text: bytes, at: int, found: list[Media]) -> int:

@@ -323,7 +323,7 @@ def test_dimensions_that_lie_are_believed_or_unknown(size):
     assert sizes([found]) == [size if all(size) else (0, 0)]
 
 
-@pytest.mark.parametrize("junk", ['"data":"",', '"url":"x",', "[],", '{"a":[]},', '"a\\n":1,'])
+@pytest.mark.parametrize("junk", ['"data":"",', '"url":"x",', "[],", '{"a":[]},'])
 def test_a_holder_of_too_much_is_of_unknown_size_and_hides_nothing(junk):
     body = b'[{"source":{' + junk.encode() * 1000 + b'"data":"' + PNG_BASE64.encode() + b'"}},'
     for more in (b'{"images": ["http://x"]}]', chat(part("http://x")) + b"]"):
