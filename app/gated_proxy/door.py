@@ -31,13 +31,13 @@ import logging
 import math
 import re
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from gated_proxy.door_items import FIGURES, NOTHING, Cost, DoorLimits, Media, RequestItems, cost_of
+from gated_proxy.door_items import FIGURES, NOTHING, DoorLimits, Media, RequestItems, cost_of
 from gated_proxy.door_scanner import may_have_media
-from gated_proxy.door_visit import Share, Visit
+from gated_proxy.door_visit import Visit
 from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure, Refused
 from gated_proxy.gate import Later, on_the_loop
 from gated_proxy.heads import KEY_HEADERS, RequestHead
@@ -48,7 +48,6 @@ REASONS = TOO_LARGE, TIMEOUT, FULL = "door_too_large", "door_timeout", "door_ful
 REQUESTS_KEPT = 256
 # A client that has sent no image for so long takes no part in the sharing.
 _SHARES_SECONDS = 60.0
-_MAX_SHARES = 1024
 # The first that a request has is its key: another line must not make two of one client.
 _KEY_LINES = tuple(re.compile(rb"\r\n%b:[ \t]*(?:bearer )?([^\r]*)" % name, re.IGNORECASE) for name in KEY_HEADERS)
 _HASH_DIGITS = 12
@@ -91,13 +90,12 @@ class Door:
         self.counts = DoorCounts()
         self.inside = NOTHING
         self.encoded_tokens = self.most_tokens = 0  # since `take_tokens`
-        self._clock, self._wall = clock, wall
-        self._later = later
+        self._clock, self._wall, self._later = clock, wall, later
         self._running: dict[Visit, None] = {}  # with items
         self._last: deque[RequestItems] = deque(maxlen=REQUESTS_KEPT)
-        self._waiting: dict[Visit, None] = {}  # in the order in which they began to
-        self._moving = 0  # visits that move
-        self._shares: OrderedDict[str, Share] = OrderedDict()  # by key, the one that sent an item last at the end
+        # Each with its deadline, in the order in which they began to.
+        self._waiting: dict[Visit, asyncio.TimerHandle] = {}
+        self._seen: dict[str, float] = {}  # the two clients that sent an item last, and when: one of them is another
         self._held_until = -math.inf
         self._held_for = ""
         self._ticks: asyncio.TimerHandle | None = None  # while some wait
@@ -109,8 +107,9 @@ class Door:
         return len(self._waiting)
 
     @property
-    def is_held(self) -> bool:
-        return self._clock() < self._held_until
+    def held_for(self) -> str | None:
+        """Why nobody is let in just now."""
+        return self._held_for if self._clock() < self._held_until else None
 
     @property
     def counted(self) -> tuple[object, ...]:
@@ -131,18 +130,13 @@ class Door:
         yield from reversed(self._last)
 
     def change(self, *, mode: Mode, limits: DoorLimits) -> None:
-        if (mode, limits) != (self.mode, self.limits):
-            self.mode, self.limits = mode, limits
-            self._admit_waiting()
+        self.mode, self.limits = mode, limits
+        self._admit_waiting()
 
     def hold(self, seconds: float, why: str) -> None:
         """Let nobody in for a while, and for no longer: what holds traffic must be asked for again and again."""
         self._held_until, self._held_for = self._clock() + seconds, why
         self._later(seconds, self._admit_waiting)
-
-    def open(self) -> None:
-        self._held_until = -math.inf
-        self._admit_waiting()
 
     # --- for requests ---
 
@@ -186,52 +180,39 @@ class Door:
         if visit not in self._running:
             self._begin(visit)
         limit = self.limits.request_bytes
-        takes = 0
-        for media in found:
-            self.counts.items[media.form] += 1
-            visit.add(media, cost_of(media, self.limits))
-            takes = visit.inside.decoded_bytes + visit.wants.decoded_bytes
-            if self.mode == "on" and limit is not None and takes > limit:
+        most = math.inf if limit is None else limit
+        for media, number in Counter(found).items():
+            self.counts.items[media.form] += number
+            visit.add(media, cost_of(media, self.limits), number)
+            if self.mode == "on" and visit.cost.decoded_bytes > most:
                 break  # the rest changes nothing, and may be thousands
-        if limit is not None and takes > limit:
-            words = f"the images and videos of this request take {takes} bytes once decoded"
-            self._refuse(
-                visit, Failure(413, TOO_LARGE, f"{words}; at most {limit} can be in flight (door.decoded_bytes)")
-            )
+        if visit.cost.decoded_bytes > most:
+            words = f"the images and videos of this request take {visit.cost.decoded_bytes} bytes once decoded"
+            message = f"{words}; at most {limit} can be in flight (door.decoded_bytes)"
+            self._refuse(visit, Failure(413, TOO_LARGE, message))
             self._admit(visit)  # observed only
             return True
         return visit.has_lent or self._enter(visit)
 
     def finish(self, visit: Visit) -> bool:
         """Return whether the last piece of the body may go on; as ``take``, and may be asked again."""
-        if not visit.is_whole:
-            visit.is_whole = True
-            if visit.has_lent:
-                visit.has_lent = False
-                self._enter(visit)
+        visit.is_whole = True
+        if visit.has_lent:
+            self._enter(visit)
         return not visit.waits
 
     def leave(self, visit: Visit) -> None:
         """Give back its room for good; the rest of its body is not looked at."""
-        visit.scanner = None
-        if visit not in self._running:
-            return
-        if visit.waits:
-            self._end_wait(visit)
-        self._take_out(visit)
-        visit.wants = NOTHING
-        visit.has_lent = False
         if visit.state != "refused":
             visit.state = "passed"
-        self._admit_waiting()
+        self._give_back(visit)
 
     def end(self, visit: Visit, status: int) -> None:
-        state = visit.state
-        self.leave(visit)
+        # One that ends inside without a response of its own has not been answered: its images may be why.
+        if visit.state == "inside" and status == _OK:
+            visit.state = "passed"
+        self._give_back(visit)
         if visit in self._running:
-            if state != "inside" or status != _OK:
-                # One that ends inside without a response of its own has not been answered: its images may be why.
-                visit.state = state
             del self._running[visit]
             if status == _OK:
                 self.encoded_tokens = max(self.encoded_tokens, visit.item_tokens)
@@ -244,20 +225,14 @@ class Door:
         key = next((found for line in _KEY_LINES if (found := line.search(visit.head.raw))), None)
         if key is not None:
             client = hashlib.sha256(key[1].strip()).hexdigest()[:_HASH_DIGITS]
-            visit.share = self._shares.setdefault(client, Share(client))
-            visit.share.seen_at = self._clock()
-            self._shares.move_to_end(client)
-            if len(self._shares) > _MAX_SHARES:
-                oldest = next((name for name, share in self._shares.items() if not share.inside.items), client)
-                del self._shares[oldest]
+            visit.client = client
+            self._seen.pop(client, None)
+            self._seen = dict([*self._seen.items(), (client, self._clock())][-2:])
 
     # --- room ---
 
     def _enter(self, visit: Visit) -> bool:
-        self._waiting[visit] = None
-        is_next = self._next() is visit
-        del self._waiting[visit]
-        if not is_next:
+        if self._next(visit) is not visit:
             self.counts.waited += 1
             if self.mode == "on":
                 self._wait(visit)
@@ -266,23 +241,21 @@ class Door:
         return True
 
     def _admit(self, visit: Visit) -> None:
-        self._moving += not visit.moves
         self.inside += visit.wants
         self.most_tokens = max(self.most_tokens, self.inside.encoder_tokens)
-        visit.inside += visit.wants
-        if visit.share is not None:
-            visit.share.inside += visit.wants
-        visit.wants = NOTHING
+        visit.inside = visit.cost
         visit.state = "inside"
 
-    def _take_out(self, visit: Visit) -> Cost:
-        """Take out its items, and return what they took."""
-        self._moving -= visit.moves
-        taken, visit.inside = visit.inside, NOTHING
-        self.inside -= taken
-        if visit.share is not None:
-            visit.share.inside -= taken
-        return taken
+    def _take_out(self, visit: Visit) -> None:
+        self.inside -= visit.inside
+        visit.inside = NOTHING
+
+    def _give_back(self, visit: Visit) -> None:
+        visit.scanner = None
+        if visit in self._running:
+            self._end_wait(visit)
+            self._take_out(visit)
+            self._admit_waiting()
 
     def _short_of(self, visit: Visit) -> tuple[str, str, int, int] | None:
         """Return the first figure that would be exceeded: its setting, its unit, what is taken, the limit."""
@@ -293,41 +266,41 @@ class Door:
                 return name, unit, getattr(self.inside, name), limit
         return None
 
-    def _next(self) -> Visit | None:
-        """Return the first of those waiting that may go on, those with a part inside before the others.
+    def _next(self, *asking: Visit) -> Visit | None:
+        """Return the first of those waiting, and then asking, that may go on, those with a part inside before others.
 
         Passed over are those that no other's end would help: who want more than there is, or have their key's half.
         """
-        for visit in () if self.is_held else sorted(self._waiting, key=lambda each: not each.inside.items):
+        if self.held_for is not None:
+            return None
+        for visit in sorted((*self._waiting, *asking), key=lambda each: not each.inside.items):
             if self._is_over_room(visit):
                 continue
-            if self._moving == visit.moves:  # no other's end will make room
+            is_short = self._short_of(visit) is not None
+            if not (is_short or self._is_over_share(visit)):
                 return visit
-            if self._short_of(visit) is not None:
+            if not any(each.moves for each in self._running if each is not visit):  # no other's end will make room
+                return visit
+            if is_short:
                 return None
-            if not self._is_over_share(visit):
-                return visit
         return None
 
     def _is_over_room(self, visit: Visit) -> bool:
         """Return whether it is too large for the room that there is just now, even if nobody else were inside."""
-        limits, takes = self.limits, visit.takes
-        if limits.device_tokens is not None and takes.encoder_tokens > limits.device_tokens:
-            return True
-        return limits.decoded_bytes is not None and takes.decoded_bytes > limits.decoded_bytes
+        cost, limits = visit.cost, self.limits
+        figures = (cost.encoder_tokens, limits.device_tokens), (cost.decoded_bytes, limits.decoded_bytes)
+        return any(limit is not None and takes > limit for takes, limit in figures)
 
     def _is_over_share(self, visit: Visit) -> bool:
         """Return whether its key's requests would take more than half, and others have sent images lately."""
-        share = visit.share
-        if share is None or share.inside.items == visit.inside.items:
+        others_at = max((at for client, at in self._seen.items() if client != visit.client), default=-math.inf)
+        if visit.client is None or self._clock() - others_at > _SHARES_SECONDS:
             return False
-        others = (each for each in reversed(self._shares.values()) if each is not share)
-        newest = next(others, None)
-        if newest is None or self._clock() - newest.seen_at > _SHARES_SECONDS:
-            return False
-        after = share.inside + visit.wants
+        beside = [each.inside for each in self._running if each.client == visit.client and each is not visit]
+        taken = sum(filter(lambda inside: inside.items, beside), start=NOTHING)
+        after = taken + visit.cost
         limits = ((getattr(after, name), getattr(self.limits, name)) for name, _ in FIGURES)
-        return any(limit is not None and 2 * takes > limit for takes, limit in limits)
+        return taken.items > 0 and any(limit is not None and 2 * takes > limit for takes, limit in limits)
 
     # --- waiting ---
 
@@ -343,8 +316,8 @@ class Door:
             if visit.moves and not visit.is_whole:
                 visit.slow_ticks += 1
                 if visit.slow_ticks >= _SLOW_TICKS:
-                    visit.wants += self._take_out(visit)
-                    visit.has_lent, visit.state = True, "waiting"
+                    self._take_out(visit)
+                    visit.state = "waiting"
         self._admit_waiting()
         self._start_ticks()
 
@@ -360,16 +333,14 @@ class Door:
             message = f"{self.waiting} requests wait already for room for their images (door.max_waiting)"
             failure = Failure(503, FULL, message, RETRY_AFTER_SECONDS)
             # The last that began to wait gives way, of another's key that has more than half of the places.
-            places = Counter(each.share for each in self._waiting if each.share is not None)
+            places = Counter(each.client for each in self._waiting if each.client is not None)
             greedy, taken = next(iter(places.most_common(1)), (None, 0))
-            if greedy is visit.share or 2 * taken <= self.limits.max_waiting:
+            if greedy == visit.client or 2 * taken <= self.limits.max_waiting:
                 self._refuse(visit, failure)
-            self._turn_away(next(each for each in reversed(self._waiting) if each.share is greedy), failure)
-        self._moving -= visit.moves
+            self._turn_away(next(each for each in reversed(self._waiting) if each.client == greedy), failure)
         visit.waits_since = self._clock()
         visit.state = "waiting"
-        self._waiting[visit] = None
-        visit.deadline = self._later(left, lambda: self._turn_away(visit, self._waited_too_long(visit)))
+        self._waiting[visit] = self._later(left, lambda: self._turn_away(visit, self._waited_too_long(visit)))
         self._later(0.0, self._admit_waiting)  # it may be the last that moved
         self._start_ticks()
 
@@ -378,11 +349,8 @@ class Door:
             waited = self._clock() - visit.waits_since
             visit.waited_seconds += waited
             self.counts.waited_seconds += waited
-        if visit.deadline is not None:
-            visit.deadline.cancel()
-        visit.waits_since = visit.deadline = None
-        self._moving += visit.moves
-        del self._waiting[visit]
+            visit.waits_since = None
+            self._waiting.pop(visit).cancel()
 
     def _turn_away(self, visit: Visit, failure: Failure) -> None:
         self._end_wait(visit)
@@ -392,9 +360,9 @@ class Door:
 
     def _waited_too_long(self, visit: Visit) -> Failure:
         short, device = self._short_of(visit), self.limits.device_tokens
-        if self.is_held:
-            why = self._held_for
-        elif device is not None and (takes := visit.takes.encoder_tokens) > device:
+        if (held_for := self.held_for) is not None:
+            why = held_for
+        elif device is not None and (takes := visit.cost.encoder_tokens) > device:
             why = f"they take {takes} encoder tokens, and the device has memory for {device} just now"
             why += " (door.encoder_tokens)"
         elif short is not None:

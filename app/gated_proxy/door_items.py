@@ -51,7 +51,10 @@ class Cost:
         )
 
     def __sub__(self, other: Cost) -> Cost:
-        return self + Cost(-other.decoded_bytes, -other.encoder_tokens, -other.items)
+        return self + other * -1
+
+    def __mul__(self, number: int) -> Cost:
+        return Cost(self.decoded_bytes * number, self.encoder_tokens * number, self.items * number)
 
 
 NOTHING = Cost()

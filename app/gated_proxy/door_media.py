@@ -49,10 +49,10 @@ def measure(data: bytes, *, is_all: bool) -> Media | None:
     Returns:
         ``UNKNOWN`` where no size can be read; None where that takes more bytes.
     """
-    found = next((each for each in _READERS if each[1].match(data)), None)
-    if found is None:
+    magic = _MAGIC.match(data)
+    if magic is None:
         return UNKNOWN if is_all or len(data) >= _LONGEST_MAGIC else None
-    form, _, read = found
+    form, read = _READERS[magic.lastindex or 0]
     sizes: list[_Size] = []
     try:
         frames = read(data, sizes)
@@ -160,11 +160,15 @@ def _mp4(data: bytes, sizes: list[_Size]) -> int:
     return VIDEO_FRAMES
 
 
-_READERS: tuple[tuple[Form, re.Pattern[bytes], Callable[[bytes, list[_Size]], int]], ...] = (
-    ("png", re.compile(rb"\x89PNG\r\n\x1a\n"), _png),
-    ("jpeg", re.compile(rb"\xff\xd8\xff"), _jpeg),
-    ("webp", re.compile(rb"RIFF....WEBP", re.DOTALL), _webp),
-    ("gif", re.compile(rb"GIF8[79]a"), _gif),
-    ("bmp", re.compile(rb"BM"), _bmp),
-    ("mp4", re.compile(rb"....ftyp(?!avi[fs]|hei|mif1|msf1)", re.DOTALL), _mp4),  # not images in the same boxes
+_READERS: tuple[tuple[Form, Callable[[bytes, list[_Size]], int]], ...] = (
+    ("png", _png),
+    ("jpeg", _jpeg),
+    ("webp", _webp),
+    ("gif", _gif),
+    ("bmp", _bmp),
+    ("mp4", _mp4),
+)
+# A group for each; the boxes of `ftyp` may hold images as well.
+_MAGIC = re.compile(
+    rb"(?s:\x89PNG\r\n\x1a\n|(\xff\xd8\xff)|(RIFF....WEBP)|(GIF8[79]a)|(BM)|(....ftyp(?!avi[fs]|hei|mif1|msf1)))"
 )

@@ -77,7 +77,7 @@ def limits_of(given: DoorLimits, facts: DoorFacts) -> DoorLimits:
         first = 1 if facts.peaks and facts.peaks.is_untried and not facts.encoder_is_profiled else None
         known = [tokens for tokens in (cached, device, first) if tokens is not None]
         # Only what images were seen to take is a reason to let none in: a record of before may be of anything.
-        is_seen = facts.peaks is not None and facts.peaks.has_risen
+        is_seen = facts.peaks is not None and facts.peaks.risen > 0
         found = replace(found, encoder_tokens=min(known, default=None), device_tokens=device if is_seen else None)
     return found
 
@@ -92,7 +92,7 @@ def _device_tokens(facts: DoorFacts) -> int | None:
     if peaks is None or room is None or (per_token := peaks.bytes_per_token) is None:
         return None
     profiled = facts.budget.memory.peak_activation_bytes if facts.budget and facts.encoder_is_profiled else 0
-    if profiled is None or peaks.transient_bytes <= profiled or (facts.encoder_is_profiled and not peaks.has_risen):
+    if profiled is None or peaks.transient_bytes <= profiled or (facts.encoder_is_profiled and not peaks.risen):
         return None
     return int(room / DEVICE_SHARE / per_token)
 
@@ -114,19 +114,14 @@ class EncoderPeaks:
         self._encoded_tokens = 0  # of the largest item
         self._taken_at = -math.inf
         self._since = self._before = (0, 0)  # the door's figures since the last reading, and those before it
-        self._risen = 0.0  # bytes for each token
+        self.risen = 0.0  # bytes for each token, by peaks that rose while images were in flight; 0: none did
 
     @property
     def bytes_per_token(self) -> float | None:
         """None before it was seen what an item took."""
         if not (self._encoded_tokens and self.transient_bytes):
             return None
-        return max(1.0, min(self._risen or math.inf, self.transient_bytes / self._encoded_tokens))
-
-    @property
-    def has_risen(self) -> bool:
-        """True if a peak rose while images were in flight."""
-        return self._risen > 0
+        return max(1.0, min(self.risen or math.inf, self.transient_bytes / self._encoded_tokens))
 
     @property
     def is_untried(self) -> bool:
@@ -166,4 +161,4 @@ class EncoderPeaks:
                 transient = peak - min(allocated, last[1])
                 self.transient_bytes = max(self.transient_bytes, transient)
                 if in_flight >= MIN_TOKENS:
-                    self._risen = max(self._risen, transient / in_flight)
+                    self.risen = max(self.risen, transient / in_flight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from gated_proxy.door import Door
@@ -42,10 +43,9 @@ class DoorWatch:
         self._budget_of, self._host, self._level = budget_of, host, level
         self._clock = clock
         self._peaks = EncoderPeaks()
-        self._urgent_since: float | None = None
+        self._urgent_since = math.inf
         self._why = ""
         self._logged: tuple[str, str] | None = None  # first with the first report: nothing is known before
-        self._held_for: str | None = None
         self._change((), None)
 
     def notice(self, report: Report) -> None:
@@ -57,13 +57,11 @@ class DoorWatch:
         self._change(report.ranks, budget)
         now = self._clock()
         is_urgent = self._door.mode == "on" and self._level() == "urgent"
-        self._urgent_since = (self._urgent_since or now) if is_urgent else None
-        if self._urgent_since is not None and now - self._urgent_since < MAX_HOLD_SECONDS:
-            self._held_for = "a rank is very short of device memory, and some is given back first"
-            self._door.hold(HOLD_SECONDS, self._held_for)
-        elif self._held_for is not None:
-            self._held_for = None
-            self._door.open()
+        self._urgent_since = min(self._urgent_since, now) if is_urgent else math.inf
+        if is_urgent and now - self._urgent_since < MAX_HOLD_SECONDS:
+            self._door.hold(HOLD_SECONDS, "a rank is very short of device memory, and some is given back first")
+        elif self._door.held_for is not None:
+            self._door.hold(0.0, "")
 
     def _change(self, ranks: Sequence[RankReading], budget: EngineBudget | None) -> None:
         facts = self._facts(ranks, budget)
@@ -97,7 +95,7 @@ class DoorWatch:
         return DoorState(
             mode=door.mode,
             why=self._why,
-            held_for=self._held_for if door.is_held else None,
+            held_for=door.held_for,
             requests_waiting=door.waiting,
             decoded_bytes=DoorFigure(taken=door.inside.decoded_bytes, limit=limits.decoded_bytes),
             encoder_tokens=DoorFigure(taken=door.inside.encoder_tokens, limit=limits.encoder_tokens),

@@ -121,6 +121,7 @@ def test_what_was_answered_counts_once_a_later_reading_has_seen_it():
         engine.at -= 1
         assert engine.seen(allocated=1000, peak=1010) is None
     assert engine.seen(allocated=1000, peak=1110) == pytest.approx(0.11)
+    assert engine.limits(500).device_tokens == 2272
 
 
 def test_several_images_in_one_step_are_not_taken_for_one():

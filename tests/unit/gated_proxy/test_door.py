@@ -138,10 +138,10 @@ def test_a_request_with_a_part_inside_goes_before_those_without():
     growing, other, new = (desk.client() for _ in range(3))
     assert growing.brings(2)
     assert other.brings(6)
-    assert [new.brings(1), growing.brings(4)] == [False, False]
+    assert [new.brings(5), growing.brings(4)] == [False, False]
     other.leave()
     desk.timers.run()
-    assert (growing.opened, new.opened) == (1, 1)
+    assert (growing.opened, new.opened) == (1, 0)
 
 
 def test_two_halves_of_bodies_do_not_wait_for_each_other():
@@ -221,6 +221,7 @@ def test_the_tokens_that_were_in_flight_and_answered_are_told_once():
     failed.leave(500)
     assert desk.door.take_tokens() == (sizes[1], sum(sizes))
     assert desk.door.take_tokens() == (0, 0)
+    assert [(each.state, each.status) for each in desk.door.requests()][:2] == [("inside", 500), ("passed", 200)]
 
 
 def test_the_deadline_ends_in_503_with_figure_limit_and_setting():
@@ -277,6 +278,13 @@ def test_one_client_takes_at_most_half_of_the_room_while_others_send_images():
     desk.timers.run()
     assert [each.opened for each in greedy] == [0, 0, 1, 0]
     assert desk.mib == 6
+
+
+def test_the_others_are_whoever_has_sent_images_lately():
+    desk = Desk()
+    for key in ("first", "second", "greedy", "third"):
+        desk.client(key).brings(0.1)
+    assert [desk.client("greedy").brings(2) for _ in range(3)] == [True, False, False]
 
 
 def test_a_single_client_has_all_of_the_room():
@@ -347,7 +355,7 @@ def test_while_the_door_is_held_images_wait_and_for_no_longer_than_asked():
     desk.timers.run(1.9)
     assert one.opened == 0
     desk.timers.run(0.1)
-    assert (one.opened, desk.door.is_held) == (1, False)
+    assert (one.opened, desk.door.held_for) == (1, None)
 
 
 def test_a_hold_may_end_early():
@@ -356,7 +364,7 @@ def test_a_hold_may_end_early():
     one, two = desk.client(), desk.client()
     assert [one.brings(1), two.brings(8)] == [False, False]
     desk.timers.run(5)
-    desk.door.open()
+    desk.door.hold(0.0, "")
     desk.timers.run()
     assert (one.opened, two.opened) == (1, 0)
 
@@ -491,6 +499,10 @@ def test_the_largest_items_are_kept_with_their_sizes():
     (record,) = desk.door.requests()
     assert [each.height // 512 for each in record.largest] == [39, 38, 37, 36, 35, 34, 33, 32]
     assert (record.cost.items, record.ended_at, record.status) == (39, None, None)
+    one.brings(*[50] * 3, *[1] * 1000)
+    (record,) = desk.door.requests()
+    assert [each.height // 512 for each in record.largest] == [50, 50, 50, 39, 38, 37, 36, 35]
+    assert (record.cost.items, desk.door.counts.items) == (1042, {"png": 1042})
 
 
 @pytest.mark.parametrize(
@@ -579,17 +591,17 @@ class AnyTraffic(RuleBasedStateMachine):
         door, visits = self.desk.door, [each.visit for each in self.clients]
         assert door.inside == sum((each.inside for each in visits), start=NOTHING)
         assert door.waiting == sum(each.waits for each in visits)
-        assert door._moving == sum(each.moves for each in visits)
-        assert all(door._is_over_room(each) for each in visits if each.waits) or door.is_held or door._moving
+        assert (
+            all(door._is_over_room(each) for each in visits if each.waits)
+            or door.held_for
+            or any(each.moves for each in visits)
+        )
         assert door.mode == "on" or not door.waiting
-        for share in door._shares.values():
-            assert share.inside == sum((each.inside for each in visits if each.share is share), start=NOTHING)
 
     def teardown(self):
         for client in self.clients:
             client.leave()
         assert self.desk.door.inside == NOTHING
-        assert {share.inside for share in self.desk.door._shares.values()} <= {NOTHING}
 
 
 AnyTraffic.TestCase.settings = settings(deadline=None)

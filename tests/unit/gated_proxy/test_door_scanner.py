@@ -135,6 +135,7 @@ def test_an_animated_webp_counts_with_the_canvases_of_its_decoder():
                 "source": {"data": PNG_BASE64, "media_type": "image/png", "type": "base64"},
             }
         ),
+        chat({"source": {"title": "a title that somebody gave", "note": "three short words " * 3, "data": PNG_BASE64}}),
         json.dumps({"m": [part(url(PNG))]}, indent=300).encode(),
         json.dumps({"m": [part(url(PNG))]}, separators=(" , ", " " * 5000 + ": ")).encode(),
         chat(part(url(PNG))).replace(b"/", b"\\/"),
@@ -162,6 +163,14 @@ def test_every_spelling_of_an_image_is_found_wherever_it_is_cut(body):
     assert sizes(scan(body, *range(1, len(body)))) == [(640, 480)]
     assert all(sizes(scan(body, at)) == [(640, 480)] for at in range(1, 300))
     assert sizes(scan(b'{"a":[' + b'"x",' * 99 + b'"x"],"b":' + body + b"}")) == [(640, 480)]
+
+
+def test_an_escape_that_the_first_try_ends_in_is_no_part_of_the_image():
+    letters = base64.b64encode(image("bmp", 640, 480)).decode()
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in letters[:48]) + letters[48:]
+    for length in range(250, 500):
+        body = f'{{"image_url":"data:{"x" * length};base64,{escaped}"}}'.encode()
+        assert sizes(scan(body)) == [(640, 480)]
 
 
 @pytest.mark.parametrize(
@@ -194,6 +203,23 @@ def test_a_wide_body_is_one_item_of_unknown_size(encoding):
 def test_the_urls_of_cohere_s_images_count():
     body = json.dumps({"model": "m", "images": [url(PNG), url(image("jpeg", 10, 20)), "HTTP://x/y"]}).encode()
     assert scan(body) == scan(body, *range(1, len(body))) == [Media("png", 640, 480), Media("jpeg", 10, 20), BY_URL]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"images": ["x"], "image_url": "http://x"}',
+        b'{"images": ["x", {"image_url": "http://x"}]}',
+        b'{"images": [[], "x"], "m": {"image_url": {"url": "http://x"}}}',
+        b'{"images": "x", "image_url": "http://x"}',
+        b'{"image_url": {"images": [{}], "url": "http://x"}}',
+        b'{"image_url": {"images": ["x", []], "source": {"a": []}, "url": "http://x"}}',
+        b'{"image_url": {"a": "\\"url", "b": "url", "url": "http://x"}, "source": "url"}',
+    ],
+)
+def test_what_stands_beside_an_item_hides_it_not(body):
+    assert scan(body) == scan(body, *range(1, len(body))) == [BY_URL]
+    assert all(scan(body, at) == [BY_URL] for at in range(1, len(body)))
 
 
 @pytest.mark.parametrize("address", ["https://example.com/a.png", "HTTP://x/y", "file:///tmp/a.jpg"])
@@ -263,6 +289,7 @@ def sof(width: int, height: int) -> bytes:
         b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0, 0, 0) + b"x,\0\0\0\0" + struct.pack("<HH", 8192, 8192) + b"\0",
         b"\xff\xd8\xff\xe0\x00\x02" + sof(8, 8) + b"junk" + b"\xff\xff" + sof(8192, 8192) + b"\xff\xda",
         b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0, 0, 0) + b",\0\0\0\0" + struct.pack("<HH", 8192, 8192) + b"\0",
+        b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0, 0, 0) + b"," + struct.pack("<HHHH", 8191, 8190, 1, 2) + b"\0",
     ],
 )
 def test_of_several_sizes_the_largest_counts(data):
@@ -296,12 +323,20 @@ def test_dimensions_that_lie_are_believed_or_unknown(size):
     assert sizes([found]) == [size if all(size) else (0, 0)]
 
 
-@pytest.mark.parametrize("junk", ['"data":"",', '"url":"x",', "[],", '{"a":[]},', '"a\\n":1,'])
-def test_a_holder_of_too_much_is_of_unknown_size_and_what_follows_counts(junk):
-    body = b'{"source":{' + junk.encode() * 1000 + b'"data":"' + PNG_BASE64.encode() + b'"}}'
-    found = scan(body + chat(part(url(PNG))))
-    assert len(found) < 70
-    assert found[-2:] == [UNKNOWN, Media("png", 640, 480)]
+@pytest.mark.parametrize("junk", ['"data":"",', '"url":"x",', "[],", '{"a":[]},'])
+def test_a_holder_of_too_much_is_of_unknown_size_and_hides_nothing(junk):
+    body = b'[{"source":{' + junk.encode() * 1000 + b'"data":"' + PNG_BASE64.encode() + b'"}},'
+    for more in (b'{"images": ["http://x"]}]', chat(part("http://x")) + b"]"):
+        found = scan(body + b'{"url":"https://x","data":"a text"},' + more)
+        assert len(found) < 70
+        assert found[-3:] == [UNKNOWN, Media("png", 640, 480), BY_URL]
+        assert scan(body + more, *range(len(body), len(body + more))) == found
+
+
+def test_the_key_with_which_a_holder_is_too_much_is_looked_at():
+    for filled in range(60, 70):
+        body = b'{"image_url":{' + b'"a":[],' * filled + b'"url":"' + url(PNG).encode() + b'"}}'
+        assert sizes(scan(body))[-1:] == sizes(scan(body, *range(1, len(body))))[-1:] == [(640, 480)]
 
 
 def test_ten_thousand_tiny_images_are_counted():
@@ -326,6 +361,7 @@ def test_no_more_is_held_than_the_first_bytes_of_one_string():
     [
         *('"data":"",', '"text":"",', '"url":"https://x",', '"\\u0075rl":"",', '{"source":{"a":[]}},', "}", '"', '\\"'),
         *('"image_url":"d",', '"image_url":"http",', '"",' * 99 + '"source":{},'),
+        *('"source":{"a":"b",', '"image_url":{"a":"\\n",', '"images":["http",', '"source":{' + '"a":"",' * 99),
     ],
 )
 def test_the_time_for_a_body_grows_with_its_length_alone(repeated):
