@@ -23,6 +23,7 @@ from highwater.process.clocks import Clocks
 from highwater.watch.history import History
 from tests.fakes.engine import FakeClock, FakeEngine
 from tests.fakes.incident import AT, entry, event, evidence, rank, reading, series
+from tests.fakes.raising import raising
 from tests.unit.diagnose.log.test_starts import ENDED, FAILS, NO_ROOM_START, OOM, WAITS, WARM_UP, WORKER, begins
 
 
@@ -327,11 +328,7 @@ async def test_a_death_after_the_engine_was_ready_again_is_an_incident_of_its_ow
 
 async def test_ready_with_nothing_open_costs_nothing(filed, monkeypatch):
     await filed.incidents.close_all()
-
-    def none(*args):
-        raise AssertionError("a thread was asked")
-
-    monkeypatch.setattr(incidents.asyncio, "to_thread", none)
+    monkeypatch.setattr(incidents.asyncio, "to_thread", raising(AssertionError("a thread was asked")))
     for _ in range(3):
         assert await filed.incidents.close_all() == ()
 
@@ -425,10 +422,7 @@ async def test_foreign_words_come_in_plain(told):
 
 
 async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, caplog):
-    def broken(*_):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(diagnosis, "diagnose", broken)
+    monkeypatch.setattr(diagnosis, "diagnose", raising(ZeroDivisionError))
     headline, _ = await told.open()
     incident = await told.incidents.read(headline.id)
     assert incident.findings == ()
@@ -437,11 +431,8 @@ async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, 
 
 
 async def test_a_rule_that_raises_costs_only_its_own_finding(told, monkeypatch, caplog):
-    def broken(*_):
-        raise ZeroDivisionError
-
     whole = await told.incidents.read((await told.open())[0].id)
-    rule = book.Rule(broken, frozenset({"incident"}))
+    rule = book.Rule(raising(ZeroDivisionError), frozenset({"incident"}))
     monkeypatch.setattr(book, "RULES", (rule, *book.RULES, rule))
     told.clock.advance(100.0)
     incident = await told.incidents.read((await told.open())[0].id)

@@ -28,6 +28,7 @@ from highwater.model.report import Event, Report
 from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineUnresponsive
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
+from tests.fakes.raising import raising
 from tests.fakes.recorders import phase
 from tests.unit.host.test_oom_kills import seen
 from tests.unit.host.test_past import Pod, leak
@@ -635,11 +636,8 @@ async def test_an_engine_that_the_kernel_killed_in_its_pod_names_what_grew(one, 
 
 
 async def test_recorders_that_cannot_be_read_cost_no_incident(one, monkeypatch):
-    def gone(_):
-        raise OSError("gone")
-
     await one.come_up()
-    monkeypatch.setattr(one.core.recorders, "last_minutes", gone)
+    monkeypatch.setattr(one.core.recorders, "last_minutes", raising(OSError("gone")))
     one.fake.down = True
     for _ in range(2):
         await one.tick()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from highwater.watch.recorder.contents import MAX_NOTE, MAX_NOTES, MAX_PHASES, RingUnusable, is_within_bounds
 from highwater.watch.recorder.ring import MAX_FILE_BYTES, Ring, has_magic
+from tests.fakes.raising import raising
 from tests.fakes.ring import (
     BUDGET,
     HEARTBEAT_BYTES,
@@ -495,19 +496,13 @@ def test_what_takes_a_files_place_at_the_last_moment_is_not_read(tmp_path, write
 
 
 def test_what_may_not_be_read_is_named(tmp_path, writer, monkeypatch):
-    def denied(*args, **options):
-        raise PermissionError(13, os.strerror(13))
-
     assert reason(tmp_path / "none") == "unreadable: no such file or directory"
-    monkeypatch.setattr(os, "open", denied)
+    monkeypatch.setattr(os, "open", raising(PermissionError(13, os.strerror(13))))
     assert reason(writer.path) == "unreadable: permission denied"
 
 
 def test_a_disk_that_gives_nothing_more_is_named(ring, monkeypatch):
-    def broken(*args):
-        raise OSError(5, os.strerror(5))
-
-    monkeypatch.setattr(os, "pread", broken)
+    monkeypatch.setattr(os, "pread", raising(OSError(5, os.strerror(5))))
     for read in (ring.read, lambda: ring.newest(1), ring.heartbeat, ring.table, ring.dump):
         with pytest.raises(RingUnusable, match="unreadable: input/output error"):
             read()
