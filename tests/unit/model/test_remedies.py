@@ -86,7 +86,6 @@ def test_a_row_is_all_that_the_policy_needs_of_a_new_remedy(monkeypatch: pytest.
     rule = Rule(name="device", signal="device_free_bytes").model_copy(update={"remedies": (row.name,)})
     full = reading(rest=H100 - 2 * GIB - 100, other=2 * GIB)
     _, decision = decide([rule], report(full), Facts(), LifeMemory(), 1.0)
-    assert decision.action is not None
     assert (decision.action.remedy, decision.action.ranks[0, 0][0]) == (row.name, 2 * GIB)
     after = replace(full, components=replace(full.components, other_tensors_bytes=GIB))
     assert credit(row.name, [full], [after]).components == Components(other_tensors_bytes=GIB)
