@@ -75,7 +75,6 @@ def test_a_file_reaches_the_settings(started, tmp_path):
 
 
 def test_all_problems_are_printed_and_the_start_ends(started):
-    """Exit status 2, one line for each on stderr, and nothing is served."""
     result = invoke("serve", "--port", "eighty", "--policy.rules", "[", HIGHWATER_PROT="1", HIGHWATER_LOG_LEVEL="loud")
     assert (result.exit_code, result.stdout, started) == (2, "", [])
     lines = result.stderr.splitlines()

@@ -428,7 +428,6 @@ def test_there_is_nothing_to_tidy(seen):
 
 
 def test_an_engine_that_does_not_tell_its_requests_is_never_idle():
-    """Unknown is not 0."""
     watch = Watch()
     assert [watch.look(full(2.5, cached=2.0), running=None) for _ in range(60)] == [None] * 60
 
@@ -447,7 +446,6 @@ def test_an_unknown_figure_is_learnt_by_one_idle_release():
 
 
 def test_a_rule_by_share_acts_at_its_own_waters():
-    """0.96 of the device, down to 0.94."""
     watch = Watch(SHARE)
     used = int(0.955 * H100)
     assert watch.look(reading(rest=int(0.9 * H100), cached=used - int(0.9 * H100))) is None

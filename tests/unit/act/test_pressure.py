@@ -93,12 +93,10 @@ def test_without_a_request_rest_counts():
 
 
 def test_unknown_use_is_no_plan():
-    """Absent knowledge is not 0."""
     assert slack_bytes(reading(total=None), None) is None
 
 
 def test_an_eight_gib_card_has_a_rule():
-    """slack 655 MiB: 327 and 589 MiB."""
     one = reading(total=8 * GIB, rest=7 * GIB, requested=int(8 * GIB * 0.92))
     found = derive(slack_bytes(one, None) or 0)
     assert (found.high // MIB, found.low // MIB) == (327, 589)

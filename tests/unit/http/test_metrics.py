@@ -251,7 +251,6 @@ def samples(text: str, name: str, *by: str) -> dict[tuple[str, ...], float]:
 
 
 def test_the_page_is_the_golden_one():
-    """Every name, help, label and value."""
     text = without_creation_times(classic(exporter_of(*story()))).replace(f'"{__version__}"', '"VERSION"')
     assert text == golden(GOLDEN, text)
 

@@ -132,7 +132,6 @@ async def test_without_a_log_that_is_said(filed):
 
 
 async def test_the_log_is_matched(tmp_path):
-    """And where it cannot be read, that is said."""
     (tmp_path / "engine.log").write_text("INFO fine\nEncoder cache miss for ab\n")
     told = Told(None, tmp_path / "engine.log")
     headline, _ = await told.open()
@@ -308,7 +307,6 @@ async def test_a_probe_that_ends_a_hang_is_said_with_why_it_hung(told):
     [("CUDA out of memory. Tried to allocate 2.00 GiB", None), ("", OomKills(count=1, where="counted"))],
 )
 async def test_an_end_that_has_a_reason_was_not_from_outside(line, kills, logged):
-    """By the log, or by the kernel's counter."""
     await logged.open("hung")
     logged.clock.advance(124)
     logged.log.write_text(

@@ -252,7 +252,8 @@ def headlines() -> dict[str, str]:
     silent = story_of([GONE, DEAD, f"{CORE}RuntimeError: cancelled", API])
     long_ago = story_of([TRACE, ILLEGAL, API.replace("08:04", "09:04")])
     nameless = LogStory(lines=1, understood=1, exception=QuotedException(process="", text="CustomError: x"))
-    died = evidence("died")
+    planned = reading(free_bytes=219 * MIB, used_bytes=TOTAL - 219 * MIB)
+    died, as_full = evidence("died"), evidence("died", rank(planned), baseline=(planned,))
     return {
         "nothing is known": said(nothing, NO_LOG),
         "killed, with plenty of memory": headline(evidence("died", reason="connection refused", **GREW), KILLED),
@@ -266,6 +267,7 @@ def headlines() -> dict[str, str]:
         "a cause and its consequence": said(full, story_of(["EngineDeadError", workspace])),
         "silence, and host memory that nobody read": said(died, silent),
         "silence, and host memory that had room": said(evidence("died", host=host), silent),
+        "an exception, on a device that is as full as planned": said(as_full, story_of([TRACE, ILLEGAL, DEAD, API])),
         "an exception, so that silence is no question": said(died, story_of([TRACE, ILLEGAL, GONE, API])),
         "an exception that the log does not show": said(
             died, story_of([f"{WORKER}WorkerProc hit an exception.", TRACE])
@@ -283,17 +285,6 @@ def test_the_headlines_are_the_golden_ones():
 
 
 # --- the last exception ---
-
-
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_the_last_exception_is_quoted_where_no_cause_is_known(prefix):
-    full = reading(free_bytes=219 * MIB, used_bytes=TOTAL - 219 * MIB)
-    log = story_of([f"{prefix}{line}" for line in (TRACE, ILLEGAL, DEAD, API)])
-    assert said(evidence("died", rank(full), baseline=(full,)), log) == (
-        "The engine died: the last exception of Worker_TP0 (pid 4242): "
-        '"torch.AcceleratorError: CUDA error: an illegal memory access was encountered"; '
-        "the log says that EngineCore ended with a fatal error"
-    )
 
 
 def test_a_known_cause_needs_no_quote_in_the_summary():

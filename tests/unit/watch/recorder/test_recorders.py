@@ -231,7 +231,6 @@ async def test_who_started_goes_on_while_the_others_are_tried_again(core, tmp_pa
 
 
 async def test_nobody_is_tried_again_in_a_long_step(core):
-    """The call would hang as any other."""
     core.fake.workers[1].recorder.refuses = "OSError: no space left on device"
     await aloft(core)
     core.fake.hang = asyncio.Event()
