@@ -146,6 +146,7 @@ def test_a_part_that_does_not_fit_is_cut_and_noted():
 
 @pytest.mark.parametrize("name", ["weights_bytes", "kv_cache_bytes"])
 def test_an_unknown_part_is_null_and_said_so(name):
+    """Absent knowledge is None, never 0; other tensors cannot be told from it."""
     known = {"weights_bytes": 20, "kv_cache_bytes": 30} | {name: None}
     torch = TorchMemory(allocated_bytes=60, reserved_bytes=80)
     reading = account(worker(used_bytes=100, torch=torch, **known))
