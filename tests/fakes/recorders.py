@@ -26,10 +26,10 @@ class FakeProc:
         boot.parent.mkdir(parents=True)
         boot.write_text(f"{BOOT_ID}\n")
 
-    def begin(self, pid: int, state: str = "S") -> None:
+    def begin(self, pid: int, state: str = "S", started: int = _STARTED) -> None:
         (self.path / str(pid)).mkdir(exist_ok=True)
-        fields = [state, *(["0"] * 18), str(_STARTED), "0"]
-        (self.path / str(pid) / "stat").write_text(f"{pid} (VLLM::Worker) {' '.join(fields)}\n")
+        fields = [state, *(["0"] * 18), str(started), "0"]
+        (self.path / str(pid) / "stat").write_text(f"{pid} (VLLM (a) Worker) {' '.join(fields)}\n")
 
     def end(self, pid: int) -> None:
         (self.path / str(pid) / "stat").unlink(missing_ok=True)

@@ -75,7 +75,6 @@ def test_a_file_reaches_the_settings(started, tmp_path):
 
 
 def test_all_problems_are_printed_and_the_start_ends(started):
-    """Exit status 2, one line for each on stderr, and nothing is served."""
     result = invoke("serve", "--port", "eighty", "--policy.rules", "[", HIGHWATER_PROT="1", HIGHWATER_LOG_LEVEL="loud")
     assert (result.exit_code, result.stdout, started) == (2, "", [])
     lines = result.stderr.splitlines()
@@ -102,10 +101,17 @@ def test_the_version_is_the_packages():
     assert invoke("--version").output.split()[-1] == __version__
 
 
-def test_the_help_loads_no_server():
+@pytest.mark.parametrize(
+    ("arguments", "slow"),
+    [
+        (["--help"], {"httpx", "pydantic", "rich", "tabulate", "highwater.terminal.asking"}),
+        (["serve", "--help"], {"uvicorn", "fastapi", "aiohttp", "httpx", "torch"}),
+    ],
+)
+def test_the_help_loads_no_more_than_it_shows(arguments, slow):
     code = (
-        "import sys; from highwater.terminal.cli import main; main(['serve', '--help'], standalone_mode=False); "
-        "sys.exit(' '.join({'uvicorn', 'fastapi', 'aiohttp', 'httpx', 'torch'} & set(sys.modules)) or 0)"
+        f"import sys; from highwater.terminal.cli import main; main({arguments}, standalone_mode=False); "
+        f"sys.exit(' '.join({slow} & set(sys.modules)) or 0)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr) == (0, "")

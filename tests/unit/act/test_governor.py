@@ -334,7 +334,6 @@ async def test_a_rule_under_the_engine_s_rest_is_held_and_told_once(high, low):
 
 
 async def test_a_rule_under_the_engine_s_rest_is_refused():
-    """Naming the key, its value and what would be right."""
     core = core_on(rules=[DEVICE])
     await core.tick()
     core.governor.check([DEVICE])

@@ -14,6 +14,7 @@ from highwater.act.governor import PolicyStore
 from highwater.act.rules import DEFAULT_RULES, PolicyChange, PolicySettings, Rule
 from highwater.process.errors import NotKept
 from highwater.process.state_file import StateFile
+from tests.fakes.raising import raising
 
 CACHE = Rule(name="cache", signal="encoder_cache_bytes", high_water=2e9, low_water=1e9)
 CONFIGURED = PolicySettings(mode="observe")
@@ -71,11 +72,7 @@ async def test_without_a_state_file_a_change_lasts_until_the_next_start():
 
 async def test_what_could_not_be_kept_is_not_in_force(path, monkeypatch):
     store = started(path)
-
-    def full(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.raises(NotKept):
         await store.change(PolicyChange(mode="act"))
     assert (store.in_force, store.source) == (CONFIGURED, "settings")
@@ -96,11 +93,7 @@ async def test_a_configuration_that_was_changed_since_wins(path):
 async def test_a_dropped_change_that_stays_in_the_file_is_told(path, monkeypatch):
     await started(path).change(PolicyChange(mode="act"))
     file = StateFile(path)
-
-    def read_only(*args):
-        raise NotKept(path, "read-only file system")
-
-    monkeypatch.setattr(file, "write", read_only)
+    monkeypatch.setattr(file, "write", raising(NotKept(path, "read-only file system")))
     store = PolicyStore(file, PolicySettings())
     assert store.source == "settings"
     assert "but is still in the file: state_file" in (store.startup_notice or "")

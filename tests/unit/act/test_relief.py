@@ -56,7 +56,6 @@ async def test_a_release_while_asleep_is_an_operators_alone_and_its_effect_is_me
 
 
 async def test_a_dry_run_does_nothing():
-    """It tells what would be refused, and leaves neither event nor count."""
     core = await grown(version="0.12.0")
     events = core.summaries()
     would, would_not = await core.relief.reclaim(requests("release", "reset_encoder_cache"), mode="safe", dry_run=True)
@@ -118,7 +117,6 @@ async def test_a_drop_in_that_hangs_the_engine_is_refused():
 
 
 async def test_an_engine_that_is_down_is_not_available():
-    """503 at the door, and a failed reset in the events."""
     core = await grown()
     core.fake.down = True
     for _ in range(2):  # one refused connection is not its end
@@ -140,7 +138,6 @@ async def test_an_engine_that_starts_refuses_and_leaves_no_failed_reset():
 
 
 async def test_an_engine_that_goes_in_the_middle_leaves_no_numbers():
-    """What was freed is not known then: None, never 0."""
     core = await grown()
     core.fake.late = {"/reset_mm_cache"}
     measured = await core.relief.drop_in("reset_mm_cache", query="", mode="now", force=False)
@@ -203,7 +200,6 @@ class Stand(Release):
 
 
 async def test_a_reset_that_nobody_could_measure_says_so():
-    """Done, as the engine said; but what it freed is not known, and never 0."""
     core = core_on()
     await core.tick()
 
@@ -312,7 +308,6 @@ async def test_vllms_own_meaning_waits_for_nobody(name):
 
 
 async def test_a_dry_run_tells_the_moment():
-    """What would be held, and for how long at most."""
     core = await grown()
     (measured,) = await core.relief.reclaim(requests("reset_mm_cache"), mode="safe", dry_run=True)
     assert measured.result.reason == (

@@ -33,7 +33,6 @@ def names(reading, budget) -> list[str]:
 
 
 def test_what_the_profile_missed_is_a_finding_with_the_setting_that_covers_it():
-    """0.757 GiB of the story."""
     (finding,) = found_of(story_rank(), STORY)
     assert (finding.name, finding.weight) == ("not_profiled", "clue")
     assert finding.figures["missed_bytes"] == sum(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from highwater.model.policy import PolicyAct
 from highwater.model.rank import Components, Device
 from highwater.model.report import HostSummary, OpenIncident, ProxyLoad, ReliefNow, Report
 from tests.fakes.engine import MIB
+from tests.golden import golden
 from tests.unit.terminal.reports import DEVICE, HELD, NOW, policy, pressure, ranks, report, short_policy
 
 GIB = 1024 * MIB
@@ -347,11 +347,8 @@ def shown(name: str, found: Report) -> str:
 
 
 def test_all_that_is_said_is_the_golden_text():
-    """After a change that is meant: HIGHWATER_GOLDEN=write pytest, and read it."""
     text = "\n".join(shown(name, found) for name, found in CASES.items())
-    if os.environ.get("HIGHWATER_GOLDEN") == "write":
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
+    assert text == golden(GOLDEN, text)
 
 
 def test_every_state_and_reason_has_a_case():

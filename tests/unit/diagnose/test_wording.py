@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import textwrap
 import tomllib
@@ -20,6 +19,7 @@ from highwater.diagnose.rules.book import RULES, judged
 from highwater.diagnose.rules.device import wake_up_failed
 from highwater.diagnose.rules.setup import CHECKS
 from tests.fakes.incident import diagnosed, evidence
+from tests.golden import golden
 from tests.unit.diagnose import test_host, test_load, test_setup, test_start
 from tests.unit.diagnose.incidents import test_diagnosis, test_sleep
 
@@ -83,10 +83,7 @@ def shown(where: str, found: Finding) -> str:
 def test_every_finding_says_what_the_golden_file_has():
     told = list(all_findings())
     text = "\n\n".join(dict.fromkeys(shown(where, found) for where, found in told)) + "\n"
-    if os.environ.get("HIGHWATER_GOLDEN") == "write":
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
+    assert text == golden(GOLDEN, text)
     assert "None" not in "".join(found.title + found.text for _, found in told)
 
 

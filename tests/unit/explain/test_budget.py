@@ -35,7 +35,6 @@ def gib(budget: RankBudget) -> dict[str, float]:
 
 
 def test_the_story_is_explained():
-    """Total 60.96, requested 57.91, weights 9.19, peak 3.86, non-torch 0.56, KV cache 44.30."""
     budget = rank_budget(STORY, story_rank())
     assert round((budget.total_bytes or 0) / GIB, 2) == 60.96
     assert round((budget.requested_bytes or 0) / GIB, 2) == 57.91
@@ -46,7 +45,6 @@ def test_the_story_is_explained():
 
 
 def test_what_the_storys_formula_counts_nowhere_is_named():
-    """0.255 GiB before the profile, 0.50 of non-torch, and what would be left: 43.54."""
     budget = rank_budget(STORY, story_rank())
     missed = {part.key: round(part.bytes / GIB, 3) for part in budget.uncounted}
     assert missed == {"persistent": 0.255, "non_torch_uncounted": 0.502}

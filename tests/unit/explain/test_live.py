@@ -52,7 +52,6 @@ def _larger() -> LiveEngine:
 
 
 def test_without_a_change_the_plan_is_the_engine_as_it_runs(story: LiveEngine) -> None:
-    """645,120 tokens in 5,040 blocks, as its log says, and the grade is the engine's own."""
     answer = live_json(story, plan_live(story, {"max_model_len": 65_536}))
     assert (answer["kv_cache"]["blocks"], answer["kv_cache"]["tokens"]) == (5_040, 645_120)
     assert answer["changed"] == {}
@@ -61,7 +60,6 @@ def test_without_a_change_the_plan_is_the_engine_as_it_runs(story: LiveEngine) -
 
 
 def test_the_lengths_that_were_tried_by_hand_are_answered(larger: LiveEngine) -> None:
-    """163,000 tokens fit in 21,540,531,712 bytes; 165,000 do not, and 164,224 is the most."""
     fits = plan_live(larger, {"max_model_len": 163_000}).pool
     assert (fits.fits, fits.blocks) == (True, 1_283)
     too_long = plan_live(larger, {"max_model_len": 165_000}).pool
@@ -310,7 +308,6 @@ def test_blocks_that_would_be_aligned_anew_are_refused_by_name(hybrid: LiveEngin
     ],
 )
 def test_what_cannot_be_planned_is_named(story: LiveEngine, flags: dict[str, Any], message: str) -> None:
-    """Key, value, and what would be right, in few words whatever was sent."""
     with pytest.raises(PlanError, match=f"^{message}") as raised:
         plan_live(story, flags)
     assert len(str(raised.value)) < 300

@@ -185,7 +185,6 @@ def test_a_rank_that_outlived_the_end_tells_that_none_was_counted():
 
 
 def test_a_new_containers_count_is_no_rise():
-    """It begins at 0."""
     watch = OomKillWatch(Clocks(FakeClock()))
     for kills in (3, 0, 0):
         watch.notice([rank(0, kills)])

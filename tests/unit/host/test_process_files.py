@@ -175,7 +175,6 @@ def test_a_folder_that_is_not_there_is_no_problem(files):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(content=st.binary(max_size=200) | st.dictionaries(st.sampled_from(sorted(record())), st.integers() | st.text()))
 def test_no_content_raises(files, content):
-    """Anything may stand in a file."""
     body = content if isinstance(content, bytes) else json.dumps(record() | content).encode()
     path = write(files.folder, framed(body), "highwater-4242-99.process")
     pids, problems = files()

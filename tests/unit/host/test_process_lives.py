@@ -37,7 +37,6 @@ def lives(*processes: ProcessMemory, watch: ProcessLives | None = None, **readin
     dead = tuple(one for one in processes if isinstance(one, EndedProcess))
     living = tuple(one for one in processes if not isinstance(one, EndedProcess))
     watch.look(HostReading(taken_at=1000.0, processes=living, ended=dead, **reading))
-    assert watch.last is not None
     assert watch.last[0] == 1000.0
     return watch.last[1]
 

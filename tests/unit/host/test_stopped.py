@@ -31,28 +31,23 @@ def held_by(processes: list[ProcessMemory], *stopped: int) -> str | None:
     return looked.look(processes, rows)
 
 
-@pytest.mark.parametrize(
-    ("processes", "stopped", "told"),
-    [
-        (ENGINE, [11], "kill -CONT 11,"),
-        (ENGINE, [10], "kill -CONT 10,"),
-        (ENGINE, [], None),
-        (SERVERS, [13], None),
-        (SERVERS, [13, 14], "kill -CONT 13 14,"),
-        (SERVERS, [13, 11], "kill -CONT 13 11,"),
-        ([WRAPPER, *ENGINE], [9], None),
-        ([WRAPPER, *ENGINE], [10], "kill -CONT 10,"),
-        ([SHELL, *ENGINE, *NEIGHBOUR], [21], None),
-        ([SHELL, *ENGINE, *NEIGHBOUR], [20], None),
-        ([SHELL, *ENGINE, *NEIGHBOUR], [11], "kill -CONT 11,"),
-        ([replace(one, source="file") for one in NEIGHBOUR], [21], "kill -CONT 21,"),
-    ],
-    ids=[
-        "EngineCore", "the API server", "nothing", "one API server of two", "both", "EngineCore and one of two",
-        "a shell that waits for vLLM", "the API server below a shell", "the neighbour's EngineCore",
-        "the neighbour's API server", "ours beside a neighbour", "known by its file",
-    ],
-)  # fmt: skip
+STOPPED = {
+    "EngineCore": (ENGINE, [11], "kill -CONT 11,"),
+    "the API server": (ENGINE, [10], "kill -CONT 10,"),
+    "nothing": (ENGINE, [], None),
+    "one API server of two": (SERVERS, [13], None),
+    "both": (SERVERS, [13, 14], "kill -CONT 13 14,"),
+    "EngineCore and one of two": (SERVERS, [13, 11], "kill -CONT 13 11,"),
+    "a shell that waits for vLLM": ([WRAPPER, *ENGINE], [9], None),
+    "the API server below a shell": ([WRAPPER, *ENGINE], [10], "kill -CONT 10,"),
+    "the neighbour's EngineCore": ([SHELL, *ENGINE, *NEIGHBOUR], [21], None),
+    "the neighbour's API server": ([SHELL, *ENGINE, *NEIGHBOUR], [20], None),
+    "ours beside a neighbour": ([SHELL, *ENGINE, *NEIGHBOUR], [11], "kill -CONT 11,"),
+    "known by its file": ([replace(one, source="file") for one in NEIGHBOUR], [21], "kill -CONT 21,"),
+}
+
+
+@pytest.mark.parametrize(("processes", "stopped", "told"), STOPPED.values(), ids=STOPPED)
 def test_what_every_request_waits_for_is_told(processes, stopped, told):
     said = held_by(processes, *stopped)
     assert said is None if told is None else said is not None and told in said

@@ -34,6 +34,7 @@ from highwater.model.rank import Components, EncoderCacheTotals, HostMemory, Tor
 from highwater.model.remedies import RemedyResult, credit, freed, total
 from highwater.model.report import Report
 from tests.fakes.engine import FakeClock, FakeEngine
+from tests.golden import golden
 from tests.unit.host.recorded import reading
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
@@ -250,11 +251,8 @@ def samples(text: str, name: str, *by: str) -> dict[tuple[str, ...], float]:
 
 
 def test_the_page_is_the_golden_one():
-    """Every name, help, label and value. After a change that is meant: HIGHWATER_GOLDEN=write pytest, and read it."""
     text = without_creation_times(classic(exporter_of(*story()))).replace(f'"{__version__}"', '"VERSION"')
-    if os.environ.get("HIGHWATER_GOLDEN") == "write":
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
+    assert text == golden(GOLDEN, text)
 
 
 def test_every_promised_family_is_there_and_no_other():

@@ -53,7 +53,6 @@ def test_a_plan_of_an_engine_that_does_not_run_says_so() -> None:
 
 
 def test_other_flags_are_planned() -> None:
-    """The flags are vLLM's, as JSON."""
     plan = answer({"max_model_len": 700_000, "kv_cache_dtype": "fp8"})
     assert plan["kv_cache"]["fits"]
     assert plan["command_line"] == "vllm serve MODEL --max-model-len 700000 --kv-cache-dtype fp8"
@@ -85,7 +84,6 @@ def test_a_wish_with_images_limits_them_in_the_command_line() -> None:
     ],
 )
 def test_what_cannot_be_planned_is_an_error_of_the_request(body: dict[str, Any], message: str) -> None:
-    """422, with key, value and what would be right."""
     with pytest.raises(CannotPlan) as raised:
         answer(body)
     assert str(raised.value).startswith(message)

@@ -22,6 +22,7 @@ from highwater.http.problems import answer_problems
 from highwater.process.admin_token import AdminToken
 from highwater.process.state_file import StateFile
 from tests.fakes.engine import core_on
+from tests.fakes.raising import raising
 
 RULE = {"name": "cache", "signal": "encoder_cache_bytes", "high_water": 2e9, "low_water": 1e9}
 WATERS = {"high_water": 0.9, "low_water": 0.8}
@@ -100,11 +101,7 @@ async def test_what_cannot_be_kept_is_not_done(path, monkeypatch):
         await client.put("/policy", json={"rules": [RULE]})
         before, content = told(await client.get("/policy")), path.read_bytes()
         with monkeypatch.context() as disk:
-
-            def full(*args):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-            disk.setattr(os, "fsync", full)
+            disk.setattr(os, "fsync", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
             answer = await client.put("/policy", json={"mode": "observe"})
         assert told(await client.get("/policy")) == before
         assert (path.read_bytes(), len(core.summaries("policy"))) == (content, 1)

@@ -80,7 +80,6 @@ def test_one_more_component_touches_five_files_at_most():
 
 def test_a_component_that_is_added_is_written_everywhere(monkeypatch):
     spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
-    assert spec is not None
     assert spec.loader is not None
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
@@ -124,7 +123,6 @@ def test_known_components_sum_to_used_exactly(*, used, weights, kv, encoder, all
 
 
 def test_the_story_is_accounted_for_when_up():
-    """54,650 MiB in use: weights, KV pool, live tensors, allocator's reserve and the rest, each as it is."""
     reading = story()[0]
     assert reading.used_bytes == USED_READY
     assert parts(reading) == {

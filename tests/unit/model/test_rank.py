@@ -18,7 +18,6 @@ from tests.unit.model.story import story, worker
 
 def test_encoder_totals_count_entries_once_and_bytes_on_every_rank():
     totals = EncoderCacheTotals.of(story(images=True))
-    assert totals is not None
     assert (totals.entries, totals.device_bytes) == (IMAGES, 2 * IMAGES * IMAGE_BYTES)
     assert EncoderCacheTotals.of([account(worker(used_bytes=1))]) is None
 

@@ -86,7 +86,6 @@ def test_a_row_is_all_that_the_policy_needs_of_a_new_remedy(monkeypatch: pytest.
     rule = Rule(name="device", signal="device_free_bytes").model_copy(update={"remedies": (row.name,)})
     full = reading(rest=H100 - 2 * GIB - 100, other=2 * GIB)
     _, decision = decide([rule], report(full), Facts(), LifeMemory(), 1.0)
-    assert decision.action is not None
     assert (decision.action.remedy, decision.action.ranks[0, 0][0]) == (row.name, 2 * GIB)
     after = replace(full, components=replace(full.components, other_tensors_bytes=GIB))
     assert credit(row.name, [full], [after]).components == Components(other_tensors_bytes=GIB)
@@ -155,7 +154,6 @@ def test_what_went_to_the_allocator_is_not_given_back():
 
 
 def test_without_a_reading_after_it_nothing_is_known():
-    """None, and never 0."""
     assert credit("release", [rank(torch_cached_bytes=1)], []).freed_bytes is None
 
 
@@ -180,7 +178,6 @@ def on_one_card(ranks):
 
 
 def test_the_growth_of_the_story_is_the_encoder_cache():
-    """58,432 MiB after the benchmark: 3,782 MiB more, all of it encoder outputs."""
     (change, _) = compare(story(), story(images=True))
     assert change.used_bytes == USED_AFTER - USED_READY == 3_965_714_432
     assert change.components == Components(**dict.fromkeys(COMPONENT_NAMES, 0) | {"encoder_cache_bytes": 3_965_714_432})

@@ -21,6 +21,7 @@ from highwater.process.admin_token import (
     read_token,
 )
 from tests.fakes.clock import FakeClock
+from tests.fakes.raising import raising
 
 TOKEN, OTHER = "correct-horse-battery", "staple-battery-horse"
 
@@ -141,10 +142,7 @@ def test_an_unusable_file_closes_control_and_one_line_says_so(path, clock, caplo
 
 
 def test_on_a_volume_that_can_only_be_read_the_secret_is_what_is_missing(path, clock, caplog, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(admin_token, "replace_private", refuse)
+    monkeypatch.setattr(admin_token, "replace_private", raising(OSError(errno.EROFS, os.strerror(errno.EROFS))))
     token = AdminToken(None, path, clock=clock)
     token.start()
     (line,) = [record.getMessage() for record in caplog.records]

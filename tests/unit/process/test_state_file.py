@@ -13,6 +13,7 @@ import pytest
 from highwater.process import state_file
 from highwater.process.errors import NotKept
 from highwater.process.state_file import MAX_FILE_BYTES, StateFile
+from tests.fakes.raising import raising
 
 
 @pytest.fixture
@@ -25,8 +26,7 @@ def beside(path: Path) -> list[str]:
     return sorted(other.name for other in path.parent.iterdir() if other != path)
 
 
-def no_room(*args):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+no_room = raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def test_without_a_path_nothing_is_kept():
@@ -125,11 +125,7 @@ def test_what_was_set_aside_before_is_not_overwritten(path, monkeypatch):
 
 def test_what_cannot_be_set_aside_is_not_overwritten(path, monkeypatch):
     path.write_text("precious")
-
-    def read_only(*args):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "rename", read_only)
+    monkeypatch.setattr(Path, "rename", raising(OSError(errno.EROFS, os.strerror(errno.EROFS))))
     file = StateFile(path)
     assert file.problem == (
         f"state_file: {path} is not valid JSON, and was not set aside: read-only file system; nothing can be kept"
@@ -152,11 +148,7 @@ def test_what_is_no_file_is_left_where_it_is(path):
 
 def test_what_may_not_be_read_is_set_aside(path, monkeypatch):
     path.write_text('{"schema": 1}')
-
-    def denied(*args, **options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(os, "open", denied)
+    monkeypatch.setattr(os, "open", raising(PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
     assert "cannot be read: permission denied; it was set aside as" in (StateFile(path).problem or "")
 
 

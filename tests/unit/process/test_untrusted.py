@@ -139,7 +139,6 @@ class Own(BaseModel):
     ],
 )
 def test_each_is_said_in_our_own_words(given, said):
-    """Key, value, what would be right; and nothing of the library's."""
     with pytest.raises(ValidationError) as caught:
         Own.model_validate(given)
     assert list(sentences(caught.value.errors())) == [said]

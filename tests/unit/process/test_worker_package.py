@@ -16,6 +16,7 @@ import highwater_worker
 from highwater import __version__
 from highwater.process import worker_package
 from highwater.process.worker_package import DISTRIBUTION, WorkerPackageError, copy_worker_package
+from tests.fakes.raising import raising
 
 LOADED_PLUGIN = """
 import importlib.metadata, sys
@@ -214,10 +215,7 @@ def test_the_engine_may_be_another_user(tmp_path):
 
 
 def test_without_the_package_it_is_said_what_to_install(tmp_path, monkeypatch):
-    def missing(name: str) -> None:
-        raise worker_package.PackageNotFoundError(name)
-
-    monkeypatch.setattr(worker_package, "distribution", missing)
+    monkeypatch.setattr(worker_package, "distribution", raising(worker_package.PackageNotFoundError(DISTRIBUTION)))
     with pytest.raises(WorkerPackageError, match=f"pip install {DISTRIBUTION}"):
         copy_worker_package(tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from highwater.model.rank import EncoderCacheTotals, Launch, RankReading
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event, Report
 from tests.fakes.engine import MIB, FakeEngine
+from tests.golden import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_763_660_000.0
@@ -139,8 +139,5 @@ def as_json(value: Any) -> Any:
 
 
 def is_golden(name: str, shown: str) -> bool:
-    """Whether a screen is the one that was read. After a change that is meant: HIGHWATER_GOLDEN=write pytest."""
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("HIGHWATER_GOLDEN") == "write":
-        path.write_text(f"{shown}\n", encoding="utf-8")
-    return path.read_text(encoding="utf-8") == f"{shown}\n"
+    """Whether a screen is the one that was read."""
+    return golden(GOLDEN / f"{name}.txt", f"{shown}\n") == f"{shown}\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,13 +47,3 @@ def test_the_commands_own_variables_are_no_typos_to_the_sidecar():
     """It refuses variables that it does not know, and these may stand in the same environment."""
     assert load(environ={URL_VARIABLE: "http://h:1", TOKEN_VARIABLE: "x" * 8}).port == 8001
     assert DEFAULT_URL.endswith(":8001")
-
-
-def test_the_help_loads_no_command():
-    code = (
-        "import sys; from highwater.terminal.cli import main; main(['--help'], standalone_mode=False); "
-        "slow = {'httpx', 'pydantic', 'rich', 'tabulate', 'highwater.terminal.asking'}; "
-        "sys.exit(' '.join(slow & set(sys.modules)) or 0)"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (told.returncode, told.stderr) == (0, "")

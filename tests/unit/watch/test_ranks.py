@@ -40,33 +40,31 @@ def recorded(rank: int, at: float, *, torch: TorchMemory = FULL, status: str = "
     return Record(rank, newest, status)
 
 
-@pytest.mark.parametrize(
-    ("answers", "records", "kept", "expected"),
-    [
-        ([], [], [], None),
-        ([answered(1, 5.0), answered(0, 5.0)], [], [], [(1, "rpc"), (0, "rpc")]),
-        ([answered(0, 5.0)], [recorded(0, 6.0)], [], [(0, "recorder")]),
-        ([answered(0, 5.0)], [recorded(0, 5.0)], [], [(0, "rpc")]),
-        ([answered(0, 5.0)], [recorded(0, 9.0, torch=TorchMemory())], [], [(0, "rpc")]),
-        ([answered(0, 5.0)], [recorded(0, 10.1, torch=TorchMemory())], [], [(0, "recorder")]),
-        ([answered(0, 5.0)], [recorded(1, 5.0)], [], [(0, "rpc"), (1, "recorder")]),
-        ([], [recorded(1, 5.0)], [answered(0, 4.0)], [(0, "rpc"), (1, "recorder")]),
-        ([], [recorded(1, 5.0), recorded(0, 4.0, status="dead")], [answered(0, 4.0)], [(1, "recorder")]),
-        ([], [recorded(0, 5.0, status="silent")], [answered(1, 4.0)], None),
-    ],
-    ids=[
-        "nobody",
-        "no recorders: as they answered",
-        "a newer record",
-        "none that is newer",
-        "a newer record that says less",
-        "one that is much newer",
-        "a rank that only its recorder tells of",
-        "who was left alone",
-        "who was left alone and died",
-        "nobody is alive",
-    ],
-)
+READINGS = {
+    "nobody": ([], [], [], None),
+    "no recorders: as they answered": ([answered(1, 5.0), answered(0, 5.0)], [], [], [(1, "rpc"), (0, "rpc")]),
+    "a newer record": ([answered(0, 5.0)], [recorded(0, 6.0)], [], [(0, "recorder")]),
+    "none that is newer": ([answered(0, 5.0)], [recorded(0, 5.0)], [], [(0, "rpc")]),
+    "a newer record that says less": ([answered(0, 5.0)], [recorded(0, 9.0, torch=TorchMemory())], [], [(0, "rpc")]),
+    "one that is much newer": ([answered(0, 5.0)], [recorded(0, 10.1, torch=TorchMemory())], [], [(0, "recorder")]),
+    "a rank that only its recorder tells of": (
+        [answered(0, 5.0)],
+        [recorded(1, 5.0)],
+        [],
+        [(0, "rpc"), (1, "recorder")],
+    ),
+    "who was left alone": ([], [recorded(1, 5.0)], [answered(0, 4.0)], [(0, "rpc"), (1, "recorder")]),
+    "who was left alone and died": (
+        [],
+        [recorded(1, 5.0), recorded(0, 4.0, status="dead")],
+        [answered(0, 4.0)],
+        [(1, "recorder")],
+    ),
+    "nobody is alive": ([], [recorded(0, 5.0, status="silent")], [answered(1, 4.0)], None),
+}
+
+
+@pytest.mark.parametrize(("answers", "records", "kept", "expected"), READINGS.values(), ids=READINGS)
 def test_the_best_reading_of_each_rank(answers, records, kept, expected):
     found = best_readings(answers, records, kept=kept, fuller_for_seconds=5.0)
     assert (None if found is None else [(one.rank, one.source) for one in found]) == expected

@@ -36,49 +36,34 @@ def times(reach, **known) -> float:
     return next((seconds for seconds in range(100) if due(reach, float(seconds), **known)), float("inf"))
 
 
-@pytest.mark.parametrize(
-    ("known", "counts", "pause", "workers"),
-    [
-        (IDLE, IDLE_SECONDS, IDLE_SECONDS, float("inf")),
-        (IDLE | {"is_held": True}, IDLE_SECONDS, IDLE_POLL_SECONDS, float("inf")),
-        (IDLE | {"requests_under_way": 1}, 0, 0, float("inf")),
-        (IDLE | {"still_seconds": SETTLE_SECONDS - 0.1}, 0, 0, float("inf")),
-        (IDLE | {"was_answered": False}, 0, 0, float("inf")),
-        (WORKING, 0, float("inf"), float("inf")),
-        (WORKING | {"is_held": True}, 0, 0, float("inf")),
-        (STANDING, 0, 0, float("inf")),
-        (RECORDED | moves("unknown"), 0, 0, float("inf")),
-        (RECORDED | moves("stuck"), 0, float("inf"), float("inf")),
-        (RECORDED | moves("stuck") | {"is_unanswered": True, "was_answered": False}, 0, 0, float("inf")),
-        (RECORDED | moves("busy"), 0, float("inf"), float("inf")),
-        ({}, 0, 0, 0),
-        (AT_REST, 0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS),
-        (AT_REST | {"was_answered": False}, 0, 0, 0),
-        (moves("idle"), 0, 0, 0),
-        (moves("stuck"), 0, 0, 0),
-        (moves("busy"), 0, float("inf"), float("inf")),
-    ],
-    ids=[
-        "idle",
-        "idle and paused",
-        "idle, and a request came",
-        "idle since just now",
-        "idle, and the last round failed",
-        "steps progress",
-        "steps progress again after a pause",
-        "no step for a while",
-        "recorders that cannot tell",
-        "stuck in a step",
-        "stuck because the loop does not answer",
-        "a long step",
-        "no recorders",
-        "no recorders, at rest",
-        "no recorders, at rest, and the last round failed",
-        "recorders of some ranks",
-        "recorders of some ranks, one of them dead",
-        "recorders of some ranks, in a long step",
-    ],
-)
+QUESTIONS = {
+    "idle": (IDLE, IDLE_SECONDS, IDLE_SECONDS, float("inf")),
+    "idle and paused": (IDLE | {"is_held": True}, IDLE_SECONDS, IDLE_POLL_SECONDS, float("inf")),
+    "idle, and a request came": (IDLE | {"requests_under_way": 1}, 0, 0, float("inf")),
+    "idle since just now": (IDLE | {"still_seconds": SETTLE_SECONDS - 0.1}, 0, 0, float("inf")),
+    "idle, and the last round failed": (IDLE | {"was_answered": False}, 0, 0, float("inf")),
+    "steps progress": (WORKING, 0, float("inf"), float("inf")),
+    "steps progress again after a pause": (WORKING | {"is_held": True}, 0, 0, float("inf")),
+    "no step for a while": (STANDING, 0, 0, float("inf")),
+    "recorders that cannot tell": (RECORDED | moves("unknown"), 0, 0, float("inf")),
+    "stuck in a step": (RECORDED | moves("stuck"), 0, float("inf"), float("inf")),
+    "stuck because the loop does not answer": (
+        RECORDED | moves("stuck") | {"is_unanswered": True, "was_answered": False},
+        0,
+        0,
+        float("inf"),
+    ),
+    "a long step": (RECORDED | moves("busy"), 0, float("inf"), float("inf")),
+    "no recorders": ({}, 0, 0, 0),
+    "no recorders, at rest": (AT_REST, 0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS),
+    "no recorders, at rest, and the last round failed": (AT_REST | {"was_answered": False}, 0, 0, 0),
+    "recorders of some ranks": (moves("idle"), 0, 0, 0),
+    "recorders of some ranks, one of them dead": (moves("stuck"), 0, 0, 0),
+    "recorders of some ranks, in a long step": (moves("busy"), 0, float("inf"), float("inf")),
+}
+
+
+@pytest.mark.parametrize(("known", "counts", "pause", "workers"), QUESTIONS.values(), ids=QUESTIONS)
 def test_how_often_each_question_is_asked(known, counts, pause, workers):
     asked = [times(reach, **known) for reach in ("api_server", "engine", "workers")]
     assert asked == [counts, pause, workers]

@@ -14,6 +14,7 @@ from highwater.process.clocks import Clocks
 from highwater.process.errors import NoRoom, NotAvailable, NotOffered, Refused, RequestError
 from highwater.watch.snapshots import KEPT, UNFINISHED_SECONDS, Snapshots, pieces
 from tests.fakes.engine import NO_SNAPSHOT, Core, FakeWorker, core_on
+from tests.fakes.raising import raising
 
 OTHERS = "highwater-snapshot-20200101T000000000Z-0-0-1.pickle"
 
@@ -271,12 +272,8 @@ async def test_no_other_name_is_opened(scene, name):
 
 async def test_a_file_that_our_user_may_not_read_is_no_missing_one(scene, monkeypatch):
     """Another user wrote it, and shares no group with us: the reason names both ways to help that."""
-
-    def fail(*_: object, **__: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
     (scene.folder / OTHERS).write_bytes(b"snapshot")
-    monkeypatch.setattr(os, "open", fail)
+    monkeypatch.setattr(os, "open", raising(PermissionError(13, "Permission denied")))
     with pytest.raises(Refused, match="run both as one user, or share a group"):
         await scene.snapshots.files.open(OTHERS)
 

@@ -32,7 +32,6 @@ async def test_a_newer_extension_may_say_more(engine, fake):
     """Keys that are not known yet are no error: schema tells what must be."""
     fake.garble = changed(spilled_bytes=5, torch={"allocated_bytes": 7, "expandable": True})
     workers = (await Workers(engine).read()).workers
-    assert workers is not None
     assert workers[1].torch.allocated_bytes == 7
 
 
@@ -41,7 +40,6 @@ async def test_what_a_worker_cannot_tell_is_none(engine, fake):
     nothing = dict.fromkeys(("total_bytes", "free_bytes", "used_bytes", "weights_bytes", "kv_cache_bytes"))
     fake.garble = changed(**nothing, encoder_cache=None, dp_rank=None, torch={}, budget={}, notes=[])
     workers = (await Workers(engine).read()).workers
-    assert workers is not None
     assert (workers[1].used_bytes, workers[1].encoder_cache, workers[1].torch.reserved_bytes) == (None, None, None)
 
 
@@ -83,7 +81,6 @@ async def test_the_load_is_the_engines_own_count(engine, fake):
 async def test_before_0_12_the_kv_usage_had_another_name(engine, fake):
     fake.version, fake.kv_usage = "0.11.0", 0.25
     load = (await EngineMetrics(engine).read()).load
-    assert load is not None
     assert (load.kv_cache_usage_ratio, load.sleeping) == (0.25, None)
 
 

@@ -212,7 +212,6 @@ async def test_counts_that_stay_after_an_abort_are_no_hang(watch):
         worker.recorder.is_out_of_work = True
     reports = await rounds(core, 60)
     assert {report.engine.state for report in reports} == {"ready"}
-    assert reports[-1].progress is not None
     assert reports[-1].progress.verdict == "idle"
 
 
@@ -476,7 +475,6 @@ async def test_a_start_that_failed_stays_visible_until_the_engine_is_up(watch, t
         core.fake.kill(worker)
     report = (await rounds(core, 5))[-1]
     said = "rank 0 (pid 4244 on node-a) failed in phase profile after 2.0 s: OutOfMemoryError: no room"
-    assert report.start_failure is not None
     assert report.start_failure.summary == f"the engine did not start: {said}"
     assert [[one.name for one in rank.phases] for rank in report.start_failure.ranks] == [["init", "profile"]] * 2
     assert core.summaries("state") == [report.start_failure.summary]

@@ -294,15 +294,6 @@ def refusal(worker: Any, op: str, payload: str = "{}") -> str:
     return answer["error"]["message"]
 
 
-def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
-    """Return a function that raises, whatever it is called with."""
-
-    def fail(*_: object, **__: object) -> Any:
-        raise error
-
-    return fail
-
-
 def in_a_thread(work: Callable[[], T]) -> T:
     """Return what another thread than the main one gets."""
     results: list[T] = []

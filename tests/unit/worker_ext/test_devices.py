@@ -9,6 +9,7 @@ import pytest
 
 from highwater_worker.devices import HostMemory, device_of
 from highwater_worker.errors import UnreadableError
+from tests.fakes.raising import raising
 from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, refusal
 
 ACCELERATORS = ("npu", "cuda")
@@ -208,11 +209,11 @@ def test_of_a_lost_npu_no_memory_is_told(torch_device, monkeypatch):
     """torch's own counters go on, but nothing that they count could be given back."""
     module, worker = torch_device("npu"), fake_worker("npu")
     assert ask(worker, "memory")["releasable_bytes"] is not None
-
-    def lost(index: object = None) -> tuple[int, int]:
-        raise RuntimeError("NPU function error: aclrtGetMemInfo, error code is 507010 [ERROR] ERR00100 PTA call")
-
-    monkeypatch.setattr(module, "mem_get_info", lost)
+    monkeypatch.setattr(
+        module,
+        "mem_get_info",
+        raising(RuntimeError("NPU function error: aclrtGetMemInfo, error code is 507010 [ERROR] ERR00100 PTA call")),
+    )
     answer = ask(worker, "memory")
     assert (answer["used_bytes"], answer["free_bytes"], answer["releasable_bytes"]) == (None, None, None)
     (note,) = [note for note in answer["notes"] if note["name"] == "total_bytes"]

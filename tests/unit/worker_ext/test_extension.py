@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from highwater_worker import MemoryExtension, extension
 from highwater_worker.operations import OPERATIONS, Operation
 from highwater_worker.recorder import end_recorder
-from tests.unit.worker_ext.fakes import HEAD, fake_runner, fake_worker, raising
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.fakes import HEAD, fake_runner, fake_worker
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

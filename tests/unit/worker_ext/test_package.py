@@ -95,32 +95,28 @@ def test_a_file_imports_only_the_standard_library_and_its_own(path):
     assert roots <= set(sys.stdlib_module_names) | {"highwater_worker"}
 
 
+def run_alone(code: str) -> None:
+    """Run a program that has the package on its path and nothing else of ours."""
+    folder = str(Path(highwater_worker.__file__).parent.parent)
+    program = f"import sys; sys.path.insert(0, {folder!r})\n{code}"
+    assert subprocess.run([sys.executable, "-I", "-c", program], check=False).returncode == 0
+
+
 def test_the_readers_of_the_kernels_files_bring_nothing_that_watches_a_worker():
-    code = """
-import sys
+    run_alone("""
 import highwater_worker.kernel.cgroup, highwater_worker.kernel.shm, highwater_worker.wire
 loaded = {name.split(".")[1] for name in sys.modules if name.startswith("highwater_worker.")}
 assert loaded == {"kernel", "wire"}, loaded
-"""
-    folder = Path(highwater_worker.__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"], check=False
-    )
-    assert done.returncode == 0
+""")
 
 
 def test_the_import_brings_no_torch_and_starts_nothing():
     """vLLM imports it before it chooses devices, in every worker process."""
-    code = """
-import sys, threading
+    run_alone("""
+import threading
 import highwater_worker
 assert highwater_worker.MemoryExtension
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"torch", "torch_npu", "vllm", "highwater"}, loaded
 assert threading.active_count() == 1
-"""
-    folder = Path(highwater_worker.__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"], check=False
-    )
-    assert done.returncode == 0
+""")

@@ -17,7 +17,7 @@ from highwater_worker import plugin, processes
 from highwater_worker.kernel import cgroup
 from highwater_worker.processes import ProcessWriter, Role, role_of, start_process_file
 from highwater_worker.wire import MAX_PROCESS_BYTES, PROCESS_FILE_BYTES, make_process_file
-from tests.unit.worker_ext.fakes import raising
+from tests.fakes.raising import raising
 
 HEAD = struct.Struct("<8sII")
 

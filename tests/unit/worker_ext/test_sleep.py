@@ -10,7 +10,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker, raising, refusal
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.fakes import FakeTensor, ask, fake_runner, fake_worker, refusal
 
 MOVES = [("trim", {}), ("restore", {}), ("snapshot", {"dry_run": True})]
 

@@ -20,8 +20,8 @@ from highwater_worker.wire import (
     remove_old_rings,
     remove_silent,
 )
-from tests.unit.worker_ext.fakes import raising
-from tests.unit.worker_ext.ring_bytes import TABLES_AT, heartbeat, parse, ring_at, table, watchdog
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.ring_bytes import heartbeat, parse, table, watchdog
 
 FIVE, THREE = Layout.of(5, 0), Layout.of(3, 0)
 IDENTITY = encoded({"instance": "00112233445566ff", "host": "näher"})
@@ -50,7 +50,7 @@ def test_a_record_stands_in_its_slot_to_the_letter(path):
     """Sequence from 1, length, checksum, body."""
     ring = make_ring(path, IDENTITY, FIVE)
     ring.write(b'{"kind":"stopped"}')
-    slot = path.read_bytes()[ring_at(path.read_bytes()) :][:2048]
+    slot = path.read_bytes()[ring.layout.ring_at :][:2048]
     assert slot[:12] == bytes([1, 0, 0, 0, 0, 0, 0, 0, 18, 0, 0, 0])
     assert slot[16:34] == b'{"kind":"stopped"}'
     assert not any(slot[34:])
@@ -94,7 +94,7 @@ def test_entry_tables_are_written_in_turn(path):
         ring.write_table(encoded({"total": n}), row * n)
         assert table(path) == ({"total": n}, [("a" * 64, 12, 1.5, 1)] * n)
     content = path.read_bytes()
-    assert (content[TABLES_AT], content[TABLES_AT + 32768 + 4096 * 88]) == (3, 2)
+    assert (content[4096 + 32768], content[4096 + 2 * 32768 + 4096 * 88]) == (3, 2)
     ring.write_table(b"{}", row * 4096)
     with pytest.raises(ValueError, match="does not fit"):
         ring.write_table(b"{}", row * 4500)

@@ -296,17 +296,6 @@ async def test_a_death_is_no_failed_start(pod):
     assert (kinds, report.engine.restarts) == (["start_failed", "died"], 2)
 
 
-async def test_a_start_that_takes_twenty_minutes_has_not_failed(pod):
-    one = pod()
-    for _ in range(240):
-        one.write(1)
-        report = await one.tick()
-    assert (await one.incidents.headlines(), report.engine.restarts, report.start_failure) == ([], 0, None)
-    one.core.fake.down = False
-    one.write(1)
-    assert (await one.tick()).growth.since_ready_bytes == 0
-
-
 async def test_a_baseline_is_known_after_starts_that_failed(pod):
     one = pod()
     await one.tick()

@@ -23,6 +23,7 @@ from highwater.process.clocks import Clocks
 from highwater.watch.history import History
 from tests.fakes.engine import FakeClock, FakeEngine
 from tests.fakes.incident import AT, entry, event, evidence, rank, reading, series
+from tests.fakes.raising import raising
 from tests.unit.diagnose.log.test_starts import ENDED, FAILS, NO_ROOM_START, OOM, WAITS, WARM_UP, WORKER, begins
 
 
@@ -131,7 +132,6 @@ async def test_without_a_log_that_is_said(filed):
 
 
 async def test_the_log_is_matched(tmp_path):
-    """And where it cannot be read, that is said."""
     (tmp_path / "engine.log").write_text("INFO fine\nEncoder cache miss for ab\n")
     told = Told(None, tmp_path / "engine.log")
     headline, _ = await told.open()
@@ -307,7 +307,6 @@ async def test_a_probe_that_ends_a_hang_is_said_with_why_it_hung(told):
     [("CUDA out of memory. Tried to allocate 2.00 GiB", None), ("", OomKills(count=1, where="counted"))],
 )
 async def test_an_end_that_has_a_reason_was_not_from_outside(line, kills, logged):
-    """By the log, or by the kernel's counter."""
     await logged.open("hung")
     logged.clock.advance(124)
     logged.log.write_text(
@@ -327,11 +326,7 @@ async def test_a_death_after_the_engine_was_ready_again_is_an_incident_of_its_ow
 
 async def test_ready_with_nothing_open_costs_nothing(filed, monkeypatch):
     await filed.incidents.close_all()
-
-    def none(*args):
-        raise AssertionError("a thread was asked")
-
-    monkeypatch.setattr(incidents.asyncio, "to_thread", none)
+    monkeypatch.setattr(incidents.asyncio, "to_thread", raising(AssertionError("a thread was asked")))
     for _ in range(3):
         assert await filed.incidents.close_all() == ()
 
@@ -425,10 +420,7 @@ async def test_foreign_words_come_in_plain(told):
 
 
 async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, caplog):
-    def broken(*_):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(diagnosis, "diagnose", broken)
+    monkeypatch.setattr(diagnosis, "diagnose", raising(ZeroDivisionError))
     headline, _ = await told.open()
     incident = await told.incidents.read(headline.id)
     assert incident.findings == ()
@@ -437,11 +429,8 @@ async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, 
 
 
 async def test_a_rule_that_raises_costs_only_its_own_finding(told, monkeypatch, caplog):
-    def broken(*_):
-        raise ZeroDivisionError
-
     whole = await told.incidents.read((await told.open())[0].id)
-    rule = book.Rule(broken, frozenset({"incident"}))
+    rule = book.Rule(raising(ZeroDivisionError), frozenset({"incident"}))
     monkeypatch.setattr(book, "RULES", (rule, *book.RULES, rule))
     told.clock.advance(100.0)
     incident = await told.incidents.read((await told.open())[0].id)

@@ -24,10 +24,9 @@ from highwater.diagnose.incidents.store import (
 from highwater.model.policy import PolicyStatus
 from highwater.model.report import Event
 from tests.fakes.incident import AT, ID, MIB, entry, incident, numbered, rank, reading, series
+from tests.fakes.raising import raising
 
-
-def no_room(*args, **options):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+no_room = raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def names(folder: Path) -> list[str]:

@@ -27,6 +27,7 @@ from highwater.model.report import Event, Report
 from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineUnresponsive
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
+from tests.fakes.raising import raising
 from tests.fakes.recorders import phase
 from tests.unit.host.test_oom_kills import seen
 from tests.unit.host.test_past import Pod, leak
@@ -374,9 +375,8 @@ async def see(one: Boxed, *states: EngineState) -> None:
 async def test_an_api_server_that_outlives_the_workers_it_has_ended_is_no_incident(boxed):
     """As vLLM 0.32.0 on a busy machine: it says that it ends, ends them, and is seen before it is gone."""
     one = boxed(logged=True)
-    log = one.log
     await one.come_up()
-    log.write_text(
+    one.log.write_text(
         "(APIServer pid=1) INFO 06-05 01:45:00 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
     )
     end_every_worker(one)
@@ -554,12 +554,11 @@ NO_ROOM = (
 @pytest.mark.parametrize("was_there", [True, False])
 async def test_a_start_that_fails_is_an_incident(boxed, was_there):
     one = boxed(logged=True)
-    log = one.log
     if was_there:
         await one.come_up()
     one.fake.down = True
     await one.tick()
-    with log.open("a") as file:
+    with one.log.open("a") as file:
         file.write(NO_ROOM)
     for _ in range(3):
         await one.tick(10.0)
@@ -576,13 +575,14 @@ async def test_a_start_that_fails_is_an_incident(boxed, was_there):
 
 async def test_the_log_is_looked_at_while_the_poller_runs(boxed):
     one = boxed(logged=True)
-    log = one.log
     await one.come_up()
     writing = asyncio.create_task(one.box.run())
     one.fake.down = True
     await one.core.tick()
     await one.box._waiting.join()
-    log.write_text("(EngineCore pid=7) ERROR [core.py:1512] RuntimeError: CUDA driver error: out of memory\n" + NO_ROOM)
+    one.log.write_text(
+        "(EngineCore pid=7) ERROR [core.py:1512] RuntimeError: CUDA driver error: out of memory\n" + NO_ROOM
+    )
     for _ in range(2):
         await one.core.tick(3.0)
         await one.box._waiting.join()
@@ -602,9 +602,7 @@ async def test_a_kill_by_the_kernel_is_told_with_the_death(either):
         either.oom_kills.look(seen(kills))
     await either.tick(100.0)
     either.host = HostFacts(reading=seen(3), caches=ProcessorCaches(kind="off"))
-    either.fake.down = True
-    for _ in range(2):  # one refused connection is not its end
-        await either.tick()
+    await either.die()
     incident = await either.only()
     finding = next(finding for finding in incident.findings if finding.name == "killed_by_kernel")
     assert (finding.weight, finding.figures) == ("likely", {"oom_kills": 2})
@@ -634,22 +632,16 @@ async def test_an_engine_that_the_kernel_killed_in_its_pod_names_what_grew(one, 
 
 
 async def test_recorders_that_cannot_be_read_cost_no_incident(one, monkeypatch):
-    def gone(_):
-        raise OSError("gone")
-
     await one.come_up()
-    monkeypatch.setattr(one.core.recorders, "last_minutes", gone)
-    one.fake.down = True
-    for _ in range(2):
-        await one.tick()
+    monkeypatch.setattr(one.core.recorders, "last_minutes", raising(OSError("gone")))
+    await one.die()
     assert (len((await one.only()).ranks), one.errors) == (2, 1)
 
 
 async def test_host_memory_that_cannot_be_read_costs_no_incident(one):
     await one.come_up()
-    one.host, one.fake.down = OSError("gone"), True
-    for _ in range(2):
-        await one.tick()
+    one.host = OSError("gone")
+    await one.die()
     incident = await one.only()
     assert one.errors == 1
     assert "kill_not_known" in {finding.name for finding in incident.findings}
@@ -810,7 +802,6 @@ async def test_a_life_that_nobody_saw_begin_has_its_own_evidence_too(either):
     assert first.at < first.ended_at <= seen
     assert first.ended_at - first.at >= read_last
     incident = await either.incidents.read(last.id)
-    assert incident is not None
     assert [(rank.pid, rank.status, rank.doing) for rank in incident.ranks] == [
         (4244, "unknown", ""),
         (4245, "unknown", ""),
@@ -1006,14 +997,13 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
 
 async def test_a_wake_up_that_fails_is_an_event(boxed):
     one = boxed(logged=True)
-    log = one.log
     await one.come_up()
     one.fake.asleep = True
     for _ in range(2):
         report = await one.tick(10.0)
     assert report.engine.state == "sleeping"
     core = "(EngineCore pid=418) ERROR 09-02 00:55:35 [core.py:1210] "
-    with log.open("a") as file:
+    with one.log.open("a") as file:
         file.write("(EngineCore pid=418) CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:163\n")
         file.write(f"{core}Invocation of wake_up method failed\n")
     for _ in range(3):
@@ -1027,12 +1017,9 @@ async def test_a_wake_up_that_fails_is_an_event(boxed):
 
 async def test_an_orderly_end_by_the_log_is_an_event(boxed):
     one = boxed(logged=True, recorders=False)
-    log = one.log
     await one.come_up()
-    log.write_text("(APIServer pid=1) INFO:     Shutting down\n")
-    one.fake.down = True
-    for _ in range(2):
-        await one.tick()
+    one.log.write_text("(APIServer pid=1) INFO:     Shutting down\n")
+    await one.die()
     assert await one.kinds() == []
     assert any("ended in order, as its log says" in summary for summary in one.core.summaries("state"))
     assert (await one.tick()).engine.stopped_at is not None

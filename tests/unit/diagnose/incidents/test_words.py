@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from highwater.diagnose.case import of_incident
+from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import ADVICE, all_advice
 from highwater.diagnose.incidents.diagnosis import advised, ended_in_order, summarize
 from highwater.diagnose.incidents.incidents import Incidents
@@ -19,9 +22,13 @@ from highwater.host.needs import ProcessorCaches
 from highwater.host.past import Fill, HostFacts, OomKills
 from highwater.host.reading import HostReading
 from highwater.http.text.incidents import incident_markdown
+from highwater.model.engine import EngineStatus
 from highwater.model.rank import Device, Launch
 from tests.fakes.incident import AT, MIB, TOTAL, diagnosed, evidence, incident, rank, reading, summarized, unknown
+from tests.golden import golden
+from tests.unit.diagnose.incidents.test_diagnosis import FULL, GREW, KILLED, headline
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "headlines.txt"
 SHORT = "device memory was not short"
 CORE = "(EngineCore pid=900) ERROR 09-02 08:04:02 [core.py:1512] "
 WORKER = "(Worker_TP0 pid=4242) ERROR 09-02 08:04:02 [multiproc_executor.py:1020] "
@@ -229,50 +236,54 @@ def test_a_message_says_which_memory_was_short(line, which):
     assert not any("is not what ended it" in text for text in room)
 
 
-def test_silence_says_what_is_not_known_of_host_memory():
-    log = story_of([GONE, f"{CORE}EngineCore encountered a fatal error.", f"{CORE}RuntimeError: cancelled", API])
-    assert said(evidence("died"), log) == (
-        "The engine died: the log says that a worker's process ended; device memory was not short (every rank had at "
-        "least 21.89 GiB free); it is not known whether the kernel killed it for host memory"
-    )
+# --- the headline ---
+
+
+def headlines() -> dict[str, str]:
+    """Each by what it is about."""
+    nothing = Evidence(kind="hung", at=AT, engine=EngineStatus(url="http://engine", state="gone"))
+    full = evidence("died", rank(reading(used=FULL)), reason="connection refused")
+    kills = OomKills(count=1, where="counted in the group of rank 1")
     fill = Fill(at=AT - 3, used_bytes=2500 * MIB, whole_bytes=5000 * MIB, is_limited=True)
-    looked = evidence(
-        "died", host=HostFacts(reading=HostReading(taken_at=AT), fullest=fill, caches=ProcessorCaches(kind="unknown"))
-    )
-    assert said(looked, log).endswith("; host memory had room (50% of the container's limit)")
-    assert "whether" not in said(evidence("died"), story_of([TRACE, ILLEGAL, GONE, API]))
+    host = HostFacts(reading=HostReading(taken_at=AT), fullest=fill, caches=ProcessorCaches(kind="unknown"))
+    refused = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
+    workspace = "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB"
+    silent = story_of([GONE, DEAD, f"{CORE}RuntimeError: cancelled", API])
+    long_ago = story_of([TRACE, ILLEGAL, API.replace("08:04", "09:04")])
+    nameless = LogStory(lines=1, understood=1, exception=QuotedException(process="", text="CustomError: x"))
+    planned = reading(free_bytes=219 * MIB, used_bytes=TOTAL - 219 * MIB)
+    died, as_full = evidence("died"), evidence("died", rank(planned), baseline=(planned,))
+    return {
+        "nothing is known": said(nothing, NO_LOG),
+        "killed, with plenty of memory": headline(evidence("died", reason="connection refused", **GREW), KILLED),
+        "ended, with plenty of memory": headline(evidence("died", **GREW), KILLED.replace("-9", "None")),
+        "a message of memory": headline(evidence("died", **GREW), "RuntimeError: CUDA driver error: out of memory"),
+        "a kill by the kernel": headline(evidence("died", oom_kills=kills), KILLED),
+        "a start that was refused": headline(
+            replace(evidence("start_failed"), ranks=()), refused, "EngineCore failed to start."
+        ),
+        "a hang in one step": headline(evidence("hung", rank(step_seconds=61.0), **GREW)),
+        "a cause and its consequence": said(full, story_of(["EngineDeadError", workspace])),
+        "silence, and host memory that nobody read": said(died, silent),
+        "silence, and host memory that had room": said(evidence("died", host=host), silent),
+        "an exception, on a device that is as full as planned": said(as_full, story_of([TRACE, ILLEGAL, DEAD, API])),
+        "an exception, so that silence is no question": said(died, story_of([TRACE, ILLEGAL, GONE, API])),
+        "an exception that the log does not show": said(
+            died, story_of([f"{WORKER}WorkerProc hit an exception.", TRACE])
+        ),
+        "an exception of long ago": said(died, long_ago),
+        "an exception of a process without a name": said(died, nameless),
+        "a core that failed": said(died, story_of([DEAD])),
+        "an API server that found its engine dead": said(died, story_of([API])),
+    }
 
 
-def test_an_exception_that_the_log_does_not_show_acquits_nothing():
-    assert said(evidence("died"), story_of([f"{WORKER}WorkerProc hit an exception.", TRACE])) == (
-        "The engine died: Worker_TP0 (pid 4242) hit an exception that the log does not show; every rank had at least "
-        "21.89 GiB free"
-    )
-
-
-def test_an_exception_of_long_ago_is_no_last_word():
-    log = story_of([TRACE, ILLEGAL, API.replace("08:04", "09:04")])
-    assert "an exception of Worker_TP0 (pid 4242), 1 h before the log's end: " in said(evidence("died"), log)
-    assert "whether the kernel killed" in said(evidence("died"), log)
-
-
-def test_a_core_that_failed_is_no_finding_of_the_api_servers():
-    assert "the log says that EngineCore ended with a fatal error" in said(evidence("died"), story_of([DEAD]))
-    assert "the log says that the API server found its engine dead" in said(evidence("died"), story_of([API]))
+def test_the_headlines_are_the_golden_ones():
+    text = "".join(f"# {name}\n{textwrap.fill(told, 118)}\n\n" for name, told in headlines().items())
+    assert text == golden(GOLDEN, text)
 
 
 # --- the last exception ---
-
-
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_the_last_exception_is_quoted_where_no_cause_is_known(prefix):
-    full = reading(free_bytes=219 * MIB, used_bytes=TOTAL - 219 * MIB)
-    log = story_of([f"{prefix}{line}" for line in (TRACE, ILLEGAL, DEAD, API)])
-    assert said(evidence("died", rank(full), baseline=(full,)), log) == (
-        "The engine died: the last exception of Worker_TP0 (pid 4242): "
-        '"torch.AcceleratorError: CUDA error: an illegal memory access was encountered"; '
-        "the log says that EngineCore ended with a fatal error"
-    )
 
 
 def test_a_known_cause_needs_no_quote_in_the_summary():
@@ -304,11 +315,6 @@ def test_an_incident_of_an_earlier_sidecar_has_no_exception(tmp_path):
     assert older.pop("exception")["text"] == "CustomError: x"
     file.write_text(f"{head}\n{json.dumps(older)[1:]}\n")
     assert store.read(file.stem).exception is None
-
-
-def test_a_process_without_a_name_is_a_process_of_the_engine():
-    log = LogStory(lines=1, understood=1, exception=QuotedException(process="", text="CustomError: x"))
-    assert 'the last exception of a process of the engine: "CustomError: x"' in said(evidence("died"), log)
 
 
 # --- a device that is full by plan ---

@@ -88,7 +88,6 @@ def test_a_message_without_all_figures_says_nothing(line: str):
 
 
 def test_the_last_failure_of_a_process_counts():
-    """Whatever came before it; where it cannot be read, nothing is known."""
     later = CUDA.replace("605.88 MiB is free", "5.88 MiB is free")
     assert [failed.free_bytes for failed in found(CUDA, later)] == [int(5.88 * MIB)]
     assert found(CUDA, later.partition(" of which")[0]) == []

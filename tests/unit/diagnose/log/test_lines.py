@@ -161,7 +161,6 @@ def test_what_cannot_be_read_is_told(tmp_path):
     ],
 )
 def test_foreign_text_becomes_one_plain_line(given, shown):
-    """Of bounded length, with nothing in it that a terminal would obey."""
     assert plain(given) == shown
 
 

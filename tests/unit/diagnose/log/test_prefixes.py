@@ -208,7 +208,6 @@ MIB = 1024 * 1024
     ],
 )
 def test_no_json_raises(line):
-    """What cannot be read says nothing."""
     assert [each.message for each in parse(line) if "out of memory" in each.message] == []
 
 

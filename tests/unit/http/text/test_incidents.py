@@ -281,7 +281,6 @@ def test_an_empty_list_says_so():
 
 
 def test_a_list_tells_each_in_short():
-    """Also why one cannot be read."""
     other = Headline(schema=2, id="20261122T000000Z-died", kind=None, at=None, problem="is of schema 2")
     text = headlines_text([other, incident().headline])
     assert text.endswith("\n`highwater incidents 20261121T143233Z-died` shows what to change; so does each ID\n")

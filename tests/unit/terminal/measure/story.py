@@ -10,9 +10,8 @@ from highwater.model.policy import PolicyStatus, RankPressure, RemedyState, Rule
 from highwater.model.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event
+from tests.fakes.incident import MIB, TOTAL, reading
 
-MIB = 1024 * 1024
-TOTAL = 65_452_113_920
 WEIGHTS, KV_POOL = 31_459_200_000, 21_540_531_712
 OTHER_TENSORS, NON_TORCH = 256 * MIB, 1_178 * MIB
 READY, GROWN = 57_766 * MIB, 3_782 * MIB
@@ -28,20 +27,11 @@ def point(
     """One rank, its components summing to what is used."""
     allocated = WEIGHTS + KV_POOL + other_tensors + encoder
     used = allocated + cached + NON_TORCH
-    return RankReading(
-        rank=rank,
-        local_rank=rank,
-        dp_rank=0,
-        tp_rank=rank,
-        pp_rank=0,
-        host="node-a",
-        pid=4242 + rank,
+    return reading(
+        rank,
+        used=used,
         taken_at=at,
         device=NPU,
-        used_ratio=used / TOTAL,
-        used_bytes=used,
-        free_bytes=TOTAL - used,
-        total_bytes=TOTAL,
         components=Components(
             weights_bytes=WEIGHTS,
             kv_cache_bytes=KV_POOL,

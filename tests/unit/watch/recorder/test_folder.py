@@ -23,6 +23,8 @@ from highwater.watch.history import _Sample
 from highwater.watch.recorder import folder as module
 from highwater.watch.recorder.contents import RingUnusable, largest_first
 from highwater.watch.recorder.folder import MAX_FILES, RecorderFolder
+from tests.fakes.raising import raising
+from tests.fakes.recorders import FakeProc
 from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving
 
 OTHER = "f" * 16
@@ -32,26 +34,15 @@ class Machine:
     """Two clocks and a /proc that only tests move."""
 
     def __init__(self, folder: Path) -> None:
-        self.proc = folder / "proc"
+        self.proc = FakeProc(folder / "proc")
         self.seconds = 0.0
         self.step = 0.0
-        boot = self.proc / "sys/kernel/random/boot_id"
-        boot.parent.mkdir(parents=True)
-        boot.write_text(f"{BOOT_ID}\n")
 
     def clock(self) -> float:
         return WALL + self.seconds + self.step
 
     def monotonic(self) -> float:
         return MONO + self.seconds
-
-    def process(self, pid: int = 4242, state: str = "S", started: int = 123456) -> None:
-        (self.proc / str(pid)).mkdir(exist_ok=True)
-        fields = [state, *(["0"] * 18), str(started), "0"]
-        (self.proc / str(pid) / "stat").write_text(f"{pid} (python3 (vllm) x) {' '.join(fields)}\n")
-
-    def end(self, pid: int = 4242) -> None:
-        (self.proc / str(pid) / "stat").unlink()
 
 
 @pytest.fixture
@@ -81,7 +72,7 @@ def writers(folder):
 
 @pytest.fixture
 def recorder(folder, machine):
-    one = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc)
+    one = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc.path)
     yield one
     one.close()
 
@@ -101,7 +92,6 @@ def test_the_newest_sample_is_what_the_worker_would_answer(recorder, writers):
     writer.table()
     record = only(recorder)
     newest = record.newest
-    assert newest is not None
     assert (newest.rank, newest.tp_rank, newest.host, newest.pid, newest.taken_at) == (1, 1, "node-a", 4242, WALL)
     assert (newest.device.name, newest.budget.gpu_memory_utilization) == ("Ascend910B3", 0.9)
     assert (newest.used_bytes, newest.encoder_cache.entries, newest.torch.ooms) == (61_464_379_392, 31, 0)
@@ -385,7 +375,7 @@ def test_a_rank_is_silent_after_three_heartbeats_of_an_idle_one(recorder, writer
 )
 def test_the_kernel_tells_why_a_rank_is_silent(recorder, writers, machine, state, status):
     """Only once it is silent: a debugger may hold a process for a moment."""
-    machine.process(state=state)
+    machine.proc.begin(4242, state)
     writers().sample()
     assert only(recorder).status == "alive"
     machine.seconds = 4
@@ -393,23 +383,23 @@ def test_the_kernel_tells_why_a_rank_is_silent(recorder, writers, machine, state
 
 
 def test_a_process_that_is_gone_is_dead(recorder, writers, machine):
-    machine.process()
+    machine.proc.begin(4242)
     writers().sample()
     only(recorder)
     machine.seconds = 4
-    machine.end()
+    machine.proc.end(4242)
     assert only(recorder).status == "dead"
-    machine.process(started=999)
+    machine.proc.begin(4242, started=999)
     assert only(recorder).status == "dead"
 
 
 def test_a_process_that_is_gone_is_dead_at_once(recorder, writers, machine):
-    machine.process()
+    machine.proc.begin(4242)
     writer = writers()
     writer.sample()
     only(recorder)
     writer.sample()
-    machine.end()
+    machine.proc.end(4242)
     assert (only(recorder).status, only(recorder).status) == ("alive", "dead")
 
 
@@ -417,10 +407,10 @@ def test_a_process_that_had_gone_before_its_file_was_read_is_dead_where_its_pid_
     recorder, writers, machine
 ):
     """A sidecar that begins beside it knows that at once; without that namespace it may only be hidden."""
-    (machine.proc / "self/ns").mkdir(parents=True)
-    (machine.proc / "self/ns/pid").write_text("")
-    recorder._machine = module.Machine(Clocks(machine.monotonic, machine.clock), machine.proc.parent)
-    shared = (machine.proc / "self/ns/pid").stat().st_ino
+    (machine.proc.path / "self/ns").mkdir(parents=True)
+    (machine.proc.path / "self/ns/pid").write_text("")
+    recorder._machine = module.Machine(Clocks(machine.monotonic, machine.clock), machine.proc.path.parent)
+    shared = (machine.proc.path / "self/ns/pid").stat().st_ino
     writers(pid_namespace=shared).sample()
     assert only(recorder).status == "dead"
     (recorder.folder / f"highwater-{INSTANCE}-4242.ring").unlink()
@@ -434,23 +424,23 @@ def test_a_process_that_had_gone_before_its_file_was_read_is_dead_where_its_pid_
 )
 def test_a_process_that_was_never_seen_here_is_only_silent(recorder, writers, machine, identity, started):
     if started is not None:
-        machine.process(started=started)
+        machine.proc.begin(4242, started=started)
     writers(**identity).sample()
     only(recorder)
     machine.seconds = 4
     if started is not None:
-        machine.end()
+        machine.proc.end(4242)
     assert only(recorder).status == "silent"
 
 
 def test_a_rank_that_ended_in_order_is_ended(recorder, writers, machine):
-    machine.process()
+    machine.proc.begin(4242)
     writer = writers()
     writer.sample()
     writer.stopped(0.1)
     assert only(recorder).status == "ended"
     machine.seconds = 100
-    machine.end()
+    machine.proc.end(4242)
     assert only(recorder).status == "ended"
 
 
@@ -553,12 +543,8 @@ def test_a_file_that_cannot_be_read_any_more_is_named(recorder, writers, machine
     writer = writers()
     writer.sample()
     only(recorder)
-
-    def broken(*args):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pread", broken)
+        patch.setattr(os, "pread", raising(OSError(errno.ESTALE, os.strerror(errno.ESTALE))))
         assert recorder.read() == ()
     assert recorder.problems == (f"{writer.path.name}: unreadable: stale file handle",)
     machine.seconds = 1
@@ -853,7 +839,7 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     content = json.dumps(beat).encode()
     writer.append_heartbeat(content if len(content) < 16_000 else b"{}")
     writer.close()
-    recorder = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc)
+    recorder = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc.path)
     record = only(recorder)
     if record.newest is not None:
         reading = account(record.newest)

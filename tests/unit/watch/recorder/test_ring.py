@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from highwater.watch.recorder.contents import MAX_NOTE, MAX_NOTES, MAX_PHASES, RingUnusable, is_within_bounds
 from highwater.watch.recorder.ring import MAX_FILE_BYTES, Ring, has_magic
+from tests.fakes.raising import raising
 from tests.fakes.ring import (
     BUDGET,
     HEARTBEAT_BYTES,
@@ -196,7 +197,6 @@ def test_while_one_heartbeat_is_being_written_the_other_is_there(writer, ring):
 def test_a_table_is_read_when_it_is_new(writer, ring, preads):
     writer.table(1.0, [("a", 100, 0.5, False), ("b" * 99, 50, 0.75, True)], total=5000)
     table = ring.table()
-    assert table is not None
     assert (table.total, table.mono, table.budget.requested_bytes) == (5000, MONO + 1, BUDGET["requested_bytes"])
     assert [tuple(entry.values()) for entry in table.entries(MONO + 1)] == [
         ("a", 100, "device", 0.5),
@@ -211,7 +211,6 @@ def test_what_a_table_tells_in_words_is_short(writer, ring):
     phases = [{"name": "n" * 2000, "at": 1.0, "seconds": 1.0, "error": "e" * 2000}]
     writer.table(1.0, [], start=phases, notes=[{"name": "n" * 2000, "reason": "r" * 2000}])
     table = ring.table()
-    assert table is not None
     (phase,), (note,) = table.start, table.notes
     assert {len(text) for text in (phase.name, phase.error, note.name, note.reason)} == {MAX_NOTE}
 
@@ -253,7 +252,6 @@ def test_a_torn_table_is_never_seen(writer, ring):
     writer.table(2.0, [("a", 1, 0.0, False), ("b", 1, 0.0, False)])
     damage_at(writer, writer.table_at())
     table = ring.table()
-    assert table is not None
     assert len(list(table.entries(MONO))) == 1
 
 
@@ -285,7 +283,6 @@ def test_rows_that_no_writer_would_write_are_left_out(writer, ring):
     text = b'{"mono": 1, "total": 5, "budget": {"requested_bytes": 9223372036854775808}}'
     writer.append_table(struct.pack("<I", len(text)) + text + b"".join(struct.pack("<64sQdB7x", *row) for row in rows))
     table = ring.table()
-    assert table is not None
     assert [entry["mm_hash"] for entry in table.entries(MONO)] == ["?[2J"]
     assert table.budget.requested_bytes is None
 
@@ -294,7 +291,6 @@ def test_the_watchdogs_stacks_are_there_until_it_is_moved_on(writer, ring):
     assert ring.dump() is None
     writer.watchdog(5.0, "x" * 100_000)
     dump = ring.dump()
-    assert dump is not None
     assert (dump.armed_mono, dump.seconds, len(dump.text)) == (MONO + 5, 3.0, 100_019)
     writer.watchdog(6.0)
     assert ring.dump() is None
@@ -495,19 +491,13 @@ def test_what_takes_a_files_place_at_the_last_moment_is_not_read(tmp_path, write
 
 
 def test_what_may_not_be_read_is_named(tmp_path, writer, monkeypatch):
-    def denied(*args, **options):
-        raise PermissionError(13, os.strerror(13))
-
     assert reason(tmp_path / "none") == "unreadable: no such file or directory"
-    monkeypatch.setattr(os, "open", denied)
+    monkeypatch.setattr(os, "open", raising(PermissionError(13, os.strerror(13))))
     assert reason(writer.path) == "unreadable: permission denied"
 
 
 def test_a_disk_that_gives_nothing_more_is_named(ring, monkeypatch):
-    def broken(*args):
-        raise OSError(5, os.strerror(5))
-
-    monkeypatch.setattr(os, "pread", broken)
+    monkeypatch.setattr(os, "pread", raising(OSError(5, os.strerror(5))))
     for read in (ring.read, lambda: ring.newest(1), ring.heartbeat, ring.table, ring.dump):
         with pytest.raises(RingUnusable, match="unreadable: input/output error"):
             read()

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from highwater_worker.devices import HostMemory
 from highwater_worker.encoder_cache.spilling_dict import Spilled
-from tests.unit.worker_ext.fakes import HOST, ask, fake_runner, fake_worker, imported_as, raising, wanted
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.fakes import HOST, ask, fake_runner, fake_worker, imported_as, wanted
 from tests.unit.worker_ext.full_device import DeviceFullError, DeviceStorage, FullDevice
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, raising
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker
 
 
 def noted(answer):

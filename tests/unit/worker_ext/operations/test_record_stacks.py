@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from highwater_worker.state import state_of
-from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, raising, refusal
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, refusal
 
 ON = {"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": 50_000}
 OFF = {"enabled": None}

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, raising
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread
 
 
 class FakeLibrary:

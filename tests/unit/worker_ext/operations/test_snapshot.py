@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, raising, refusal
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.fakes import ask, fake_worker, in_a_thread, refusal
 
 NAME = "20261121T161500123Z"
 FILE = f"highwater-snapshot-{NAME}-2-3-{os.getpid()}.pickle"
@@ -185,11 +186,7 @@ def test_what_is_no_snapshot_is_no_answer(module, take, odd):
 
 def test_what_torch_raises_is_an_answer(module, take, monkeypatch):
     """A pluggable allocator may have no snapshot."""
-
-    def fail(_: object) -> None:
-        raise RuntimeError("not supported by this allocator")
-
-    module.memory = SimpleNamespace(_snapshot=fail)
+    module.memory = SimpleNamespace(_snapshot=raising(RuntimeError("not supported by this allocator")))
     assert take(fake_worker())["error"]["message"] == "RuntimeError: not supported by this allocator"
 
 

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
+from tests.fakes.raising import raising
 from tests.unit.worker_ext.fakes import (
     HOST,
     FakeStorage,
@@ -21,7 +22,6 @@ from tests.unit.worker_ext.fakes import (
     fake_runner,
     fake_worker,
     in_a_thread,
-    raising,
     refusal,
     wanted,
 )
@@ -210,33 +210,21 @@ def sparse():
     return tensor
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        "text",
-        (FakeTensor(50), FakeTensor(50)),
-        {"x": FakeTensor(50)},
-        FakeTensor(50, device="cpu"),
-        FakeTensor(0),
-        type("Parameter", (FakeTensor,), {})(50),
-        FakeTensor(50, storage=FakeStorage(99)),
-        named("image"),
-        sparse(),
-    ],
-    ids=[
-        "none",
-        "text",
-        "pair",
-        "dict",
-        "on the host",
-        "empty",
-        "subclass",
-        "larger than its storage",
-        "named",
-        "sparse",
-    ],
-)
+ODD = {
+    "none": None,
+    "text": "text",
+    "pair": (FakeTensor(50), FakeTensor(50)),
+    "dict": {"x": FakeTensor(50)},
+    "on the host": FakeTensor(50, device="cpu"),
+    "empty": FakeTensor(0),
+    "subclass": type("Parameter", (FakeTensor,), {})(50),
+    "larger than its storage": FakeTensor(50, storage=FakeStorage(99)),
+    "named": named("image"),
+    "sparse": sparse(),
+}
+
+
+@pytest.mark.parametrize("value", ODD.values(), ids=ODD)
 def test_what_would_not_come_back_the_same_stays(value):
     worker = worker_with({"odd": value, **tensors("ab")})
     answer = trim(worker)

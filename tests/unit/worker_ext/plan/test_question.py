@@ -18,6 +18,7 @@ from highwater_worker.plan import __main__ as command
 from highwater_worker.plan import cards, versions
 from highwater_worker.plan.answer import STATUSES, InvalidError, _failure, _said, parts_of_start
 from highwater_worker.plan.cards import CARDS, card_of
+from tests.fakes.raising import raising
 from tests.support.asked_sweep import FIGURES, Case, Figures, compare
 
 PASTED = r"""VLLM_USE_V2_MODEL_RUNNER=0 \
@@ -74,8 +75,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in written.getvalue().splitlines()]
 
 
-def no_vllm(*_: object) -> None:
-    raise command.CannotBeAskedError("no vLLM")
+no_vllm = raising(command.CannotBeAskedError("no vLLM"))
 
 
 def test_every_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:

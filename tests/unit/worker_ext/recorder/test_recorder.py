@@ -24,17 +24,9 @@ from highwater_worker.recorder import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
 from highwater_worker.recorder.stacks import Watchdog
 from highwater_worker.wire import EXTENSION_VERSION, Layout, Options, make_ring
-from tests.unit.worker_ext.fakes import (
-    FakeModel,
-    FakeTensor,
-    ask,
-    fake_runner,
-    fake_worker,
-    in_a_thread,
-    raising,
-    refusal,
-)
-from tests.unit.worker_ext.ring_bytes import file_bytes, heartbeat, parse, records, table, watchdog
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, in_a_thread, refusal
+from tests.unit.worker_ext.ring_bytes import heartbeat, parse, records, table, watchdog
 
 INSTANCE = "00112233445566ff"
 OTHER = "ffeeddccbbaa9988"
@@ -82,7 +74,7 @@ def test_a_start_says_what_was_begun(start, tmp_path):
     """The defaults: two minutes, ten samples a second and an eleventh for what cannot wait."""
     answer = start()
     assert (answer["path"], answer["instance"]) == (str(tmp_path / NAME), INSTANCE)
-    assert (answer["slots"], answer["bytes"]) == (1320, file_bytes(1320, 4096))
+    assert (answer["slots"], answer["bytes"]) == (1320, Layout.of(1320, 4096).nbytes)
     assert (answer["already"], answer["other"]) == (False, False)
     assert answer["pid"] == os.getpid()
     assert [note["name"] for note in answer["notes"]] == ["stack"], "pytest has the timer"
@@ -120,15 +112,7 @@ def test_the_files_head_says_who_writes_it(worker, start, tmp_path):
     }
 
 
-def test_the_same_start_again_changes_nothing(worker, start):
-    """The sidecar may ask as often as it likes."""
-    start()
-    recorder, method = running_recorder(worker), worker.execute_model
-    answer = start(rate=10, seconds=120.0)
-    assert (answer["already"], running_recorder(worker), worker.execute_model) == (True, recorder, method)
-
-
-@pytest.mark.parametrize("other", [{"rate": 20}, {"seconds": 60}, {"instance": OTHER}])
+@pytest.mark.parametrize("other", [{"rate": 10, "seconds": 120.0}, {"rate": 20}, {"seconds": 60}, {"instance": OTHER}])
 def test_another_start_leaves_the_one_that_runs(worker, start, tmp_path, other):
     """Whoever asks, and whatever for, is told where it writes: it may be another sidecar's."""
     start()
@@ -174,7 +158,7 @@ def test_a_start_that_fails_leaves_the_old_one_and_no_trace(worker, start, tmp_p
     (tmp_path / NAME).unlink()
     answer = start(rate=100, seconds=3600)
     assert answer["error"]["code"] == "failed"
-    size = file_bytes(363_600, 4096)
+    size = Layout.of(363_600, 4096).nbytes
     assert answer["error"]["message"].endswith(f"of {size} bytes cannot be made: No space left on device")
     assert (running_recorder(worker), recorder.is_running(), os.listdir(tmp_path)) == (recorder, True, [])
 
@@ -194,7 +178,7 @@ def test_a_worker_without_steps_is_recorded_with_a_note(start, worker):
 
 def test_a_text_model_needs_no_room_for_entries(torch_device, start, worker):
     worker.model_runner.encoder_cache = None
-    assert start()["bytes"] == file_bytes(1320, 0)
+    assert start()["bytes"] == Layout.of(1320, 0).nbytes
 
 
 def test_a_stop_leaves_the_file(worker, start, tmp_path):
@@ -224,10 +208,7 @@ def test_the_engines_own_hook_ends_the_recorder(worker, start, tmp_path):
 
 
 def test_the_engines_own_hook_never_raises(worker, monkeypatch):
-    def fail(_: object) -> None:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr("highwater_worker.extension.end_recorder", fail)
+    monkeypatch.setattr("highwater_worker.extension.end_recorder", raising(RuntimeError("no")))
     worker.destroy_worker_extension()
 
 
@@ -478,11 +459,7 @@ def test_why_the_device_cannot_be_read_is_told_at_once(worker, torch_device, tmp
     _, path = recorder_on(time, worker, tmp_path)
     worker.execute_model(plan())
     assert table(path)[0]["notes"] == []
-
-    def lost(index: object = None) -> tuple[int, int]:
-        raise RuntimeError("error code is 507010")
-
-    monkeypatch.setattr(module, "mem_get_info", lost)
+    monkeypatch.setattr(module, "mem_get_info", raising(RuntimeError("error code is 507010")))
     time.now += 1.0
     worker.execute_model(plan())
     assert ["lost" in note["reason"] for note in table(path)[0]["notes"]] == [True]

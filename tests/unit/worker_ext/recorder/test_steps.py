@@ -12,7 +12,8 @@ import pytest
 from highwater_worker.errors import Notes
 from highwater_worker.recorder.steps import Progress, Steps
 from tests.fakes.clock import FakeClock
-from tests.unit.worker_ext.fakes import fake_worker, raising
+from tests.fakes.raising import raising
+from tests.unit.worker_ext.fakes import fake_worker
 
 
 class Worker:
