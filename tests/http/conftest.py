@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -231,9 +231,10 @@ class AllProxied:
 
 
 @contextlib.asynccontextmanager
-async def _running_proxy(
+async def running_proxy(
     url: str,
     *,
+    app: Callable[[Proxy], AllProxied] = AllProxied,
     gate: Gate | None = None,
     door: Door | None = None,
     access_log: AccessLog | None = None,
@@ -253,7 +254,7 @@ async def _running_proxy(
         root_path=root_path,
     )
     await proxy.start()
-    async with serving(AllProxied(proxy)) as port:
+    async with serving(app(proxy)) as port:
         front = Front(port, observed, proxy)
         try:
             yield front
@@ -268,7 +269,7 @@ def start_proxy(upstream):
     """Return what runs a proxy before the fake engine or another, with limits of a test's own."""
 
     def start(url: str | None = None, **limits):
-        return _running_proxy(url or upstream.url, **limits)
+        return running_proxy(url or upstream.url, **limits)
 
     return start
 
