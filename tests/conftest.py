@@ -1,10 +1,11 @@
 """Hooks and fixtures of every test: which are left out unless asked for by name, and which share a process of xdist."""
 
 import os
+import pickle
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -46,6 +47,34 @@ def _slow_starts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("highwater.terminal.demo.sidecar.START_SECONDS", 600.0)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _schemas_generated_once() -> Iterator[None]:
+    """Generate a schema once for the same routes: it is most of what a sidecar's start costs a test."""
+    applications: Any = sys.modules.get("fastapi.applications")
+    if applications is None:  # no test of this run starts a sidecar in this process
+        yield
+        return
+    generate, known = applications.get_openapi, dict[object, bytes]()
+
+    def get_openapi(*, routes: Iterable[Any], **options: Any) -> Any:
+        key = (*_paths(routes), str(options))
+        if key not in known:
+            known[key] = pickle.dumps(generate(routes=routes, **options))
+        return pickle.loads(known[key])  # noqa: S301 - a copy, faster than `deepcopy`
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(applications, "get_openapi", get_openapi)
+        yield
+
+
+def _paths(routes: Iterable[Any]) -> Iterator[str]:
+    for route in routes:
+        if included := getattr(route, "original_router", None):
+            yield from _paths(included.routes)
+        else:
+            yield route.path
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups; the folders' own hooks are tryfirst too, and earlier

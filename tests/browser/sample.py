@@ -29,16 +29,22 @@ class SetClock:
 
 
 def an_hour(
-    history: History, fake: FakeEngine, clock: SetClock, move: Callable[[float], object], seconds: int = HOUR
+    history: History,
+    fake: FakeEngine,
+    clock: SetClock,
+    move: Callable[[float], object],
+    seconds: int = HOUR,
+    *,
+    every: int = 1,
 ) -> None:
-    """A reading for each second until now; before each, `move(seconds ago)` changes the engine."""
+    """A reading for each second until now, or each so many; before each, `move(seconds ago)` changes the engine."""
     history._samples.clear()  # the poll that found the engine is of now, and would stand before the hour
     history.began_at = time.time() - seconds
     begin = history.began_at
     for place, event in enumerate(history._events):  # it was found before the hour, too
         history._events[place] = replace(event, at=begin)
     with dated(history, clock):
-        for second in range(seconds):
+        for second in range(0, seconds, every):
             clock.at = begin + second
             move(seconds - second)
             history.add(report_of(fake, clock.at))

@@ -71,28 +71,12 @@ async def test_connection_close_is_kept(through, named):
         assert await client.rest() == b""
 
 
-async def test_an_engine_that_closes_after_its_answer_costs_the_client_nothing(through, engine):
+@pytest.mark.parametrize("said", [[("connection", "close")], []], ids=["said", "without-a-word"])
+async def test_an_engine_that_closes_after_its_answer_costs_the_client_nothing(through, engine, said):
 
     @engine.on("/v1/x")
     async def close(call):
-        await call.answer(await call.read(), 200, ("connection", "close"))
-        call.close()
-
-    client = await through.connect()
-    for _ in range(3):
-        await client.send(post("/v1/x", JSON % 1))
-        assert (await client.whole()).body == JSON % 1
-        await through.settle()
-        if through.kind == "direct":
-            await client.leave()
-            client = await through.connect()
-
-
-async def test_an_engine_that_closes_without_a_word_costs_the_client_nothing(through, engine):
-
-    @engine.on("/v1/x")
-    async def close(call):
-        await call.answer(await call.read())
+        await call.answer(await call.read(), 200, *said)
         call.close()
 
     client = await through.connect()

@@ -256,15 +256,6 @@ def test_monitors_leave_the_engines_metrics_out_where_others_scrape_them(kind: s
     assert endpoint["params"] == {"engine": ["0"]}
 
 
-def test_a_statefulsets_second_service_is_not_scraped_too() -> None:
-    values = ci_values("statefulset-values.yaml")
-    wanted = the("ServiceMonitor", values)["spec"]["selector"]["matchLabels"].items()
-    found = [
-        each for each in objects(values) if each["kind"] == "Service" and wanted <= each["metadata"]["labels"].items()
-    ]
-    assert len(found) == 1
-
-
 def without_links(spec: dict[str, Any]) -> dict[str, Any]:
     spec = copy.deepcopy(spec)
     for group in spec["groups"]:

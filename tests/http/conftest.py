@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import pickle
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote
 
-import fastapi.applications
 import pytest
 import uvicorn
 
@@ -26,30 +24,6 @@ from tests.patience import LIMIT_SECONDS
 
 PATIENT = {"connect_seconds": LIMIT_SECONDS, "keepalive_seconds": 10 * LIMIT_SECONDS}
 """Limits of a proxy that no test runs into whose loop stands still; one that is about a limit has its own."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _schemas_generated_once() -> Iterator[None]:
-    """Generate a schema once for the same routes: it is most of what a sidecar's start costs a test."""
-    generate, known = fastapi.applications.get_openapi, dict[object, bytes]()
-
-    def get_openapi(*, routes, **options):
-        key = (*_paths(routes), str(options))
-        if key not in known:
-            known[key] = pickle.dumps(generate(routes=routes, **options))
-        return pickle.loads(known[key])  # noqa: S301 - a copy, faster than `deepcopy`
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fastapi.applications, "get_openapi", get_openapi)
-        yield
-
-
-def _paths(routes: Iterable[object]) -> Iterator[str]:
-    for route in routes:
-        if included := getattr(route, "original_router", None):
-            yield from _paths(included.routes)
-        else:
-            yield route.path
 
 
 @contextlib.asynccontextmanager
@@ -257,9 +231,10 @@ class AllProxied:
 
 
 @contextlib.asynccontextmanager
-async def _running_proxy(
+async def running_proxy(
     url: str,
     *,
+    app: Callable[[Proxy], AllProxied] = AllProxied,
     gate: Gate | None = None,
     door: Door | None = None,
     access_log: AccessLog | None = None,
@@ -279,7 +254,7 @@ async def _running_proxy(
         root_path=root_path,
     )
     await proxy.start()
-    async with serving(AllProxied(proxy)) as port:
+    async with serving(app(proxy)) as port:
         front = Front(port, observed, proxy)
         try:
             yield front
@@ -294,7 +269,7 @@ def start_proxy(upstream):
     """Return what runs a proxy before the fake engine or another, with limits of a test's own."""
 
     def start(url: str | None = None, **limits):
-        return _running_proxy(url or upstream.url, **limits)
+        return running_proxy(url or upstream.url, **limits)
 
     return start
 

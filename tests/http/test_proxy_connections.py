@@ -258,13 +258,6 @@ async def test_a_line_feed_may_come_after_its_carriage_return(front):
     assert (await wire.answer()).status == 200
 
 
-async def test_an_engine_that_is_away_is_worth_another_try(start_proxy):
-    """502 with Retry-After, and a Date: a client's first retry is not to be its last."""
-    async with start_proxy("http://127.0.0.1:9") as front:
-        answer = await front.post("/v1/x", JSON)
-    assert (answer.status, answer.header("retry-after"), len(answer.header("date"))) == (502, ["5"], 1)
-
-
 async def test_times_can_be_switched_off(start_proxy, upstream):
     arrived, late = asyncio.Event(), asyncio.Event()
 

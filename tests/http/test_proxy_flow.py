@@ -15,10 +15,9 @@ import uvloop
 from gated_proxy.client import STEPS_PER_TURN, ClientConnection
 from gated_proxy.failures import Failure
 from gated_proxy.heads import LINES_AT_ONCE
-from gated_proxy.proxy import Proxy
 from gated_proxy.routes import Destination
 from tests.fakes.upstream import Upstream
-from tests.http.conftest import AllProxied, Front, Observed, serving
+from tests.http.conftest import AllProxied, running_proxy
 from tests.patience import patience, until
 
 ANSWER_BYTES = 100_000
@@ -52,20 +51,6 @@ class Mixed(AllProxied):
 
 
 @contextlib.asynccontextmanager
-async def mixed(url, **options):
-    proxy = Proxy(url, observer=(observed := Observed()), **options)
-    await proxy.start()
-    async with serving(Mixed(proxy)) as port:
-        front = Front(port, observed, proxy)
-        try:
-            yield front
-        finally:
-            for wire in front.wires:
-                await wire.leave()
-    await proxy.aclose()
-
-
-@contextlib.asynccontextmanager
 async def timeless(upstream):
     """A front whose time passes when a test says so, before an engine with a large answer."""
 
@@ -74,7 +59,7 @@ async def timeless(upstream):
         await call.read()
         await call.answer(f"{call.target:-<{ANSWER_BYTES}}".encode())
 
-    async with mixed(upstream.url) as running:
+    async with running_proxy(upstream.url, app=Mixed) as running:
         running.proxy._timer.cancel()
         yield running
 

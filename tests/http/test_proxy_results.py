@@ -234,6 +234,8 @@ async def test_an_engine_that_is_down_is_answered_for(logged, unused_tcp_port, c
         received, _ = await exchange(front, sent)
         (ended,) = front.observed.ended
     assert ended[:4] == ("completions", "POST", 502, "refused")
+    # A client's first retry is not to be its last.
+    assert (received.lower().count(b"\r\nretry-after: 5\r\n"), received.lower().count(b"\r\ndate: ")) == (1, 1)
     line = logged.line
     assert (line["status"], line["result"], line["reason"]) == (502, "refused", "connect")
     assert (line["response_bytes"], line["engine_connection_reused"]) == (len(received), None)

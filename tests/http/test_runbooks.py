@@ -107,9 +107,18 @@ class Place:
 
 
 def commands(*, in_kubernetes: bool) -> list[str]:
-    """Return the printed lines without those that are typed alike in such a place: each is typed there once."""
+    """Return the printed lines without those that are typed alike in such a place: each is typed there once.
+
+    In the pod one line of each of our verbs is typed: that the others find what they look for, the machine's show.
+    """
     place = Place({}, in_kubernetes)
-    return [*{place.line(command) or command: command for command in COMMANDS}.values()]
+    return [*{_typed(place, command): command for command in COMMANDS}.values()]
+
+
+def _typed(place: Place, command: str) -> str:
+    line = place.line(command) or command
+    verb = re.match(rf"{re.escape(EXEC)}(highwater \w+(?: (?:get|mode|take|list))?)", line)
+    return verb[1] if verb and place.in_kubernetes else line
 
 
 def without_ours(environ: dict[str, str]) -> dict[str, str]:

@@ -71,7 +71,7 @@ OPERATIONS = [
         f"GET /memory{below}"
         for below in ("", "/budget", "/encoder-cache", "/growth", "/history", "/events", "/incidents", "/requests")
     ),
-    *("GET /memory/findings", "GET /memory/host", "GET /memory/requests", "GET /memory/incidents/{incident_id}"),
+    *("GET /memory/findings", "GET /memory/host", "GET /memory/incidents/{incident_id}"),
     *(f"POST /{path}" for path in ("memory/marks", "memory/plan", "memory/reclaim", "memory/encoder-cache/restore")),
     *(f"POST /reset_{cache}_cache" for cache in ("mm", "prefix", "encoder")),
     *(f"GET /{path}" for path in ("policy", "metrics", "livez", "readyz", "health/deep")),

@@ -92,18 +92,10 @@ async def test_every_path_that_acts_is_guarded():
         assert {path for method, path in guarded if method == "GET"} == {
             *("/memory/snapshots", "/memory/snapshots/x", "/server_info")
         }
-        for method, path in guarded:
-            answer = await sidecar.client.request(method, path)
-            assert error(answer)[0] == 401, f"{method} {path}"
-
-
-async def test_who_may_not_act_is_answered_before_a_body_is_read():
-    async with sidecar_before(FakeEngine(), admin_token=TOKEN) as sidecar:
-        found = operations((await sidecar.client.get("/memory/openapi.json")).json())
-        answers = [(method, path, 401) for method, path, needs_token in found if needs_token]
+        answers = [(method, path, 401) for method, path in guarded]
         # What no route serves is no matter of tokens.
         answers += [(method, path, 405) for method in ("PUT", "DELETE", "PATCH") for path in ("/memory", "/livez")]
-        for method, path, status in answers:
+        for method, path, status in answers:  # each before its body is read, which does not come
             async with patience():
                 assert await sidecar.raw(method, path, ("content-length", "1000000")) == status, f"{method} {path}"
 

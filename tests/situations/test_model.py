@@ -89,19 +89,6 @@ def test_each_goal_can_be_missed(outcome: Outcome, due: Due, word: str):
     assert word in missed
 
 
-@pytest.mark.parametrize(
-    ("outcome", "due"),
-    [
-        (Outcome(deaths=["x"]), Due(may_die=True)),
-        (Outcome(remedies=[remedy(10, GIB, was_working=False)]), Due(fits=True)),
-        (Outcome(remedies=[remedy(10, 0), remedy(3700, 0)]), Due()),
-        (Outcome(remedies=[remedy(10, GIB)]), Due(most_remedies=1, needs=1)),
-    ],
-)
-def test_what_is_due_misses_no_goal(outcome: Outcome, due: Due):
-    assert missed_goals(outcome, due) == []
-
-
 def _watched(seconds: float, *, remedies: dict[float, int], stray: int = 20 * GIB) -> Outcome:
     """A judge beside an engine that is urgently short from the tenth second on; what is given back, and when."""
     clock = FakeClock(0.0)
