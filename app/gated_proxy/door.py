@@ -35,7 +35,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from gated_proxy.door_items import FIGURES, NOTHING, DoorLimits, Media, RequestItems, cost_of
+from gated_proxy.door_items import FIGURES, NOTHING, Cost, DoorLimits, Media, RequestItems, cost_of
 from gated_proxy.door_scanner import may_have_media
 from gated_proxy.door_visit import Visit
 from gated_proxy.failures import RETRY_AFTER_SECONDS, Failure, Refused
@@ -273,11 +273,16 @@ class Door:
         """
         if self.held_for is not None:
             return None
+        # Summed once: many of one key may wait.
+        inside_of: dict[str | None, Cost] = {}
+        for each in self._running:
+            if each.inside.items:
+                inside_of[each.client] = inside_of.get(each.client, NOTHING) + each.inside
         for visit in sorted((*self._waiting, *asking), key=lambda each: not each.inside.items):
             if self._is_over_room(visit):
                 continue
             is_short = self._short_of(visit) is not None
-            if not (is_short or self._is_over_share(visit)):
+            if not (is_short or self._is_over_share(visit, inside_of.get(visit.client, NOTHING))):
                 return visit
             if not any(each.moves for each in self._running if each is not visit):  # no other's end will make room
                 return visit
@@ -291,14 +296,13 @@ class Door:
         figures = (cost.encoder_tokens, limits.device_tokens), (cost.decoded_bytes, limits.decoded_bytes)
         return any(limit is not None and takes > limit for takes, limit in figures)
 
-    def _is_over_share(self, visit: Visit) -> bool:
-        """Return whether its key's requests would take more than half, and others have sent images lately."""
+    def _is_over_share(self, visit: Visit, inside: Cost) -> bool:
+        """Return whether its key's requests, with so much inside, would take more than half while others want some."""
         others_at = max((at for client, at in self._seen.items() if client != visit.client), default=-math.inf)
         if visit.client is None or self._clock() - others_at > _SHARES_SECONDS:
             return False
-        beside = [each.inside for each in self._running if each.client == visit.client and each is not visit]
-        taken = sum(filter(lambda inside: inside.items, beside), start=NOTHING)
-        after = taken + visit.cost
+        taken = inside - visit.inside
+        after = inside + visit.wants
         limits = ((getattr(after, name), getattr(self.limits, name)) for name, _ in FIGURES)
         return taken.items > 0 and any(limit is not None and 2 * takes > limit for takes, limit in limits)
 
