@@ -361,9 +361,7 @@ def encoder_bytes(budget: EngineBudget, reading: RankReading) -> int | None:
     encoder, held = budget.encoder, reading.encoder_cache
     if encoder is None or encoder.cache_size is None:
         return None
-    if held is not None and held.embeds and held.device_bytes + held.host_bytes:
-        return encoder.cache_size * (held.device_bytes + held.host_bytes) // held.embeds
-    return encoder.cache_bytes
+    return _first(None if held is None else held.bytes_of(encoder.cache_size), encoder.cache_bytes)
 
 
 def _first(*sizes: int | None) -> int | None:

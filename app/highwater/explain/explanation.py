@@ -228,7 +228,7 @@ def explain(
         members = [number for number, rank in enumerate(ranks) if rank.dp_rank == dp_rank]
         pools.append(pool_view([workers[number] for number in members], [ranks[number] for number in members]))
     caches = ((one.reading.encoder_cache, one) for one in workers)
-    fullest = max(caches, key=lambda held: held[0].device_bytes if held[0] else 0)[1]
+    fullest = max(caches, key=lambda held: held[0].held_bytes if held[0] else 0)[1]
     explanation = Explanation(
         vllm_version=first.vllm_version or vllm_version,
         ascend_version=first.ascend_version,
@@ -372,7 +372,7 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
     # Model runner V2 reports a budget only where it was seen to profile the encoder with it.
     is_v2 = budget.limits is not None and budget.limits.v2_runner
     seen = encoder.cache_size if is_v2 else budget.memory.peak_activation_bytes
-    is_measured = held is not None and held.embeds
+    is_measured = held is not None and held.bytes_of(encoder.cache_size) is not None
     sizes = (size for name, size in _PIXELS.items() if (budget.architecture or "").startswith(name))
     pixels, side = next(sizes, None), math.isqrt(tokens or 0)
     is_square = modality == "image" and side * side == tokens

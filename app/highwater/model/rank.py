@@ -189,6 +189,11 @@ class EncoderCacheTotals:
     restores: int = 0
     restore_seconds: float = 0.0  # the time that the latter took
 
+    @property
+    def held_bytes(self) -> int:
+        """What it holds, on device and host: the fullest cache is that with the most."""
+        return self.device_bytes + self.host_bytes
+
     @classmethod
     def of(cls, ranks: Sequence[RankMemory]) -> Self | None:
         caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
@@ -212,9 +217,11 @@ class EncoderCache(EncoderCacheTotals):
     @property
     def budget_bytes(self) -> int | None:
         """The size that it can grow to, device and host, by the bytes that it holds now for each embedding."""
-        if not self.capacity_embeds or not self.embeds:
-            return None
-        return self.capacity_embeds * (self.device_bytes + self.host_bytes) // self.embeds
+        return self.bytes_of(self.capacity_embeds)
+
+    def bytes_of(self, embeds: int | None) -> int | None:
+        """Return the bytes of so many embeddings, by those that it holds now; ``None`` where it holds none."""
+        return embeds * self.held_bytes // self.embeds if embeds and self.embeds and self.held_bytes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,13 @@ def test_bytes_are_summed_over_ranks_and_of_all_else_the_most_counts():
 
 @pytest.mark.parametrize(
     ("changes", "limit"),
-    [({}, 120.0), ({"host_bytes": 30}, 180.0), ({"embeds": 0}, None), ({"capacity_embeds": None}, None)],
+    [
+        ({}, 120.0),
+        ({"host_bytes": 30}, 180.0),
+        ({"embeds": 0}, None),
+        ({"device_bytes": 0}, None),
+        ({"capacity_embeds": None}, None),
+    ],
 )
 def test_its_budget_is_in_bytes_by_what_each_embedding_holds(changes, limit):
     cache = EncoderCache(entries=3, device_bytes=60, embeds=4, capacity_embeds=8)
