@@ -17,7 +17,13 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
-from highwater.act.decision import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_COOLDOWN_SECONDS
+from highwater.act.decision import (
+    MIN_TIDY_BYTES,
+    RETRY_SECONDS,
+    TIDY_AFTER_SECONDS,
+    TIDY_SHARE,
+    URGENT_COOLDOWN_SECONDS,
+)
 from highwater.act.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
 from highwater.act.pressure import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
 from highwater.act.rules import MIN_GAIN_BYTES, SIGNAL_REMEDIES
@@ -160,7 +166,7 @@ def figures_table() -> str:
             "memory is tight if less is free than where it stops, or it is full within",
             f"{FULL_WITHIN_SECONDS:g} s at the present pace",
         ],
-        ["an idle engine is released after", f"{IDLE_SECONDS:g} s without a request"],
+        ["an idle engine is released after", f"{TIDY_AFTER_SECONDS:g} s without a request"],
         [
             "and only if the release gives",
             f"{size(MIN_TIDY_BYTES)} or {TIDY_SHARE:.0%} of the device, whichever is more",

@@ -18,6 +18,7 @@ from gated_proxy.routes import LIVE_STREAM, Destination
 from gated_proxy.sidecar import SidecarExchange
 from gated_proxy.transports import (
     FULL_READ_BYTES,
+    MAX_WAITING_BYTES,
     ReadSide,
     UnreadWatch,
     WriteSide,
@@ -27,8 +28,6 @@ from gated_proxy.transports import (
 )
 
 _CR = ord("\r")
-# Bytes of requests that wait; above it no more are read. Not before: only reading notices that the client leaves.
-_MAX_WAITING_BYTES = 64 * 1024
 # Above a port's limit, for requests to the sidecar itself: probes, scrapes, operators. One response each.
 SURPLUS_CONNECTIONS = 32
 # Heads, or pieces of a body, that one connection may take in a turn of the loop: a read may hold thousands of either,
@@ -205,7 +204,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._rest = rest
         # A head that is not complete must be read on, however long it may be.
-        if len(rest) > _MAX_WAITING_BYTES and not self._may_take_next:
+        if len(rest) > MAX_WAITING_BYTES and not self._may_take_next:
             self.read_side.hold("queue")
         else:
             self.read_side.let_go("queue")

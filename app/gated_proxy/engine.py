@@ -276,7 +276,7 @@ class ConnectionPool:
         write_batch: WriteBatch,
         connect_seconds: float,  # the longest that connecting may take
         keepalive_seconds: float,  # the longest that a connection may be idle and still be used
-        origin: EngineOrigin | None = None,
+        origin: EngineOrigin,
     ) -> None:
         self._url, self._tls = url, tls
         self.write_batch = write_batch

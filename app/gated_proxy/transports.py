@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable
 # buffer. One upload would keep every stream waiting.
 FULL_READ_BYTES = 256 * 1024
 _MUCH_BYTES = 32 * 1024
-# Pieces that wait for the engine, or at the door; above it the client is not read.
-_MAX_WAITING_BYTES = 64 * 1024
+# Requests that wait, or pieces of one that wait for the engine or at the door; above it the client is not read. Not
+# before: only reading notices that it leaves.
+MAX_WAITING_BYTES = 64 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
 # The far end has closed its side, or the connection is closed; reported for a socket that is not read, too.
 _HANGS_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
@@ -205,7 +206,7 @@ class WaitingPieces:
     def add(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._bytes += len(piece)
-        if self._bytes > _MAX_WAITING_BYTES:
+        if self._bytes > MAX_WAITING_BYTES:
             self._read_side.hold(self._why)
 
     def put_back(self, pieces: list[bytes]) -> None:

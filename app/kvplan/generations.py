@@ -27,6 +27,7 @@ OLDEST_KNOWN: Final[Release] = (0, 11, 0)  # planned by the rules of the next
 OLDEST_READ: Final[Release] = (0, 12, 0)
 NEWEST_KNOWN: Final[Release] = (0, 33, 0)
 NEWEST_TESTED: Final[Release] = (0, 32, 0)  # docs/tested.toml (tests/helm/test_tested.py)
+DEFAULT_UTILIZATION: Final = 0.92  # of that one, where no `--gpu-memory-utilization` is given
 
 
 def text_of(release: Release) -> str:

@@ -23,7 +23,7 @@ from highwater.terminal.demo.engine import DemoEngine
 from highwater.terminal.demo.process import DemoError, free_port
 from highwater.terminal.demo.sidecar import DemoSidecar
 from highwater.terminal.demo.traffic import send_images
-from highwater.watch.round import IDLE_SECONDS, SETTLE_SECONDS
+from highwater.watch.round import COUNTS_SETTLE_SECONDS, IDLE_REQUEST_SECONDS
 from tests.engines import worker_pids
 from tests.patience import LIMIT_SECONDS
 
@@ -93,10 +93,10 @@ def test_an_engine_that_loads_is_watched(plugged):
 def test_an_idle_engine_is_watched_without_a_call(plugged):
     """Its API server is asked once in 15 seconds, its workers never; every reading is fresh."""
     engine, sidecar, _ = plugged[0]
-    watch(sidecar, SETTLE_SECONDS + 2)
+    watch(sidecar, COUNTS_SETTLE_SECONDS + 2)
     before, began = (asked(engine, COUNTS), asked(engine, PAUSE)), time.monotonic()
     reports = watch(sidecar, WATCHED_SECONDS)
-    most = 1 + (time.monotonic() - began) / IDLE_SECONDS
+    most = 1 + (time.monotonic() - began) / IDLE_REQUEST_SECONDS
     assert asked(engine, CALL) == 0
     assert asked(engine, COUNTS) - before[0] <= most
     assert asked(engine, PAUSE) - before[1] <= most

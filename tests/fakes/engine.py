@@ -42,7 +42,7 @@ from highwater.server.settings.sections import GateSettings
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 from highwater.watch.recorder.recorders import Recorders
-from highwater.watch.sources import Source, all_sources
+from highwater.watch.sources import EngineBudgets, Source, polled_sources
 from tests.fakes.clock import FakeClock, FakeWallClock
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
@@ -796,7 +796,7 @@ def core_on(
     *,
     rules: Sequence[Rule] = (),
     mode: Any = "act",
-    sources: Callable[[Engine], Sequence[Source]] = all_sources,
+    sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = polled_sources,
     engine_has_extension: bool = False,
     rpc_deadline_seconds: float = 0.02,
     recorder_dir: Path | None = None,

@@ -244,7 +244,7 @@ async def test_the_report_in_json(running):
 @pytest.fixture
 def _no_worker_is_silent(monkeypatch):
     """However long the loop stands still between what a worker writes and what is read of it."""
-    monkeypatch.setattr("highwater.watch.recorder.rank._SILENT_SECONDS", 600.0)
+    monkeypatch.setattr("highwater.watch.recorder.rank._LATE_SECONDS", 600.0)
 
 
 @pytest.mark.usefixtures("_no_worker_is_silent")

@@ -16,7 +16,7 @@ from highwater.process.errors import EngineGarbled, SidecarUnreachable
 from highwater.process.state_file import StateFile
 from highwater.terminal.client import report_of
 from highwater.watch.recorder.folder import RecorderFolder
-from highwater.watch.sources import Workers
+from highwater.watch.sources import EngineBudgets, Workers
 from highwater_worker import MemoryExtension
 from tests.fakes.engine import USED_READY
 from tests.fakes.ring import HEADER_BYTES, INSTANCE, FakeWriter, header, memory
@@ -35,7 +35,7 @@ def answers(change):
 
 async def test_a_newer_worker_says_more(engine, fake):
     fake.garble = answers(lambda one: {**one, **NEXT_KEYS})
-    workers = (await Workers(engine).read()).workers
+    workers = (await Workers(engine, EngineBudgets(engine, None)).read()).workers
     assert [worker.used_bytes for worker in workers] == [USED_READY, USED_READY]
 
 
@@ -43,7 +43,7 @@ async def test_a_newer_worker_says_more(engine, fake):
 async def test_an_older_worker_says_less(engine, fake, key):
     """What is missing is unknown, never 0; everything else is read."""
     fake.garble = answers(lambda one: {name: value for name, value in one.items() if name != key})
-    workers = (await Workers(engine).read()).workers
+    workers = (await Workers(engine, EngineBudgets(engine, None)).read()).workers
     assert [worker.used_bytes for worker in workers] == [USED_READY, USED_READY]
     assert getattr(workers[0], key) is None
 
@@ -51,7 +51,7 @@ async def test_an_older_worker_says_less(engine, fake, key):
 async def test_another_schema_is_refused_by_both_numbers(engine, fake):
     fake.garble = answers(lambda one: {**one, "schema": 2})
     with pytest.raises(EngineGarbled, match="the worker extension speaks schema 2, the sidecar 1"):
-        await Workers(engine).read()
+        await Workers(engine, EngineBudgets(engine, None)).read()
 
 
 @pytest.mark.parametrize(

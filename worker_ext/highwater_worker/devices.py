@@ -1,6 +1,7 @@
 """The devices that a worker may run on, a class for each family, and the host's memory as the worker's process sees it.
 
 To add a family: a class that inherits from `Device`, and its place in `FAMILIES`; in the sidecar a row of `DEVICES`.
+Until its vLLM's rules for memory are in `kvplan`, what runs on it is watched, and not planned.
 
 torch gives NPUs, NVIDIA's and AMD's GPUs (it calls both cuda) the same memory interface. Functions without a device
 index are never used: they make a context on device 0. Only `synchronize` waits for the device, for an operation that

@@ -15,7 +15,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from highwater_worker.errors import Notes, RefusedError, UnreadableError, printable
 from highwater_worker.kernel.proc import pid_started
@@ -274,15 +274,20 @@ def serves_grpc(arguments: Sequence[str]) -> bool | None:
 # --- the encoder cache ---
 
 
-def encoder_cache_owner(worker: object) -> tuple[Any, str]:
-    """Return the object that holds the encoder cache's dict, and the dict's name there: V1's runner, or V2's cache."""
-    runner = look_up(worker, "model_runner")
-    cache = look_up(runner, "encoder_cache")
-    return (runner, "encoder_cache") if isinstance(cache, dict) else (cache, "encoder_outputs")
+class EncoderCachePlace(NamedTuple):
+    """Where the encoder cache's dict is. The dict itself is not in it: a trim counts who refers to that."""
+
+    owner: Any
+    name: str
+
+    @property
+    def kind(self) -> str:
+        """`dict` (model runner V1) or `encoder_outputs` (V2)."""
+        return "dict" if self.name == "encoder_cache" else self.name
 
 
-def find_encoder_cache(worker: object) -> dict[Any, Any] | None:
-    """Return the dict that holds the entries, None without one: a text model, a later pipeline stage.
+def encoder_cache_place(worker: object) -> EncoderCachePlace | None:
+    """Return where the dict of the entries is, None without one: a text model, a later pipeline stage.
 
     Raises UnreadableError for an unknown kind.
     """
@@ -294,19 +299,17 @@ def find_encoder_cache(worker: object) -> dict[Any, Any] | None:
         # V1 has the dict for every model (vllm 0.12.0 v1/worker/gpu_model_runner.py:367, vllm 0.32.0
         # v1/worker/gpu_model_runner.py:579, `__init__`).
         unused = look_up(runner, "supports_mm_inputs") is False and not dict.__len__(cache)
-        return None if unused else cache
-    outputs = look_up(cache, "encoder_outputs")  # no truth test of `cache`: an empty EncoderCache is falsy
-    if isinstance(outputs, dict):
-        return outputs
+        return None if unused else EncoderCachePlace(runner, "encoder_cache")
+    # No truth test of `cache`: an empty EncoderCache is falsy.
+    if isinstance(look_up(cache, "encoder_outputs"), dict):
+        return EncoderCachePlace(cache, "encoder_outputs")
     raise UnreadableError(f"model_runner.encoder_cache is a {type(cache).__name__}, neither a dict nor around one")
 
 
-def encoder_cache_kind(worker: object) -> str | None:
-    """Return `dict` (model runner V1), `encoder_outputs` (V2), or None without a cache."""
-    cache = find_encoder_cache(worker)
-    if cache is None:
-        return None
-    return "dict" if cache is look_up(worker, "model_runner", "encoder_cache") else "encoder_outputs"
+def find_encoder_cache(worker: object) -> dict[Any, Any] | None:
+    """Return the dict that holds the entries. Otherwise as `encoder_cache_place`."""
+    place = encoder_cache_place(worker)
+    return None if place is None else cast("dict[Any, Any]", look_up(*place))
 
 
 def note_odd_absence(worker: object, name: str, notes: Notes) -> None:

@@ -65,8 +65,8 @@ _PROCESS_HEAD = struct.Struct("<8sII")
 MAX_PROCESS_BYTES = PROCESS_FILE_BYTES - _PROCESS_HEAD.size - _CHECKSUM.size
 
 _READABLE_BY_ALL = 0o644  # the readers are other users in other containers
-_SILENT_SECONDS = 60.0  # a recorder writes once a second at least
-_SILENT_SECONDS_WITHOUT_ROOM = 5.0
+_STALE_SECONDS = 60.0  # a recorder writes once a second at least
+_STALE_SECONDS_WITHOUT_ROOM = 5.0
 KEPT_STARTS = 8
 _MAX_SCANNED = 1024
 
@@ -363,7 +363,7 @@ def remove_old_rings(
                 status = entry.stat(follow_symlinks=False)
                 if name is not None and name[1] != instance and stat.S_ISREG(status.st_mode):
                     starts.setdefault(name[1], []).append((status.st_mtime, entry.path))
-    before = clock() - (_SILENT_SECONDS if has_room else _SILENT_SECONDS_WITHOUT_ROOM)
+    before = clock() - (_STALE_SECONDS if has_room else _STALE_SECONDS_WITHOUT_ROOM)
     silent = sorted((max(files), files) for files in starts.values() if max(files)[0] < before)
     for _, files in silent[:-KEPT_STARTS] if has_room else silent:
         for _, path in files:

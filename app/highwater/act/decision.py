@@ -38,8 +38,8 @@ URGENT_COOLDOWN_SECONDS: Final = 5.0
 # How long an allocation that had to be retried counts as a sign of pressure.
 RETRY_SECONDS: Final = 10.0
 # A rank whose reading is this much older than the newest is silent.
-SILENT_SECONDS: Final = 10.0
-IDLE_SECONDS: Final = 30.0
+BEHIND_SECONDS: Final = 10.0
+TIDY_AFTER_SECONDS: Final = 30.0
 MIN_TIDY_BYTES: Final = 1024 * MIB
 TIDY_SHARE: Final = 0.02
 # From the best to the worst: where nothing is known or nothing may be done, nothing is worse either.
@@ -111,7 +111,7 @@ class _Turn:
             self._halt()
             return held
         newest = min((reading.age_seconds for reading in report.ranks), default=0.0)
-        recent = {reading.key for reading in report.ranks if reading.age_seconds - newest <= SILENT_SECONDS}
+        recent = {reading.key for reading in report.ranks if reading.age_seconds - newest <= BEHIND_SECONDS}
         silent = sorted(self.memory.ranks.keys() - recent)
         fresh = [pressure for pressure in ranks if pressure.key not in silent]
         self._read(fresh)
@@ -312,7 +312,7 @@ class _Turn:
         rule = self.rule
         if not rule.is_derived or "release" not in rule.ordered_remedies or "release" in self.facts.unavailable:
             return None
-        if life.is_tidied or life.idle_since is None or self.now - life.idle_since < IDLE_SECONDS:
+        if life.is_tidied or life.idle_since is None or self.now - life.idle_since < TIDY_AFTER_SECONDS:
             return None
         if not report.engine.traits.takes_remedies or any(reading.asleep_tags for reading in report.ranks):
             return None
@@ -330,5 +330,5 @@ class _Turn:
             return None
         fullest = max(able, key=lambda key: able[key][0])
         where = f" on rank {rank_title(*fullest)}" if len(ranks) > 1 else ""
-        why = f"no request for {IDLE_SECONDS:.0f} s and {gib_text(able[fullest][0])} unused{where}"
+        why = f"no request for {TIDY_AFTER_SECONDS:.0f} s and {gib_text(able[fullest][0])} unused{where}"
         return Action(rule=rule, remedy="release", why=why, ranks=able, is_tidying=True)

@@ -145,7 +145,7 @@ def requested_bytes(reading: RankReading) -> int | None:
     # The workers say nothing where the KV pool's size was given (--kv-cache-memory-bytes, from 0.19 on on an NPU too),
     # and the share is then a default that sized nothing; vllm-ascend up to 0.13 never says it
     # (worker_ext/highwater_worker/memory/engine_budget.py).
-    is_old_ascend = reading.device.type == "npu" and not reading.launch.kv_cache_given
+    is_old_ascend = reading.device.traits.platform == "ascend" and not reading.launch.kv_cache_given
     if share is None or total is None or not is_old_ascend:
         return None
     return int(total * share)

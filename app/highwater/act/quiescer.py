@@ -46,7 +46,7 @@ from highwater.model.report import Report
 from highwater.watch.sources import read_load
 
 # The engine's counts lag behind its responses by a step; requests that others sent stay longer.
-SETTLE_SECONDS = 2.0
+COUNTS_LAG_SECONDS = 2.0
 LOOK_SECONDS = 0.1
 # The same, and one late response of the engine.
 DRAINED_SECONDS = 3.0
@@ -155,7 +155,7 @@ class Quiescer:
 
     def notice(self, report: Report) -> None:
         requests = (report.engine.requests_running or 0) + (report.engine.requests_waiting or 0)
-        is_gate_idle = not self.gate.in_flight and self._clock() - self.gate.idle_since > SETTLE_SECONDS
+        is_gate_idle = not self.gate.in_flight and self._clock() - self.gate.idle_since > COUNTS_LAG_SECONDS
         if requests and is_gate_idle:
             self._bypassed_at = self._clock()
 
@@ -234,7 +234,7 @@ class Quiescer:
 
         looks = AsyncRetrying(
             retry=retry_if_result(lambda load: not load.is_idle),
-            stop=stop_after_delay(SETTLE_SECONDS),
+            stop=stop_after_delay(COUNTS_LAG_SECONDS),
             wait=wait_fixed(LOOK_SECONDS),
         )
         try:

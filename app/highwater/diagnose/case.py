@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 from highwater.diagnose.evidence import (
     AFTER,
@@ -24,6 +24,7 @@ from highwater.diagnose.evidence import (
     same_process,
     total,
 )
+from highwater.diagnose.finding import Where
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.explain.explanation import Explanation
 from highwater.host.report import GrownPart, HostReport
@@ -34,7 +35,6 @@ from highwater.model.rank import Components, Device, RankReading, TorchMemory, W
 from highwater.model.report import Event, Report
 from highwater.model.units import MIB, span_text
 
-Where: TypeAlias = Literal["incident", "load", "running", "start", "host", "set-up"]
 _Parts = TypeVar("_Parts", Components, TorchMemory)
 _Known = TypeVar("_Known")
 

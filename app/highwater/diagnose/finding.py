@@ -21,6 +21,7 @@ from highwater.model.units import size_text, span_text
 # likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to
 # know.
 Weight: TypeAlias = Literal["likely", "clue", "note"]
+Where: TypeAlias = Literal["incident", "load", "running", "start", "host", "set-up"]
 Figure: TypeAlias = int | float | str | None
 
 WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "clue", "note")
@@ -60,6 +61,13 @@ class Finding:
     @property
     def sentence(self) -> str:
         return f"{self.title}. {self.text}" if self.text else self.title
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFinding(Finding):
+    """A finding, and where it was found: in an open incident, the engine that runs, its start, its host, the set-up."""
+
+    where: Where
 
 
 def finding(

@@ -23,7 +23,6 @@ EXTENSION = "highwater_worker.MemoryExtension"
 _PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
 _Value = TypeVar("_Value")
 _NOT_PUBLIC = frozenset({"version", "model", "has_operations", "has_recorders"})  # of the capabilities in `GET /memory`
-_STATE_PATHS = ("/is_sleeping", "/is_paused")
 # vLLM's own resets, and the oldest version that has the route of each.
 RESETS_SINCE: Final[Mapping[str, str]] = MappingProxyType(
     {"reset_prefix_cache": "0.11", "reset_mm_cache": "0.11.2", "reset_encoder_cache": "0.16"}
@@ -52,7 +51,6 @@ class Capabilities:
     reset_prefix_cache: bool = False
     reset_mm_cache: bool = False
     reset_encoder_cache: bool = False
-    is_sleeping: bool = False
     is_paused: bool = False
     server_info: bool = False  # whether `GET /server_info` returns the configuration: not every version can write it
     model: str | None = None  # the first served model name
@@ -63,8 +61,6 @@ class Capabilities:
     # The configured KV connector, with its role; empty without any, `None` where `/server_info` does not show it.
     kv_connector: str | None = None
     ec_connector: bool = False  # whether an encoder-cache connector is configured (it keeps references to the cache)
-    executor: str | None = None  # the distributed executor backend
-    gpu_memory_utilization: float | None = None
     # The prefix below which all routes are served as well (`--root-path`), empty without any, or `None` where there is
     # no OpenAPI page.
     root_path: str | None = None
@@ -103,7 +99,7 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         paths, root_path = set(routes), _root_path(page)
     else:  # switched off (--disable-fastapi-docs), or never there (Rust front-end)
         paths, root_path = {path for path in PROBED_PATHS if await engine.has_post(path)}, None
-        paths |= {path for path in _STATE_PATHS if await engine.exists(path)}
+        paths |= {"/is_paused"} if await engine.exists("/is_paused") else set()
     # Only the JSON form contains worker_extension_cls. Versions that cannot dump it respond with 422 or 500.
     info = await engine.get_json("/server_info", config_format="json")
     config = part(info, "vllm_config") if isinstance(info, dict) else {}
@@ -125,7 +121,7 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         dev_mode=rpc_route,
         collective_rpc=rpc_route and (extension == EXTENSION or assume_extension),
         extension=extension,
-        **{path.removeprefix("/"): path in paths for path in (*PROBED_PATHS[1:], *_STATE_PATHS)},
+        **{path.removeprefix("/"): path in paths for path in (*PROBED_PATHS[1:], "/is_paused")},
         server_info=bool(config),
         model=first if first and isinstance(first, str) else _value(config, "model_config", "model", str),
         tensor_parallel=_size(config, "tensor_parallel_size"),
@@ -134,8 +130,6 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         encoder_decoder=is_encoder_decoder,
         kv_connector=connector if config else None,
         ec_connector=bool(config.get("ec_transfer_config")),
-        executor=_value(config, "parallel_config", "distributed_executor_backend", str),
-        gpu_memory_utilization=_value(config, "cache_config", "gpu_memory_utilization", (float, int)),
         root_path=root_path,
     )
 
@@ -151,9 +145,7 @@ def _root_path(page: Mapping[str, Any]) -> str | None:
     return next(paths, None if urls else "")
 
 
-def _value(
-    config: Mapping[str, Any], section: str, key: str, kind: type[_Value] | tuple[type[_Value], ...]
-) -> _Value | None:
+def _value(config: Mapping[str, Any], section: str, key: str, kind: type[_Value]) -> _Value | None:
     value = part(config, section).get(key)
     return value if isinstance(value, kind) else None
 

@@ -69,7 +69,7 @@ def card_name(explanation: Explanation) -> str | None:
     """Return the short name of the engine's card in the table of cards that can be pretended; None: it has none."""
     device = explanation.ranks[0].device if explanation.ranks else Device()
     short = next((name for name, card in CARDS.items() if card.name == device.name), None)
-    return "910B" if device.type == "npu" else short
+    return device.traits.pretended_card or short
 
 
 def ask_beside(explanation: Explanation, ask: Ask) -> Answer:

@@ -176,7 +176,7 @@ class _Rank:
         self._budget, self._memory, self._reading = budget, budget.memory, reading
         self._phases = {phase.name: phase for phase in reading.start}
         self.total = _first(self._memory.total_bytes, self.at("init", "total_bytes"), reading.total_bytes)
-        memory, kv, is_cpu = budget.memory, budget.kv_cache, reading.device.type == "cpu"
+        memory, kv, is_cpu = budget.memory, budget.kv_cache, reading.device.traits.platform == "cpu"
         self.counting: Counting | None = None
         if kv.given_bytes is not None or (is_cpu and kv.cpu_space_bytes is not None):
             self.counting = "given"
@@ -252,7 +252,7 @@ class _Rank:
 
     def observed(self) -> tuple[Observed, ...]:
         budget, memory, now = self._budget, self._memory, self._reading.components
-        if self._reading.device.type == "cpu":
+        if self._reading.device.traits.platform == "cpu":
             return ()
         # More than between steps was allocated at once, without weights, KV cache and other tensors; unless the highest
         # was during the start, before the pool was made.
@@ -361,9 +361,7 @@ def encoder_bytes(budget: EngineBudget, reading: RankReading) -> int | None:
     encoder, held = budget.encoder, reading.encoder_cache
     if encoder is None or encoder.cache_size is None:
         return None
-    if held is not None and held.embeds and held.device_bytes + held.host_bytes:
-        return encoder.cache_size * (held.device_bytes + held.host_bytes) // held.embeds
-    return encoder.cache_bytes
+    return _first(None if held is None else held.bytes_of(encoder.cache_size), encoder.cache_bytes)
 
 
 def _first(*sizes: int | None) -> int | None:

@@ -14,7 +14,7 @@ from typing import Final
 from highwater.explain.budget import RankBudget, block_bytes, encoder_bytes, rank_budget
 from highwater.explain.live_engine import LiveEngine, LiveWorker, live_engine
 from highwater.model.engine_budget import EngineBudget, EngineLimits
-from highwater.model.rank import EncoderUnprofiledBy, Launch, RankReading
+from highwater.model.rank import Device, EncoderUnprofiledBy, Launch, RankReading
 from highwater.model.units import gib_text, size_text
 from kvplan import Limits, PlanError
 from kvplan.generations import ASCEND_SKIPS_ENCODER, V2_PROFILES_ENCODER, generation_of
@@ -228,7 +228,7 @@ def explain(
         members = [number for number, rank in enumerate(ranks) if rank.dp_rank == dp_rank]
         pools.append(pool_view([workers[number] for number in members], [ranks[number] for number in members]))
     caches = ((one.reading.encoder_cache, one) for one in workers)
-    fullest = max(caches, key=lambda held: held[0].device_bytes if held[0] else 0)[1]
+    fullest = max(caches, key=lambda held: held[0].held_bytes if held[0] else 0)[1]
     explanation = Explanation(
         vllm_version=first.vllm_version or vllm_version,
         ascend_version=first.ascend_version,
@@ -367,12 +367,12 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
     largest = {name: size for name, size in (encoder.max_tokens_per_item or {}).items() if size}
     modality = max(largest, key=largest.__getitem__, default=None)
     tokens = None if modality is None else largest[modality]
-    reason = unprofiled_by(budget, reading.device.type)
+    reason = _unprofiled_by(budget, reading.device)
     is_skipped = reason is not None or budget.kv_cache.given_bytes is not None
     # Model runner V2 reports a budget only where it was seen to profile the encoder with it.
     is_v2 = budget.limits is not None and budget.limits.v2_runner
     seen = encoder.cache_size if is_v2 else budget.memory.peak_activation_bytes
-    is_measured = held is not None and held.embeds
+    is_measured = held is not None and held.bytes_of(encoder.cache_size) is not None
     sizes = (size for name, size in _PIXELS.items() if (budget.architecture or "").startswith(name))
     pixels, side = next(sizes, None), math.isqrt(tokens or 0)
     is_square = modality == "image" and side * side == tokens
@@ -392,7 +392,7 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
     )
 
 
-def unprofiled_by(budget: EngineBudget, device_type: str | None) -> EncoderUnprofiledBy | None:
+def _unprofiled_by(budget: EngineBudget, device: Device) -> EncoderUnprofiledBy | None:
     """Return why a start of a multimodal model did not count the encoder; ``None``: it did, or that is not known."""
     limits = budget.limits
     try:
@@ -404,18 +404,19 @@ def unprofiled_by(budget: EngineBudget, device_type: str | None) -> EncoderUnpro
     if limits is not None and limits.v2_runner and release and release not in V2_PROFILES_ENCODER:
         return "runner_v2"
     # One that has a peak on record has profiled it all the same.
-    is_old_npu = device_type == "npu" and release in ASCEND_SKIPS_ENCODER
+    is_old_npu = device.traits.platform == "ascend" and release in ASCEND_SKIPS_ENCODER
     return "vllm_ascend" if is_old_npu and budget.memory.peak_activation_bytes is None else None
 
 
 def launch_of(budget: EngineBudget | None, reading: RankReading, version: str | None) -> Launch:
     """Return what a rank's worker was started with, by its report where it has one; ``version`` is vLLM's."""
     budget_or_version = budget if budget is not None else EngineBudget(vllm_version=version)
-    limits, is_npu = budget_or_version.limits, reading.device.type == "npu"
-    is_multimodal = reading.encoder_cache is not None and reading.device.type != "cpu"
+    limits, traits = budget_or_version.limits, reading.device.traits
+    is_multimodal = reading.encoder_cache is not None and not traits.is_host_memory
+    fragments = traits.fragments_below_allocator
     return Launch(
-        expandable_segments=budget.expandable_segments if is_npu and budget is not None else None,
+        expandable_segments=budget.expandable_segments if fragments and budget is not None else None,
         sleep_mode=None if limits is None else limits.sleep_mode,
         kv_cache_given=None if budget is None else budget.kv_cache.given_bytes is not None,
-        encoder_unprofiled_by=unprofiled_by(budget_or_version, reading.device.type) if is_multimodal else None,
+        encoder_unprofiled_by=_unprofiled_by(budget_or_version, reading.device) if is_multimodal else None,
     )

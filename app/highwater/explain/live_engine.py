@@ -14,7 +14,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from highwater.model.engine_budget import EngineBudget, EngineLimits
 from highwater.model.rank import RankReading
-from kvplan import EngineFlags, Limits, PlanError, Platform, short
+from kvplan import EngineFlags, Limits, PlanError, short
 from kvplan.specs import (
     CACHE_BYTES,
     AttentionLayer,
@@ -33,7 +33,6 @@ MAX_LAYERS = 4096
 _Value = TypeVar("_Value", int, str)
 # The way out where a running engine does not show what a flag changes.
 OFFLINE = "ask vLLM itself: `highwater plan -- vllm serve MODEL ...`"
-_PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
 # vLLM's kinds of attention, each with its layer, and the fields of that by vLLM's names.
 _ATTENTION_KINDS: Mapping[str, tuple[type[AttentionLayer], Mapping[str, str]]] = {
     "MLAAttentionSpec": (MlaAttention, {}),
@@ -84,10 +83,14 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
     what = "the bytes for its KV cache (available_kv_cache_memory_bytes)"
     available = tuple(_reported(available_bytes(worker.budget), what, worker) for worker in workers)
     first, budget, kv = workers[0], workers[0].budget, workers[0].budget.kv_cache
+    device = first.reading.device
+    if (platform := device.traits.platform) is None:
+        where = f"runs on {device.type}" if device.type else "does not name its device"
+        raise PlanError(f"{first.name} {where}: how vLLM counts memory there is not known, so that nothing is planned")
     limits = budget.limits or EngineLimits()
     parallel: dict[str, Any] = {name: budget.parallel.get(name) or 1 for name in _PARALLEL_SIZES}
     flags = EngineFlags(
-        platform=_PLATFORMS.get(first.reading.device.type or "", "cuda"),
+        platform=platform,
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,

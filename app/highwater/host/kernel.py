@@ -28,7 +28,16 @@ from highwater.host.reading import (
 from highwater.model.units import sum_known
 from highwater.process.untrusted import plain
 from highwater_worker.kernel.cgroup import EVENTS, read_cgroup, read_pressure
-from highwater_worker.kernel.proc import ROOT, lines_of, mount_of, read_figures, read_stat, title_of
+from highwater_worker.kernel.proc import (
+    ROOT,
+    SHOWN,
+    count_descriptors,
+    lines_of,
+    mount_of,
+    read_figures,
+    read_stat,
+    title_of,
+)
 from highwater_worker.kernel.shm import read_shm
 
 MAX_PROCESSES = 8192
@@ -185,7 +194,6 @@ _TITLES: tuple[tuple[str, Role], ...] = (
 )
 # `/usr/bin/vllm serve`, `python -m vllm.entrypoints.openai.api_server`; not a program that has such words further on.
 _SERVES = re.compile(r"^(?:\S+ )?(?:-\S+ ){0,2}(?:\S*/)?vllm(?: serve\b|[./]entrypoints)")
-_SHOWN = ("anonymous_bytes", "file_bytes", "shmem_bytes", "swap_bytes", "peak_bytes", "threads")
 
 
 def role_of(title: str) -> Role:
@@ -236,9 +244,9 @@ def read_process(root: Path, pid: int) -> ProcessMemory | None:
         return None
     if "anonymous_bytes" not in figures:
         return None
-    more: dict[str, Any] = {name: figures[name] for name in _SHOWN if name in figures}
-    with suppress(OSError):  # only its owner may see them
-        more["descriptors"] = len(os.listdir(root / f"proc/{pid}/fd"))
+    more: dict[str, Any] = {name: figures[name] for name in SHOWN if name in figures}
+    with suppress(OSError):  # before Linux 6.2 only its owner may see them
+        more["descriptors"] = count_descriptors(root, pid)
     limits = "\n".join(lines_of(root / f"proc/{pid}/limits"))
     if most := re.search(r"^Max open files +([0-9]{1,15}) ", limits, re.MULTILINE):
         more["descriptors_limit"] = int(most[1])

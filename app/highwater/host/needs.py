@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
 from highwater.host.reading import EngineMemorySettings, HostReading
-from highwater.model.rank import RESPONSE_SCHEMA
+from highwater.model.rank import RESPONSE_SCHEMA, device_traits
 from highwater.model.units import GIB, MIB
 
 CacheKind: TypeAlias = Literal["off", "lru", "shm", "processor_only", "unknown"]
@@ -169,16 +169,8 @@ _FROM_WORKERS: Final = (
 _IN_GROUPS: Final = "vllm 0.12.0 distributed/parallel_state.py:374, vllm 0.32.0 distributed/parallel_state.py:563"
 
 
-def _spreads_over(device: str) -> Callable[[EngineMemorySettings], bool]:
-    return lambda one: one.device == device and max(one.tensor_parallel or 1, one.pipeline_parallel or 1) > 1
-
-
-# When it is there, its name, the owner of its files, and why its size is not known. The CPU backend's: vllm 0.32.0
-# distributed/device_communicators/cpu_communicator.py:41.
+# When it is there, its name, the owner of its files, and why its size is not known.
 _UNSIZED: Final[tuple[tuple[Callable[[EngineMemorySettings], bool], str, str, str], ...]] = (
-    (_spreads_over("cuda"), "NCCL", "nccl", "by topology: tens of MiB for each pair of GPUs without peer access"),
-    (_spreads_over("npu"), "HCCL", "hccl", "CANN does not document it"),
-    (_spreads_over("cpu"), "collectives of the CPU backend", "cpu_collectives", "with AVX-512 alone, by the threads"),
     (lambda one: one.executor == "ray", "Ray", "ray", "its object store takes 30 % of the machine by default"),
     (lambda one: (one.nodes or 1) > 1, "several machines", "rpc_rings", "the rings between machines differ"),
     (lambda one: bool(one.kv_offload), "offloaded KV cache or a KV connector", "kv_offload", "by its configuration"),
@@ -203,6 +195,8 @@ def shm_needs(reading: HostReading) -> ShmNeeds:
             why = f"{count} x {chunks} chunks of {mib} MiB{note}"
             size = count * chunks * mib * MIB
             rows.append(ShmNeed(name=name, bytes=size, owner="rpc_rings", why=why, source=source))
+    if (collectives := device_traits(engine.device).collectives) is not None and max(tensor, pipeline) > 1:
+        rows.append(ShmNeed(name=collectives.name, owner=collectives.owner, why=collectives.why_unsized))
     rows += [ShmNeed(name=name, owner=owner, why=why) for is_there, name, owner, why in _UNSIZED if is_there(engine)]
     caches = processor_caches(reading)
     if caches.kind == "shm":

@@ -33,7 +33,7 @@ MAX_PARTS, MAX_FILLS = 128, 128
 # One whose growth began in the first part of its time has grown all the time.
 STEADY_RATIO: Final = 0.25
 # A process writes once a second. Under pressure it waits for memory before it is killed.
-SILENT_SECONDS, TOGETHER_SECONDS = 2.5, 3.0
+MISSED_WRITE_SECONDS, TOGETHER_SECONDS = 2.5, 3.0
 # An engine that ends by itself does so soon after the first of its processes; a probe fails several times before.
 OWN_END_SECONDS = 20.0
 # An age is by one clock and the time by another: the same look seems to be of another moment each time.
@@ -157,7 +157,7 @@ class HostPast:
         """Return what is known at this reading, which is the last one that was added."""
         files = [one for one in (*reading.processes, *reading.ended) if one.source == "file"]
         # Those of the next life, which loads already, were first seen later than this.
-        silent = [one.age_seconds for one in files if SILENT_SECONDS <= one.age_seconds <= FULLEST_SECONDS]
+        silent = [one.age_seconds for one in files if MISSED_WRITE_SECONDS <= one.age_seconds <= FULLEST_SECONDS]
         silent_at = reading.taken_at - min(silent, default=0.0)
         courses = {key: one for key, one in self._courses.items() if one.seen_at <= silent_at + SAME_SECONDS}
         # A process that was seen before, and has outlived it, is of the engine too.
@@ -210,7 +210,7 @@ def _ended_together(files: Iterable[ProcessMemory]) -> int:
             ages_of.setdefault(one.container, []).append(one.age_seconds)
     for known in ages_of.values():
         ages = [age for age in known if age <= min(known) + OWN_END_SECONDS]  # one that was stopped is silent for long
-        if len(ages) > 1 and min(ages) >= SILENT_SECONDS and max(ages) - min(ages) <= TOGETHER_SECONDS:
+        if len(ages) > 1 and min(ages) >= MISSED_WRITE_SECONDS and max(ages) - min(ages) <= TOGETHER_SECONDS:
             return len(ages)
     return 0
 
@@ -313,7 +313,7 @@ class OomKillWatch:
             self.total = (self.total or 0) + max(rises)
 
     def look(self, reading: HostReading) -> None:
-        alive = {one.container for one in reading.processes if one.age_seconds < SILENT_SECONDS}
+        alive = {one.container for one in reading.processes if one.age_seconds < MISSED_WRITE_SECONDS}
         # Of one container there may be many looks, which its processes have left: a counter never falls.
         highest: dict[str, tuple[int, ContainerMemory]] = {}
         for one in containers_of_engine(reading):
@@ -371,7 +371,7 @@ def _is_counted_after_the_end(reading: HostReading) -> bool:
     ages = [one.age_seconds for one in everyone if newest is not None and one.container == newest.container]
     first = max((age for age in ages if age <= min(ages) + OWN_END_SECONDS), default=0.0)
     return any(
-        "oom_kill" in one.events and (one.sees == "sidecar" or first >= one.age_seconds + SILENT_SECONDS)
+        "oom_kill" in one.events and (one.sees == "sidecar" or first >= one.age_seconds + MISSED_WRITE_SECONDS)
         for one in containers_of_engine(reading)
         if newest is not None and one.key == newest.container
     )

@@ -21,7 +21,7 @@ from highwater.host.reading import EndedProcess, HostReading, ProcessMemory, Rol
 from highwater.model.engine import EndedLife, ProcessLife
 from highwater.model.rank import Process
 from highwater.model.units import size_text
-from highwater.watch.recorder.progress import LOST_SECONDS, SILENT_SECONDS, SilentCore, how_to_continue
+from highwater.watch.recorder.progress import LOST_SECONDS, UNHEARD_SECONDS, SilentCore, how_to_continue
 
 _SERVERS: Final[frozenset[Role]] = frozenset({"api_server", "launcher"})
 _ENGINE: Final[frozenset[Role]] = _SERVERS | {"engine_core", "worker", "coordinator"}
@@ -167,7 +167,7 @@ class SilentCores:
         fallen = {
             one.process: (one, reading.taken_at - one.age_seconds)
             for one in reading.ended
-            if one.role == "engine_core" and not one.is_known and one.age_seconds >= SILENT_SECONDS
+            if one.role == "engine_core" and not one.is_known and one.age_seconds >= UNHEARD_SECONDS
         }
         self._silent = {  # never changed in place: `look` runs in a thread, and `longest` on the event loop
             process: (one, at)

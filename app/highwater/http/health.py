@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field, TypeAdapter
 
-from highwater.diagnose.case import Setup, Where, of_report
+from highwater.diagnose.case import Setup, of_report
 from highwater.diagnose.evidence import Headline
-from highwater.diagnose.finding import WEIGHTS, Finding
+from highwater.diagnose.finding import WEIGHTS, Finding, FoundFinding, Where
 from highwater.diagnose.rules.book import Explained, judged
 from highwater.diagnose.rules.setup import SetupCheck, checked
 from highwater.diagnose.verdict import verdict
@@ -78,13 +78,6 @@ async def metrics(parts: Parts, query: Annotated[MetricsQuery, Query()]) -> Resp
 
 
 # --- the findings ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFinding(Finding):
-    """A finding, and where it was found: in an open incident, the engine that runs, its start, its host, the set-up."""
-
-    where: Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -323,7 +323,7 @@ def plan_answer(body: PlanRequest, starts: StartReports, report: Report) -> dict
         live = starts.live_engine(report)
         if body.wish is not None:
             caches = [rank.encoder_cache for rank in report.ranks if rank.encoder_cache is not None]
-            fullest = max(caches, key=lambda cache: cache.entries or 0, default=None)
+            fullest = max(caches, key=lambda cache: cache.held_bytes, default=None)
             cached_image = None
             if fullest is not None and fullest.entries and fullest.embeds:
                 cached_image = ceil_div(fullest.embeds, fullest.entries)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
+from kvplan import Platform
+
 # A rank's reading comes from its response to our call, or from its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
 EncoderUnprofiledBy: TypeAlias = Literal["skip_mm_profiling", "vllm_ascend", "runner_v2"]
@@ -78,10 +80,21 @@ class Ranked:
         return f"rank {rank_title(self.dp_rank, self.rank)}"
 
 
+class Collectives(NamedTuple):
+    """What ranks of a family exchange tensors with; it takes shared memory."""
+
+    name: str
+    owner: str  # of its files there
+    why_unsized: str  # why it is not known how much it takes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTraits:
     """What follows from a device's type. Advice is named as in ``advice.toml``."""
 
+    platform: Platform | None = None  # by whose rules vLLM counts its memory; None: those were not read
+    pretended_card: str | None = None  # which a plan pretends, whatever the device's name
+    collectives: Collectives | None = None
     is_host_memory: bool = False  # its memory is its machine's, of which a rank counts its own process's
     fragments_below_allocator: bool = False  # images may, unless PyTorch's allocator has expandable segments
     has_nvml: bool = False  # which lists the processes on it
@@ -93,18 +106,38 @@ class DeviceTraits:
 DEVICES: Final[Mapping[str, DeviceTraits]] = MappingProxyType(
     {
         "npu": DeviceTraits(
+            platform="ascend",
+            pretended_card="910B",
+            collectives=Collectives("HCCL", "hccl", "CANN does not document it"),
             fragments_below_allocator=True,
             # empty_cache drops the operators' workspaces too.
             release_frees=("torch_cached_bytes", "non_torch_bytes"),
             against_fragmentation=("npu_expandable_segments", "npu_max_split"),
             against_non_torch=("hccl_buffsize",),
         ),
-        "cuda": DeviceTraits(has_nvml=True, against_fragmentation=("cuda_expandable_segments",)),
-        # A release gives back the heap's free pages.
-        "cpu": DeviceTraits(is_host_memory=True, release_frees=("non_torch_bytes",)),
+        "cuda": DeviceTraits(
+            platform="cuda",
+            collectives=Collectives(
+                "NCCL", "nccl", "by topology: tens of MiB for each pair of GPUs without peer access"
+            ),
+            has_nvml=True,
+            against_fragmentation=("cuda_expandable_segments",),
+        ),
+        "cpu": DeviceTraits(
+            platform="cpu",
+            # vllm 0.32.0 distributed/device_communicators/cpu_communicator.py:41.
+            collectives=Collectives(
+                "collectives of the CPU backend", "cpu_collectives", "with AVX-512 alone, by the threads"
+            ),
+            is_host_memory=True,
+            release_frees=("non_torch_bytes",),  # the heap's free pages
+        ),
     }
 )
-"""By the type of device, as PyTorch calls it: another family is a row here, and a class in the worker's ``devices``."""
+"""By the type of device, as PyTorch calls it: another family is a row here, and a class in the worker's ``devices``.
+
+A plan of one whose vLLM has rules of its own needs those in ``kvplan`` too; until then it is refused.
+"""
 _UNKNOWN_DEVICE: Final = DeviceTraits()
 
 
@@ -156,6 +189,11 @@ class EncoderCacheTotals:
     restores: int = 0
     restore_seconds: float = 0.0  # the time that the latter took
 
+    @property
+    def held_bytes(self) -> int:
+        """What it holds, on device and host: the fullest cache is that with the most."""
+        return self.device_bytes + self.host_bytes
+
     @classmethod
     def of(cls, ranks: Sequence[RankMemory]) -> Self | None:
         caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
@@ -179,9 +217,11 @@ class EncoderCache(EncoderCacheTotals):
     @property
     def budget_bytes(self) -> int | None:
         """The size that it can grow to, device and host, by the bytes that it holds now for each embedding."""
-        if not self.capacity_embeds or not self.embeds:
-            return None
-        return self.capacity_embeds * (self.device_bytes + self.host_bytes) // self.embeds
+        return self.bytes_of(self.capacity_embeds)
+
+    def bytes_of(self, embeds: int | None) -> int | None:
+        """Return the bytes of so many embeddings, by those that it holds now; ``None`` where it holds none."""
+        return embeds * self.held_bytes // self.embeds if embeds and self.embeds and self.held_bytes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

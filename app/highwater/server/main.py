@@ -86,10 +86,7 @@ async def read_once(settings: Settings, paths: Iterable[str]) -> ReadOnce:
         return ReadOnce(settings.engine_url, answers)
     finally:
         await client.aclose()
-        if app.recorders is not None:
-            app.recorders.close()
-        await app.data.proxy.aclose()
-        await app.engine.aclose()
+        await app.aclose()
 
 
 class _App(Parts):
@@ -198,12 +195,16 @@ class _App(Parts):
             self.history.close()
             await self.watcher.finish()
             await self.loops.stop()
-            self.incidents.close()
-            if self.recorders is not None:
-                self.recorders.close()
-            await self.data.proxy.aclose()
-            await self.engine.aclose()
-            self.token.close()
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close files and connections, and remove a token that was made for this run; no task uses them any more."""
+        self.incidents.close()
+        if self.recorders is not None:
+            self.recorders.close()
+        await self.data.proxy.aclose()
+        await self.engine.aclose()
+        self.token.close()
 
 
 # --- the control plane: the check of its callers, and the application that answers them ---

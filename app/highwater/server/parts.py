@@ -54,7 +54,7 @@ from highwater.watch.poller import Poller, Reports
 from highwater.watch.recorder.recorders import Recorders
 from highwater.watch.rounds import PollTimes, Rounds
 from highwater.watch.shared_devices import SharedDevices, find_nvml
-from highwater.watch.sources import EngineBudgets, Source, all_sources
+from highwater.watch.sources import EngineBudgets, Source, polled_sources
 from highwater.watch.starts import EngineProcesses
 
 NO_DATA_PLANE = (
@@ -147,7 +147,7 @@ class Parts:
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
-        return all_sources(self.engine, self.budgets)
+        return polled_sources(self.engine, self.budgets)
 
     @cached_property
     def reports(self) -> Reports:

@@ -14,6 +14,7 @@ from typing import Any, Final, get_args
 import click
 from pydantic import TypeAdapter
 
+from highwater.diagnose.finding import FoundFinding
 from highwater.diagnose.rules.setup import (
     Caller,
     ControlAccess,
@@ -25,7 +26,6 @@ from highwater.diagnose.rules.setup import (
     without_sidecar,
 )
 from highwater.diagnose.verdict import JudgedReport
-from highwater.http.health import FoundFinding
 from highwater.http.text.report import headline, last_act, ranks_text, since_text, status_text, why_text, wrapped
 from highwater.model.report import SCHEMA, Event
 from highwater.process.admin_token import find_token

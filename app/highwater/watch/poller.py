@@ -231,7 +231,7 @@ class Poller:
     # --- what follows from a round ---
 
     def _conclude(self, seen: Round) -> None:
-        before = self._verdict
+        before, most = self._verdict, self._times.max_step_seconds
         seen, ended_seconds = self.starts.note(seen, before)
         was_there = bool(seen.before.last.ranks) and not self.current().stale
         is_lost = seen.contact == "refused" and not seen.is_loading
@@ -240,7 +240,6 @@ class Poller:
         if core is not None and not (is_held or self._traits.is_absent or is_lost):
             # What it hung with it hangs without: clients give up.
             requested_seconds = math.inf if before.state == "stuck" else self._rounds.requested_seconds
-            most = self._times.max_step_seconds
             progress = beside_silent(
                 seen.progress, core, seen.records, requested_seconds=requested_seconds, max_step_seconds=most
             )
@@ -251,8 +250,7 @@ class Poller:
             is_start_under_way=self.starts.is_under_way,
             ended_seconds=ended_seconds,
         )
-        now, most = self._clocks.monotonic(), self._times.max_step_seconds
-        self._verdict = decide(before, seen, signs, now, max_step_seconds=most)
+        self._verdict = decide(before, seen, signs, self._clocks.monotonic(), max_step_seconds=most)
         if self._traits.is_absent:
             self._up_since = None
         elif self._up_since is None:

@@ -72,9 +72,9 @@ Reach: TypeAlias = Literal["api_server", "engine", "workers"]
 # `refused`: no process listens. `dead`: the API server says that its engine is.
 Contact: TypeAlias = Literal["answered", "worker_call_late", "late", "broken", "refused", "dead"]
 
-IDLE_SECONDS = 15.0
+IDLE_REQUEST_SECONDS = 15.0
 """The time between two requests to an engine that its recorders show to be idle."""
-SETTLE_SECONDS = 3.0
+COUNTS_SETTLE_SECONDS = 3.0
 """For so long after a worker's last call the API server's counts may still be older than the call."""
 
 
@@ -179,7 +179,7 @@ class Round:
     def is_idle(self) -> bool:
         load = self.known_load
         has_requests = load.requests_running or load.requests_waiting or self.requests_under_way
-        is_still = self.still_seconds >= SETTLE_SECONDS and not has_requests
+        is_still = self.still_seconds >= COUNTS_SETTLE_SECONDS and not has_requests
         return self.coverage.is_complete and self.step_verdict == "idle" and is_still and self.is_sure
 
     @property
@@ -204,13 +204,13 @@ class Round:
         is_recorded, verdict = self.coverage.is_complete, self.step_verdict
         is_held = self.before.last.engine.traits.is_held
         if reach == "api_server":
-            return not self.is_idle or has_passed(IDLE_SECONDS)
+            return not self.is_idle or has_passed(IDLE_REQUEST_SECONDS)
         if verdict == "busy" or (verdict == "stuck" and is_recorded and not self.is_unanswered):
             return False
         if self.is_idle:
-            return reach == "engine" and has_passed(idle_poll_seconds if is_held else IDLE_SECONDS)
+            return reach == "engine" and has_passed(idle_poll_seconds if is_held else IDLE_REQUEST_SECONDS)
         if is_recorded:
-            is_progressing = verdict == "progressing" and self.still_seconds < SETTLE_SECONDS
+            is_progressing = verdict == "progressing" and self.still_seconds < COUNTS_SETTLE_SECONDS
             return reach == "engine" and (is_held or not is_progressing)
         return not (self.is_sure and self.is_without_work) or has_passed(idle_poll_seconds)
 
@@ -249,11 +249,11 @@ class Round:
         return self.at - max(end[-1] for end in ends) if ends and all(ends) else None
 
 
-BUSY_SECONDS = 10.0
+LONG_STEP_SECONDS = 10.0
 """A step or a call that lasts longer is a state of its own: every long prompt makes steps of a second or two."""
 REFUSED_ROUNDS = 2
 """After so many rounds with refused connections the engine has ended, where nothing else shows it."""
-SILENT_SECONDS = 10.0
+SILENT_API_SECONDS = 10.0
 """After a first deadline of 5 s; then no more requests are sent there, unless recorders show what the engine does."""
 
 
@@ -339,7 +339,7 @@ def _with_engine(
         return "stuck", _joined(progress.summary, signs.failure_text)
     silent_seconds = 0.0 if counted.silent_since is None or _is_known(progress) else now - counted.silent_since
     is_late = late_seconds >= max_step_seconds and not (_is_known(progress) and seen.contact == "worker_call_late")
-    if is_late or silent_seconds >= SILENT_SECONDS:
+    if is_late or silent_seconds >= SILENT_API_SECONDS:
         lasts = _joined(f"it has answered no call for {late_seconds:.0f} s", signs.failure_text)
         return "not_answering", _joined(lasts, progress.summary if progress is not None else None)
     if held is not None:
@@ -350,7 +350,7 @@ def _with_engine(
 def _up(progress: Progress | None, seen: Round, signs: ProcessSigns) -> _Finding:
     is_answered, summary = seen.contact == "answered", progress.summary if progress is not None else None
     reason = None if is_answered else _joined(signs.failure_text or "", summary)
-    is_long = progress is not None and (progress.since_seconds or 0.0) >= BUSY_SECONDS
+    is_long = progress is not None and (progress.since_seconds or 0.0) >= LONG_STEP_SECONDS
     if progress is not None and progress.verdict == "busy" and (is_long or not is_answered):
         return "busy", reason or summary
     if is_answered:

@@ -1,7 +1,7 @@
 """What is read of the engine and its workers: at each poll, at a start, and on request.
 
-A new source of each poll is a class here and its place in ``all_sources``. Of the workers' starts and of their encoder
-caches' entries the recorder files tell, or else a call.
+A new source of each poll is a class here and its place in ``polled_sources``. Of the workers' starts and of their
+encoder caches' entries the recorder files tell, or else a call.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Workers(Source):
     name = "workers"
     reach = "workers"
 
-    def __init__(self, engine: Engine, budgets: EngineBudgets | None = None) -> None:
+    def __init__(self, engine: Engine, budgets: EngineBudgets) -> None:
         super().__init__(engine)
         self._budgets = budgets
 
@@ -249,13 +249,16 @@ class Workers(Source):
             workers = _WIRE.validate_python(cleaned(responses))
         except ValidationError as exc:
             raise EngineGarbled(f"worker call memory: {flaw(exc.errors())}") from exc
-        if self._budgets is not None:
-            await self._budgets.learn(workers)
+        await self._budgets.learn(workers)
         return Observation(workers=workers)
 
 
-def all_sources(engine: Engine, budgets: EngineBudgets | None = None) -> tuple[Source, ...]:
-    """Return them in the order in which they are read; a stuck loop of the engine ends a round, so it comes last."""
+def polled_sources(engine: Engine, budgets: EngineBudgets) -> tuple[Source, ...]:
+    """Return those of each poll in the order in which they are read.
+
+    A stuck loop of the engine ends a round, so it comes last. `Health` is none of them: `Rounds` asks it where the
+    first does not show an engine that works.
+    """
     return (EngineMetrics(engine), Workers(engine, budgets), PauseState(engine))
 
 

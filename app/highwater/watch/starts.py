@@ -21,7 +21,7 @@ from highwater.process.clocks import Clocks
 from highwater.process.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 from highwater.watch.history import History
 from highwater.watch.ranks import workers_left
-from highwater.watch.recorder.progress import SILENT_SECONDS, SilentCore
+from highwater.watch.recorder.progress import UNHEARD_SECONDS, SilentCore
 from highwater.watch.recorder.rank import RankRecord, processes_of
 from highwater.watch.recorder.recorders import Recorders
 from highwater.watch.round import EngineVerdict, Round
@@ -273,7 +273,7 @@ def ended_seconds(records: Sequence[RankRecord], lives: Sequence[ProcessLife]) -
 
     def has_ended(record: RankRecord) -> bool:
         # A start may be held up for as long.
-        is_silent = record.status == "silent" and record.age_seconds >= SILENT_SECONDS and record.is_up
+        is_silent = record.status == "silent" and record.age_seconds >= UNHEARD_SECONDS and record.is_up
         return record.status in {"dead", "ended"} or is_silent or record.process in over
 
     if not records or any(life.is_running for life in lives) or not all(map(has_ended, records)):

@@ -21,7 +21,7 @@ from kvplan import (
 )
 from kvplan.builtin.model import MODEL_BYTES, Model, read_model
 from kvplan.builtin.weights import activation_of, check_quantization, weights_of
-from kvplan.generations import NEWEST_TESTED, text_of
+from kvplan.generations import DEFAULT_UTILIZATION, NEWEST_TESTED, text_of
 from kvplan.specs import (
     CACHE_BYTES,
     FullAttention,
@@ -39,7 +39,6 @@ _SPELLED: Final = {"half": "float16", "float": "float32"}
 _PACKED: Final = "fp8_ds_mla"  # the cache of sparse attention in 8 bits
 # Tokens and requests of one step by the card's memory (0.32.0, engine/arg_utils.py, get_batch_defaults).
 _STEPS: Final = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
-_DEFAULT_SHARE: Final = 0.92
 _DEFAULT_BLOCK: Final = 16
 _HOPPER, _BLACKWELL = 9, 10
 _GEMMA_3: Final = "Gemma3ForConditionalGeneration"
@@ -199,7 +198,7 @@ def _filled(model: Model, flags: EngineFlags) -> EngineFlags:
         max_model_len=length,
         max_num_batched_tokens=batched,
         max_num_seqs=requests,
-        gpu_memory_utilization=flags.gpu_memory_utilization or _DEFAULT_SHARE,
+        gpu_memory_utilization=flags.gpu_memory_utilization or DEFAULT_UTILIZATION,
         dtype=own,
         kv_cache_dtype=cache,
         block_size=_block_size(model, flags, cache),

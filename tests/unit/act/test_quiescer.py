@@ -9,9 +9,9 @@ import pytest
 from highwater.act.quiescer import (
     BYPASS_SECONDS,
     CALL_SECONDS,
+    COUNTS_LAG_SECONDS,
     DRAINED_SECONDS,
     GATE_MARGIN_SECONDS,
-    SETTLE_SECONDS,
     CannotQuiesce,
     States,
 )
@@ -93,7 +93,7 @@ async def test_where_no_request_passes_none_can_be_held(core):
 
 async def test_requests_that_never_passed_the_gate_forbid_it(core, monkeypatch):
     """Holding ours would prove nothing; said with the numbers."""
-    monkeypatch.setattr("highwater.act.quiescer.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("highwater.act.quiescer.COUNTS_LAG_SECONDS", 0.0)
     core.fake.running, core.fake.waiting = 2, 1
     await refused(core, "2 requests running and 1 waiting that did not pass through this sidecar")
 
@@ -101,7 +101,7 @@ async def test_requests_that_never_passed_the_gate_forbid_it(core, monkeypatch):
 async def test_what_was_seen_to_bypass_the_gate_is_remembered(core):
     """An engine that is idle right now proves nothing a second after somebody else's request."""
     core.fake.running = 1
-    await core.tick(SETTLE_SECONDS + 1)
+    await core.tick(COUNTS_LAG_SECONDS + 1)
     core.fake.running = 0
     await core.tick()
     await refused(core, "1 s ago the engine had requests that did not pass through this sidecar")
@@ -116,7 +116,7 @@ async def test_the_engines_counts_may_lag_behind_ours(core):
     core.fake.running = 1
     await core.tick(60)
     core.gate.leave(inside)
-    await core.tick(SETTLE_SECONDS / 2)
+    await core.tick(COUNTS_LAG_SECONDS / 2)
     core.fake.running = 0
     async with quiet(core) as quiesced:
         assert quiesced.by == "gate"

@@ -306,6 +306,20 @@ def test_the_encoder_cache_is_measured_by_what_it_holds():
     assert encoder_bytes(STORY, rank(encoder=held)) == 32_768 * 32_768
 
 
+def test_an_empty_encoder_cache_measures_nothing():
+    shown = encoder_view(STORY, rank(encoder=EncoderCache(entries=1, device_bytes=0, embeds=16_384)))
+    assert shown is not None
+    assert (shown.cache_bytes, shown.bytes_grade) == (32_768 * 4_096 * 2, "estimated")
+
+
+def test_the_encoder_cache_is_that_of_the_rank_that_holds_most_on_device_and_host():
+    spilled = EncoderCache(entries=9, device_bytes=10, host_bytes=5_000, embeds=9)
+    readings = [rank(0, encoder=EncoderCache(entries=1, device_bytes=20, embeds=1)), rank(1, encoder=spilled)]
+    shown = explain(readings, lambda _: STORY).encoder
+    assert shown is not None
+    assert shown.held_bytes == spilled.device_bytes
+
+
 def test_a_worker_that_says_nothing_has_no_parts():
     budget = rank_budget(EngineBudget(), rank(components=Components(non_torch_bytes=STORY_NON_TORCH)))
     assert (budget.parts, budget.uncounted, budget.observed) == ((), (), ())

@@ -43,6 +43,14 @@ def test_its_flags_are_the_engines():
     assert (flags.gpu_memory_utilization, flags.dtype, flags.block_size) == (0.95, "bfloat16", 128)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [("xpu", "rank 0 runs on xpu: how vLLM counts"), (None, "rank 0 does not name its device: how")]
+)
+def test_a_device_that_is_not_known_is_taken_for_no_other(kind, words):
+    with pytest.raises(PlanError, match=words):
+        live_engine([worker(STORY, kind=kind)])
+
+
 ATTENTION = {"block_size": 16, "num_kv_heads": 8, "head_size": 128, "dtype_bytes": 2}
 
 

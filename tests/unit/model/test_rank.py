@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import highwater
 from highwater.diagnose.finding import ADVICE
 from highwater.model.components import COMPONENT_NAMES, account
 from highwater.model.rank import DEVICES, Device, EncoderCache, EncoderCacheTotals, HostMemory
@@ -60,7 +63,13 @@ def test_bytes_are_summed_over_ranks_and_of_all_else_the_most_counts():
 
 @pytest.mark.parametrize(
     ("changes", "limit"),
-    [({}, 120.0), ({"host_bytes": 30}, 180.0), ({"embeds": 0}, None), ({"capacity_embeds": None}, None)],
+    [
+        ({}, 120.0),
+        ({"host_bytes": 30}, 180.0),
+        ({"embeds": 0}, None),
+        ({"device_bytes": 0}, None),
+        ({"capacity_embeds": None}, None),
+    ],
 )
 def test_its_budget_is_in_bytes_by_what_each_embedding_holds(changes, limit):
     cache = EncoderCache(entries=3, device_bytes=60, embeds=4, capacity_embeds=8)
@@ -112,6 +121,14 @@ def test_a_row_names_advice_and_components_that_exist():
         assert set(row.release_frees) <= set(COMPONENT_NAMES)
 
 
+def test_no_other_module_asks_for_a_family_by_name():
+    """What differs by family is a field of its row."""
+    asks = re.compile(r"""\b(?:device(?:\.type|_type)?|kind)\s*(?:==|!=)\s*["'](?:npu|cuda|cpu)["']""")
+    sources = Path(highwater.__file__).parent.rglob("*.py")
+    assert [str(one) for one in sources if asks.search(one.read_text("utf-8"))] == []
+
+
 def test_of_an_unknown_device_nothing_is_assumed():
     assert not Device(type=None).traits.is_host_memory
+    assert Device(type="xpu").traits.platform is None
     assert Device(type="tpu").traits == Device().traits

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.finding import Advice
+from highwater.diagnose.finding import Advice, FoundFinding
 from highwater.diagnose.verdict import Deed, JudgedReport, Verdict
-from highwater.http.health import FoundFinding
 from highwater.http.text.report import ranks_text, since_text, status_text, why_text
 from highwater.model.engine import Progress
 from highwater.model.growth import SeriesGrowth

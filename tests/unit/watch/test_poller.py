@@ -10,7 +10,7 @@ import pytest
 from highwater.engine.capabilities import EXTENSION, REDETECT_SECONDS
 from highwater.process.errors import EngineGarbled
 from highwater.watch.recorder.progress import SilentCore
-from highwater.watch.sources import all_sources
+from highwater.watch.sources import polled_sources
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_READY, Core, core_on
 
 GROWN = 2 * IMAGES * IMAGE_BYTES
@@ -573,6 +573,6 @@ async def test_a_new_source_is_asked_with_the_others():
         async def read(self):
             raise EngineGarbled("odd")
 
-    core = core_on(sources=lambda engine, budgets: (Odd(), *all_sources(engine, budgets)))
+    core = core_on(sources=lambda engine, budgets: (Odd(), *polled_sources(engine, budgets)))
     report = await core.tick()
     assert (report.engine.hint, report.ranks_reported) == ("odd: odd", 2)

@@ -7,10 +7,10 @@ import pytest
 from highwater.model.engine import EngineLoad, EngineStatus, Progress
 from highwater.model.report import Report
 from highwater.watch.recorder.recorders import Coverage
-from highwater.watch.round import IDLE_SECONDS, SETTLE_SECONDS, KnownBefore, Round
+from highwater.watch.round import COUNTS_SETTLE_SECONDS, IDLE_REQUEST_SECONDS, KnownBefore, Round
 
 IDLE_POLL_SECONDS = 5.0
-RECORDED = {"coverage": Coverage(is_complete=True), "still_seconds": SETTLE_SECONDS}
+RECORDED = {"coverage": Coverage(is_complete=True), "still_seconds": COUNTS_SETTLE_SECONDS}
 BEFORE = {"work_done", "was_answered"}
 AT_REST = {"load": EngineLoad(requests_running=0, requests_waiting=0, work_done=7.0), "work_done": 7.0}
 
@@ -37,10 +37,10 @@ def times(reach, **known) -> float:
 
 
 QUESTIONS = {
-    "idle": (IDLE, IDLE_SECONDS, IDLE_SECONDS, float("inf")),
-    "idle and paused": (IDLE | {"is_held": True}, IDLE_SECONDS, IDLE_POLL_SECONDS, float("inf")),
+    "idle": (IDLE, IDLE_REQUEST_SECONDS, IDLE_REQUEST_SECONDS, float("inf")),
+    "idle and paused": (IDLE | {"is_held": True}, IDLE_REQUEST_SECONDS, IDLE_POLL_SECONDS, float("inf")),
     "idle, and a request came": (IDLE | {"requests_under_way": 1}, 0, 0, float("inf")),
-    "idle since just now": (IDLE | {"still_seconds": SETTLE_SECONDS - 0.1}, 0, 0, float("inf")),
+    "idle since just now": (IDLE | {"still_seconds": COUNTS_SETTLE_SECONDS - 0.1}, 0, 0, float("inf")),
     "idle, and the last round failed": (IDLE | {"was_answered": False}, 0, 0, float("inf")),
     "steps progress": (WORKING, 0, float("inf"), float("inf")),
     "steps progress again after a pause": (WORKING | {"is_held": True}, 0, 0, float("inf")),

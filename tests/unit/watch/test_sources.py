@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from highwater.engine.capabilities import Capabilities
 from highwater.model.engine import EngineLoad, WorkCounts
 from highwater.process.errors import EngineGarbled, EngineRefused
-from highwater.watch.sources import EngineMetrics, PauseState, Workers, all_sources, parse_load
+from highwater.watch.sources import EngineBudgets, EngineMetrics, PauseState, Workers, parse_load, polled_sources
 from tests.fakes.engine import USED_READY, changed
 
 # --- the workers ---
 
 
 async def test_the_workers_memory_is_read_as_it_came(engine, fake):
-    workers = (await Workers(engine).read()).workers
+    workers = (await Workers(engine, EngineBudgets(engine, None)).read()).workers
     assert workers is not None
     assert [(worker.rank, worker.used_bytes, worker.pid) for worker in workers] == [
         (0, USED_READY, 4242),
@@ -31,7 +31,7 @@ async def test_the_workers_memory_is_read_as_it_came(engine, fake):
 async def test_a_newer_extension_may_say_more(engine, fake):
     """Keys that are not known yet are no error: schema tells what must be."""
     fake.garble = changed(spilled_bytes=5, torch={"allocated_bytes": 7, "expandable": True})
-    workers = (await Workers(engine).read()).workers
+    workers = (await Workers(engine, EngineBudgets(engine, None)).read()).workers
     assert workers[1].torch.allocated_bytes == 7
 
 
@@ -39,7 +39,7 @@ async def test_what_a_worker_cannot_tell_is_none(engine, fake):
     """A text model on CPU: no encoder cache, no allocator figures, no budget."""
     nothing = dict.fromkeys(("total_bytes", "free_bytes", "used_bytes", "weights_bytes", "kv_cache_bytes"))
     fake.garble = changed(**nothing, encoder_cache=None, dp_rank=None, torch={}, budget={}, notes=[])
-    workers = (await Workers(engine).read()).workers
+    workers = (await Workers(engine, EngineBudgets(engine, None)).read()).workers
     assert (workers[1].used_bytes, workers[1].encoder_cache, workers[1].torch.reserved_bytes) == (None, None, None)
 
 
@@ -59,7 +59,7 @@ async def test_what_a_worker_cannot_tell_is_none(engine, fake):
 async def test_an_answer_that_is_not_the_contracts_is_garbled(engine, fake, changes, word):
     fake.garble = changed(**changes)
     with pytest.raises(EngineGarbled, match=word):
-        await Workers(engine).read()
+        await Workers(engine, EngineBudgets(engine, None)).read()
 
 
 # --- the engine's own metrics ---
@@ -165,7 +165,7 @@ async def test_an_answer_without_a_word_on_pause_is_garbled(engine, fake):
 
 
 async def test_sources_are_asked_only_where_they_are_available(engine):
-    metrics, workers, pause = all_sources(engine)
+    metrics, workers, pause = polled_sources(engine, EngineBudgets(engine, None))
     assert [source.name for source in (metrics, workers, pause)] == ["engine_metrics", "workers", "pause_state"]
     nothing = Capabilities()
     assert [source.available(nothing) for source in (metrics, workers, pause)] == [True, False, False]

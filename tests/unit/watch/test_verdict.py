@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from highwater.model.engine import STATES, EngineLoad, EngineState, EngineStatus, Progress
 from highwater.model.report import Report
 from highwater.process.errors import EngineError
-from highwater.watch.round import SILENT_SECONDS, Contact, EngineVerdict, KnownBefore, ProcessSigns, Round, decide
+from highwater.watch.round import SILENT_API_SECONDS, Contact, EngineVerdict, KnownBefore, ProcessSigns, Round, decide
 
 ROOT = Path(__file__).parents[3]
 LOST = {name for name, traits in STATES.items() if traits.is_lost}
@@ -163,9 +163,9 @@ def test_a_dead_engine_behind_an_api_server_is_gone_at_once():
 def test_an_api_server_that_serves_nothing_gets_no_more_requests_unless_recorders_see_the_engine(progress, state):
     """Out of service, and not restarted: a stall that recorders see is one that it comes back from."""
     seen = saw(contact="late", failure="late", is_silent=True, progress=progress)
-    verdict = after(*[seen] * 3, every=SILENT_SECONDS / 2)
+    verdict = after(*[seen] * 3, every=SILENT_API_SECONDS / 2)
     assert verdict.state == state
-    assert after(*[seen] * 2, every=SILENT_SECONDS / 2).state == ("busy" if state == "busy" else "slow")
+    assert after(*[seen] * 2, every=SILENT_API_SECONDS / 2).state == ("busy" if state == "busy" else "slow")
     assert after(ANSWERED, before=verdict).state == "ready"
 
 

@@ -11,7 +11,7 @@ from highwater.http.text.report import report_text
 from highwater.model.engine import EndedLife, ProcessLife
 from highwater.model.rank import Process
 from highwater.model.report import Report
-from highwater.watch.round import IDLE_SECONDS, SETTLE_SECONDS
+from highwater.watch.round import COUNTS_SETTLE_SECONDS, IDLE_REQUEST_SECONDS
 from tests.fakes.engine import KV_POOL, WEIGHTS, Core, core_on
 from tests.fakes.recorders import phase
 
@@ -77,17 +77,17 @@ async def test_the_model_has_a_name_where_the_engine_shows_no_configuration(watc
 async def test_the_counts_of_an_idle_engine_are_read_every_15_seconds(watch):
     core = watch()
     await at_work(core, 2)
-    await rounds(core, int(SETTLE_SECONDS))
+    await rounds(core, int(COUNTS_SETTLE_SECONDS))
     core.fake.calls.clear()
-    await rounds(core, int(4 * IDLE_SECONDS))
+    await rounds(core, int(4 * IDLE_REQUEST_SECONDS))
     assert asked(core) == {"/metrics": 4, "/is_paused": 4, "/health": 60}
     core.fake.calls.clear()
     await at_work(core, 3)
     assert asked(core) == {"/metrics": 3}
     core.fake.end_step()
     core.fake.calls.clear()
-    await rounds(core, int(2 * IDLE_SECONDS))
-    assert asked(core)["/metrics"] == SETTLE_SECONDS + 1, "the last step's counts, and one more look"
+    await rounds(core, int(2 * IDLE_REQUEST_SECONDS))
+    assert asked(core)["/metrics"] == COUNTS_SETTLE_SECONDS + 1, "the last step's counts, and one more look"
 
 
 async def test_a_request_at_the_gate_has_the_counts_read_each_second(watch):
@@ -232,7 +232,7 @@ async def test_a_loop_that_stands_still_while_nothing_moves_is_stuck_until_it_an
     await rounds(core, 10)
     core.fake.late.add("/is_paused")
     states = [report.engine.state for report in await rounds(core, 30)]
-    assert states[int(IDLE_SECONDS)] == "slow"
+    assert states[int(IDLE_REQUEST_SECONDS)] == "slow"
     assert states[-1] == "stuck"
     assert "schedules no work: a call has waited for" in (core.poller.current().engine.hint or "")
     core.fake.late.clear()

@@ -20,7 +20,7 @@ from typing import Any, cast
 from highwater_worker.devices import Device, on_main_thread
 from highwater_worker.encoder_cache.mover import HostCopies, Mover, RestoreReserve, Target, read_host_budget
 from highwater_worker.encoder_cache.spilling_dict import FREEING, Spilled, SpillingDict, spilling_cache
-from highwater_worker.engine_view import encoder_cache_owner, find_encoder_cache, is_rays, look_up
+from highwater_worker.engine_view import encoder_cache_place, find_encoder_cache, is_rays, look_up
 from highwater_worker.errors import Notes, RefusedError
 from highwater_worker.memory.allocator import AllocatorReserve
 from highwater_worker.memory.storages import Tensor, view_bytes
@@ -65,11 +65,11 @@ def _references(owner: object, name: str) -> int:
 
 def watch(worker: object, device: Device) -> SpillingDict | None:
     """Return the cache as a `SpillingDict`, None without one. Raises RefusedError where it must stay as it is."""
-    if find_encoder_cache(worker) is None:
+    if (place := encoder_cache_place(worker)) is None:
         return None
     _refuse_lasting(worker)
     if spilling_cache(worker) is None:
-        owner, name = encoder_cache_owner(worker)
+        owner, name = place
         holders = other_holders(owner, name)
         if holders:
             raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
@@ -108,7 +108,8 @@ def refuse_trim(worker: object) -> None:
     Raises RefusedError where a trim would be refused, or only that search can show it.
     """
     _refuse_lasting(worker)
-    if spilling_cache(worker) is None and not is_held_once(*encoder_cache_owner(worker)):
+    place = encoder_cache_place(worker)
+    if place is not None and spilling_cache(worker) is None and not is_held_once(*place):
         raise RefusedError("other code may hold the encoder cache's dict; only a trim searches for it")
 
 

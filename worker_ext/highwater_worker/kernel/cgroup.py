@@ -8,17 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from highwater_worker.kernel.proc import ROOT, lines_of, read_figures, read_mounts, read_stat, title_of
+from highwater_worker.kernel.proc import ROOT, SHOWN, lines_of, read_figures, read_mounts, read_stat, title_of
 
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of the page size: about 2^63. No machine has 2^60 bytes."""
 _MAX_PATH = 160
 _MAX_READ, _MAX_LISTED, _MAX_NAME = 128, 8, 48
-_LISTED = ("anonymous_bytes", "file_bytes", "shmem_bytes", "swap_bytes", "peak_bytes", "threads")
 # Of `memory.stat`. Version 1 counts a group's children only in those that begin with `total_`.
 _STAT_2 = (
     *("anon", "file", "shmem", "kernel", "kernel_stack", "pagetables", "percpu", "sock", "vmalloc", "slab"),
-    *("slab_reclaimable", "zswap", "active_file", "inactive_file"),
+    *("slab_reclaimable", "active_file", "inactive_file"),
 )
 _STAT_1 = ("total_rss", "total_cache", "total_shmem", "total_active_file", "total_inactive_file")
 EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
@@ -160,11 +159,11 @@ def _row(pid: int, root: Path) -> dict[str, Any] | None:
         figures, title, started = read_figures(pid, root), title_of(pid, root), read_stat(pid, root).started
     except (OSError, ValueError, IndexError):  # it has ended meanwhile
         return None
-    if not any(name in figures for name in _LISTED[:3]):  # the kernel's own thread, or a process that has ended
+    if not any(name in figures for name in SHOWN[:3]):  # the kernel's own thread, or a process that has ended
         return None
     is_tracker = "multiprocessing.resource_tracker" in title
     name = "resource tracker" if is_tracker else figures.get("command", "")[:_MAX_NAME]
-    known = {key: figures[key] for key in _LISTED if key in figures}
+    known = {key: figures[key] for key in SHOWN if key in figures}
     return {"pid": pid, "started": started, "name": name, "tracker": is_tracker, **known}
 
 

@@ -104,6 +104,10 @@ def rss_bytes(root: Path = ROOT) -> int:
     return int(read_start(f"{root}/proc/self/statm", mmap.PAGESIZE).split()[1]) * mmap.PAGESIZE
 
 
+SHOWN = ("anonymous_bytes", "file_bytes", "shmem_bytes", "swap_bytes", "peak_bytes", "threads")
+"""Of `read_figures`, what is shown of a process."""
+
+
 def read_figures(pid: int | str = "self", root: Path = ROOT) -> dict[str, Any]:
     """Return sizes in bytes, `threads`, `parent_pid`, `command` (15 characters), as far as shown. Raises OSError."""
     figures: dict[str, Any] = {}
@@ -125,12 +129,12 @@ def title_of(pid: int | str, root: Path = ROOT) -> str:
     return read_start(f"{root}/proc/{pid}/cmdline", TITLE_BYTES).replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
-def count_descriptors(root: Path = ROOT) -> int:
-    """Return how many files this process has open; raises OSError where the kernel does not show it."""
-    folder = f"{root}/proc/self/fd"
-    # Since Linux 6.2 the folder's size is their number; before, each has to be listed, with the folder's own.
+def count_descriptors(root: Path = ROOT, pid: int | str = "self") -> int:
+    """Return how many files a process has open; raises OSError where the kernel does not show it."""
+    folder = f"{root}/proc/{pid}/fd"
+    # Since Linux 6.2 the folder's size is their number; before, each has to be listed, with our own of the folder.
     size = os.stat(folder).st_size
-    return size if size > 0 else max(0, len(os.listdir(folder)) - 1)
+    return size if size > 0 else len(os.listdir(folder)) - (pid == "self")
 
 
 def descriptors_limit() -> int | None:

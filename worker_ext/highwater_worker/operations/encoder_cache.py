@@ -15,7 +15,7 @@ from highwater_worker.encoder_cache.index import encoder_cache_figures, read_ind
 from highwater_worker.encoder_cache.mover import Mover, SpillPlan, Target, read_host_budget
 from highwater_worker.encoder_cache.spilling import refuse_now, restorer_of, watch
 from highwater_worker.encoder_cache.spilling_dict import Entry, SpillingDict, read_entries, spilling_cache
-from highwater_worker.engine_view import encoder_cache_kind, needed_hashes
+from highwater_worker.engine_view import encoder_cache_place, needed_hashes
 from highwater_worker.errors import BadPayloadError, Notes, RefusedError, printable
 from highwater_worker.state import state_of
 
@@ -72,7 +72,7 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if len(given) > 1:
         raise BadPayloadError(f"payload keys {given[0]!r} and {given[1]!r} exclude each other; give one of them")
     notes, device = Notes(), device_of(worker)
-    cache = watch(worker, device)
+    place, cache = encoder_cache_place(worker), watch(worker, device)
     mover = Mover(device, notes, deadline)
     plan = SpillPlan([], target.asked_bytes(0), 0, 0)
     if cache is None:
@@ -88,7 +88,7 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if device.is_host_memory and mover.entries:
         notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
     return {
-        "kind": encoder_cache_kind(worker),
+        "kind": None if place is None else place.kind,
         "asked_bytes": plan.asked_bytes,
         "spilled_entries": mover.entries,
         "spilled_bytes": mover.device_bytes,

@@ -27,8 +27,8 @@ from highwater_worker.recorder.steps import Steps
 from highwater_worker.state import state_of
 from highwater_worker.wire import MAX_HEAD_BYTES, Options, Ring, Writer, encoded
 
-BUSY_SECONDS = 0.1
-IDLE_SECONDS = 1.0
+BUSY_BEAT_SECONDS = 0.1
+IDLE_BEAT_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
 """For so long after the last step or operation heartbeats still come quickly: a caller may wait for the outcome."""
 _HOST_SECONDS = 1.0
@@ -278,7 +278,7 @@ class Recorder(Writer):
             call = notes.attempt("call", lambda: self._stacks.look_for_call(self._main_thread or 0, now.mono))
         self._flush()
         self._write_heartbeat(now, dump, call=call)
-        return BUSY_SECONDS if now.mono < self._busy_until else IDLE_SECONDS
+        return BUSY_BEAT_SECONDS if now.mono < self._busy_until else IDLE_BEAT_SECONDS
 
     def _read_host(self, now: float) -> None:
         self._host_due = now + _HOST_SECONDS

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.incidents.incidents import Incidents
-from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
+from highwater.diagnose.log.starts import LAST_WORDS_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.log.story import LogStory
 from highwater.engine.life import LOOP_SECONDS
 from highwater.model.report import Report
@@ -27,7 +27,7 @@ from highwater.watch.starts import PREFIX, Starts
 
 MAX_UNSAID = 16
 # How long to wait for the log to explain a start that the files show as failed.
-LOG_SECONDS = SETTLE_SECONDS + SILENCE_SECONDS
+LOG_SECONDS = LAST_WORDS_SECONDS + SILENCE_SECONDS
 _UNTOLD = LogStory(problem="which lines of the engine's log are of this start is not known")
 
 Unwritten: TypeAlias = tuple[Evidence, str | None]
@@ -87,7 +87,7 @@ class FailedStarts:
         """Look at the log, and yield the incidents of starts that have failed; ``at_once`` without waiting for it."""
         is_absent = report.engine.traits.is_absent
         if self._unsaid and self._starts.is_under_way:  # nothing more is written of the one before
-            at_once = at_once or self._waited_seconds >= SETTLE_SECONDS
+            at_once = at_once or self._waited_seconds >= LAST_WORDS_SECONDS
         for start in await self._incidents.failed_starts(at_once=at_once) if is_absent else ():
             is_silent = not start.story.messages and start.story.exception is None
             is_new = self._has_looked and self._starts.note_failed_by_log(is_silent)

@@ -27,7 +27,7 @@ from highwater.diagnose.log.record import NEAR_SECONDS, LogLine, Moment
 from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, says_serving, story_of, told_by
 
 # After the message of a process's end the others write theirs; without such a message silence means an end.
-SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
+LAST_WORDS_SECONDS, SILENCE_SECONDS = 5.0, 30.0
 # An exception that was printed and perhaps caught: a start that goes on may be silent for long while it loads.
 LONG_SILENCE_SECONDS = 600.0
 
@@ -93,7 +93,7 @@ class _Start:
         if not self.is_failing:  # by a known message, or an exception that nothing caught
             is_last = self.told.words.is_last and self.header > 0
             return is_last and (at_once or now - self.last_at >= LONG_SILENCE_SECONDS)
-        has_ended = self.ended_at is not None and now - self.ended_at >= SETTLE_SECONDS
+        has_ended = self.ended_at is not None and now - self.ended_at >= LAST_WORDS_SECONDS
         return at_once or has_ended or now - self.last_at >= SILENCE_SECONDS
 
     def failed(self) -> FailedStart:

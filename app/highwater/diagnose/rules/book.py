@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from highwater.diagnose.case import Case, Where, of_report
+from highwater.diagnose.case import Case, of_report
 from highwater.diagnose.finding import (
     Finding,
+    Where,
     advices,
     for_given_pool,
     weightiest_first,

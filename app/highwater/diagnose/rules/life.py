@@ -12,6 +12,7 @@ from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.rules.host import against_full_host, fill_text, fullest, looks_text
 from highwater.host.past import OWN_END_SECONDS
 from highwater.model.engine_budget import EXCLUDED, allocator_options, sets_expandable_segments
+from highwater.model.rank import device_traits
 from highwater.model.remedies import gains
 from highwater.model.units import MIB, size_text
 from highwater.process.errors import by_signal
@@ -243,15 +244,15 @@ def allocator_environment(case: Case) -> Finding | None:
 
 def contradictions(environment: Mapping[str, str | None], device_type: str | None) -> list[str]:
     names = [name for name in environment if name.endswith("_ALLOC_CONF")]
-    found = []
+    has_torch_npu, found = device_traits(device_type).platform == "ascend", []
     for name in names:
         options = allocator_options(environment[name])
         found += [f"{name} sets {key} {len(values)} times ({', '.join(values)})"
                   for key, values in options.items() if len(values) > 1]  # fmt: skip
         excluded = [key for key in EXCLUDED if key in options]
-        if sets_expandable_segments(environment[name]) and excluded and device_type == "npu":
+        if sets_expandable_segments(environment[name]) and excluded and has_torch_npu:
             found.append(f"{name} sets expandable_segments:True, which excludes {' and '.join(excluded)} on an NPU")
-    if device_type == "npu" and {"PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"} <= set(names):
+    if has_torch_npu and {"PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"} <= set(names):
         found.append("PYTORCH_NPU_ALLOC_CONF and PYTORCH_ALLOC_CONF are both set, which torch_npu from 2.13 on refuses")
     for name in names[1:]:
         if environment[name] != environment[names[0]]:

@@ -12,10 +12,10 @@ from itertools import islice
 from typing import Any, Final
 
 from highwater.diagnose.engine_verdict import worst_rank
+from highwater.diagnose.finding import FoundFinding
 from highwater.diagnose.rules.setup import NEEDS_SIDECAR
 from highwater.diagnose.verdict import Deed, JudgedReport
 from highwater.growth.words import growth_line
-from highwater.http.health import FoundFinding
 from highwater.model.components import COMPONENT_NAMES, COMPONENTS, component_title
 from highwater.model.engine import EngineStatus, missing_text
 from highwater.model.policy import WORDS, signal_text, signal_title, waters_text

@@ -269,7 +269,7 @@ def _encoder_cache(experiment: Experiment) -> Iterator[str]:
     ]
     headers = ["moment", "entries", "device, MiB", "host, MiB", "capacity, embeddings"]
     yield f"Of the rank that holds most; every tensor-parallel rank holds a full copy:\n\n{table(headers, rows)}"
-    fullest = max(experiment.caches, key=lambda cache: cache.totals.device_bytes + cache.totals.host_bytes)
+    fullest = max(experiment.caches, key=lambda cache: cache.totals.held_bytes)
     if fullest.largest:
         listed = [
             [

@@ -17,6 +17,7 @@ from highwater.explain.roads import read_content
 from highwater.explain.ways_out import OF_ALL, OF_PEAK, carried, default_of
 from highwater.model.units import GIB
 from kvplan import PlanError
+from kvplan.generations import DEFAULT_UTILIZATION
 
 MAX_FILE_BYTES: Final = 64_000_000
 _GIB: Final = r"(-?\d{1,6}\.\d{1,4}) ?GiB"  # a start that fails has less than nothing left
@@ -35,7 +36,6 @@ _PRINTED: Final[Mapping[str, re.Pattern[str]]] = {
 }
 _BEGINS: Final = re.compile(r"Initializing a V1 LLM engine|vLLM API server version")
 _ARGUMENTS: Final = re.compile(r"non-default args: (\{.*\})")
-_DEFAULT_SHARE: Final = 0.92
 
 
 @dataclass(slots=True)
@@ -123,8 +123,8 @@ def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_byte
         parts["non_torch"] = max(printed["consumed"] - printed["weights"], 0)
         parts |= {"buffers": 0, "graphs": 0}  # in the one figure, and in the peak
     total = printed.get("total") or device_bytes
-    share = arguments.get("gpu_memory_utilization") or _DEFAULT_SHARE
-    share = share if isinstance(share, float) and 0 < share <= 1 else 1.0 if share == 1 else _DEFAULT_SHARE
+    share = arguments.get("gpu_memory_utilization") or DEFAULT_UTILIZATION
+    share = share if isinstance(share, float) and 0 < share <= 1 else 1.0 if share == 1 else DEFAULT_UTILIZATION
     requested = printed.get("requested") or (None if total is None else round(total * share))
     if requested is None or "kv" not in printed or "weights" not in printed:
         return parts

@@ -21,7 +21,7 @@ from highwater.watch.recorder.rank import RankRecord
 
 LOST_SECONDS = 5.0
 """A rank's process may be dead or stopped for so long: the engine may be about to end, or a debugger to let go."""
-SILENT_SECONDS = 30.0
+UNHEARD_SECONDS = 30.0
 """A rank whose process runs may write nothing for so long: a machine that swaps holds it up for many seconds."""
 NO_STEP_SECONDS = 10.0
 """The loop may take so long to begin a step, or to respond to a call."""
@@ -124,8 +124,10 @@ def beside_silent(
     ``requested_seconds``, by vLLM's counts or through the sidecar: a silent EngineCore counts none that come.
     """
     may_compile = any(_may_compile(rank.progress) for rank in ranks)
-    limit = SILENT_SECONDS if core.has_workers else max_step_seconds * (FIRST_STEP_FACTOR if may_compile else 1.0)
-    if core.seconds < SILENT_SECONDS or (progress is not None and progress.verdict in {"progressing", "busy", "stuck"}):
+    limit = UNHEARD_SECONDS if core.has_workers else max_step_seconds * (FIRST_STEP_FACTOR if may_compile else 1.0)
+    if core.seconds < UNHEARD_SECONDS or (
+        progress is not None and progress.verdict in {"progressing", "busy", "stuck"}
+    ):
         return progress
     is_waited_for = requested_seconds >= NO_STEP_SECONDS and core.seconds >= limit
     waits = f"requests have waited for {_seconds(requested_seconds)}" if is_waited_for else "no request is seen to wait"
@@ -143,7 +145,7 @@ def beside_silent(
 
 def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     alive = [rank for rank in ranks if rank.status == "alive"]
-    limits = {status: SILENT_SECONDS if status == "silent" else LOST_SECONDS for status in LOST}
+    limits = {status: UNHEARD_SECONDS if status == "silent" else LOST_SECONDS for status in LOST}
     lost = [rank for rank in ranks if rank.status in limits and rank.age_seconds >= limits[rank.status]]
     # Where no rank writes, the engine has ended, or its files have moved: the polls show which. A process that is held
     # is a fact by itself.

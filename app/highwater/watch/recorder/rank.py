@@ -28,7 +28,7 @@ from highwater.watch.recorder.contents import (
 from highwater.watch.recorder.ring import Ring
 
 # Three heartbeats of an idle worker.
-_SILENT_SECONDS = 3.0
+_LATE_SECONDS = 3.0
 
 _WORKER = TypeAdapter(WorkerMemory)
 _SIZES = tuple(field.name for field in fields(WorkerMemory) if field.name.endswith("_bytes"))
@@ -239,7 +239,7 @@ class RankFile:
     def _status(self, age_seconds: float, *, has_news: bool) -> RankStatus:
         if self._is_ended:
             return "ended"
-        is_late = age_seconds > _SILENT_SECONDS
+        is_late = age_seconds > _LATE_SECONDS
         # The first look at a file shows what was written before it.
         is_old_news = self._read_before is None and self._was_seen and self._process_state() is None
         if has_news and not is_late and not is_old_news:

@@ -29,7 +29,7 @@ from highwater.watch.recorder.recorders import (
     coverage,
     ranks_expected,
 )
-from highwater.watch.round import SETTLE_SECONDS
+from highwater.watch.round import COUNTS_SETTLE_SECONDS
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
 from tests.fakes.raising import raising
 from tests.fakes.recorders import FakeRecorder
@@ -641,7 +641,7 @@ async def test_what_waits_in_a_paused_engine_is_not_stuck(core):
 
 async def test_a_rested_engine_stays_paused_until_it_says_otherwise(core):
     await aloft(core)
-    await spared(core, SETTLE_SECONDS)
+    await spared(core, COUNTS_SETTLE_SECONDS)
     core.fake.paused = True
     await core.tick()
     core.fake.calls.clear()

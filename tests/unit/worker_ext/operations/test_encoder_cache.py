@@ -8,7 +8,7 @@ import pytest
 
 from highwater_worker.encoder_cache import index as encoder_index
 from highwater_worker.encoder_cache.spilling_dict import read_entries
-from highwater_worker.engine_view import encoder_cache_kind
+from highwater_worker.engine_view import encoder_cache_place
 from highwater_worker.operations import encoder_cache
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker, wanted
 
@@ -95,7 +95,9 @@ def test_runner_v2_keeps_its_outputs_one_deeper(outputs):
     answer = ask(worker, "encoder_cache")
     # It keeps no budget: a step alone would be too little where one item is larger.
     assert (answer["present"], answer["entries_total"], answer["capacity_embeds"]) == (True, len(outputs), None)
-    assert encoder_cache_kind(worker) == "encoder_outputs"
+    place = encoder_cache_place(worker)
+    assert place is not None
+    assert (place.owner, place.kind) == (worker.model_runner.encoder_cache, "encoder_outputs")
 
 
 def test_a_model_without_one_says_so():
