@@ -264,7 +264,7 @@ class RankMemory(Ranked):
     host: str | None = None
     pid: int | None = None
     pid_started: int | None = None  # when its process was started, in the kernel's ticks since boot
-    taken_at: float  # by the clock of the rank's own machine, which may differ from ours
+    taken_at: float  # Unix seconds; by the clock of the rank's own machine only as its worker responds
     device: Device
     total_bytes: int | None = None
     free_bytes: int | None = None
@@ -336,7 +336,7 @@ class RankReading(RankMemory):
     budget: Budget = Budget()
     launch: Launch = Launch()
     shared_with: str | None = None  # who else uses its device, as far as that is known
-    age_seconds: float = 0.0  # at the time of the report, whatever the rank's clock says
+    age_seconds: float = 0.0  # at the time of the report
     source: ReadingSource = "rpc"
 
     @property

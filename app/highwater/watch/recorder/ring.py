@@ -100,12 +100,12 @@ class Ring:
             self._last = records[-1][0]
         return _decoded(reversed(records))
 
-    def newest(self, max_records: int) -> list[dict[str, Any]]:
-        """Return the last records, oldest first, those included that were read before. Reads the whole file."""
+    def newest(self) -> Iterator[dict[str, Any]]:
+        """Return all records, newest first, those too that were read before. Reads the whole file."""
         records: list[tuple[int, bytes]] = []
         for index in range(0, self._slots, self._window):
             records += self._records(index, min(self._window, self._slots - index), after=0)
-        return list(_decoded(sorted(records, key=_sequence)[-max_records:]))
+        return _decoded(sorted(records, key=_sequence, reverse=True))
 
     def heartbeat(self) -> dict[str, Any] | None:
         size = self._layout.heartbeat_bytes
