@@ -20,7 +20,8 @@ from highwater.process.errors import os_reason
 from highwater.process.regular import first_names, stamp_of, status_of
 from highwater.watch.recorder.contents import Identity, RingUnusable
 from highwater.watch.recorder.rank import RankFile, RankRecord, read_samples
-from highwater.watch.recorder.ring import RING_NAME, Ring, has_magic
+from highwater.watch.recorder.ring import Ring, has_magic
+from highwater_worker.wire import RING_NAME
 
 SCAN_SECONDS = 1.0
 MAX_FILES = 256

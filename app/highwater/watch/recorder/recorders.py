@@ -26,6 +26,7 @@ from highwater.process.errors import EngineError
 from highwater.watch.recorder.contents import Identity, RingUnusable
 from highwater.watch.recorder.folder import MAX_FILES, RecorderFolder, last_life
 from highwater.watch.recorder.rank import RankRecord
+from highwater_worker.wire import ring_name
 
 RETRY_SECONDS = 30.0
 # The files of earlier lives of the engine stay so long: an incident report may need them.
@@ -279,7 +280,7 @@ class Recorders:
         ]
 
     def _last_samples(self, instance: str, since: float = 0.0) -> Iterator[tuple[Identity, tuple[MemoryPoint, ...]]]:
-        for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), MAX_FILES):
+        for path in islice(self._folder.glob(ring_name(instance, "*")), MAX_FILES):
             with suppress(RingUnusable):
                 yield self.files.last_samples(path, since)
 

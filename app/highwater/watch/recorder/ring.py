@@ -7,7 +7,6 @@ process. Nothing in a file makes a reader raise anything but ``RingUnusable``, o
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +28,6 @@ from highwater_worker.wire import (
     checked_body,
     frame_body,
 )
-
-RING_NAME = re.compile(r"highwater-([0-9a-f]{16})-([0-9]{1,10})\.ring", re.ASCII)
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 # What a header may claim, so that no file makes much work: the size of a header has two bytes anyway.
