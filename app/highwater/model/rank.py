@@ -147,7 +147,9 @@ class EncoderCacheTotals:
     __pydantic_config__ = RESPONSE_SCHEMA
 
     entries: int  # images and other items of the rank that holds most: every tensor-parallel rank holds a full copy
-    device_bytes: int  # summed over the ranks, as `host_bytes`
+    # Summed over the ranks, as `host_bytes`. A rank's own is what its entries hold, with which its budget is compared;
+    # the component `encoder_cache_bytes`, for policy and charts, is as much of that as fits into what is in use.
+    device_bytes: int
     host_bytes: int = 0
     capacity_embeds: int | None = None  # the scheduler's budget, in embeddings; vLLM evicts lazily and stays near it
     oldest_age_seconds: float | None = None  # since the oldest entry of any rank was first seen by us: a lower bound
