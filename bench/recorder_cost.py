@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.figure import Figure, Goal, number, percentile
 from bench.stage import Stage
 from bench.throughput import rates_of, ratio_figure
-from highwater.watch.recorder.folder import MAX_RECORDS, RecorderFolder
+from highwater.watch.recorder.folder import RecorderFolder
 from highwater.watch.recorder.ring import Ring
 from highwater_worker.errors import Notes
 from highwater_worker.recorder.steps import Steps
@@ -73,7 +73,7 @@ def _samples(folder: Path) -> tuple[list[float], int]:
     recorder, costs, size = RecorderFolder(folder), list[float](), 0
     for ring in recorder.others():
         with closing(Ring(ring.path)) as file:
-            records = file.newest(MAX_RECORDS)
+            records = file.newest()
         costs += [cost for record in records if (cost := record.get("cost_ms")) is not None]
         size = ring.path.stat().st_size
     return costs, size

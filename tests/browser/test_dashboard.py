@@ -670,6 +670,7 @@ async def test_the_entries_are_asked_for_with_the_token(visit):
         asked = here.fake.ops().count("encoder_cache")
         page = await visit(here.port, view="encoder")
         view = panel(page, "Encoder cache")
+        await shown(view, "bytes of 2 ranks together, the rest of the fullest")
         await shown(view, "The entries are not known")
         assert here.fake.ops().count("encoder_cache") == asked
         await button(page, "Admin token").click()

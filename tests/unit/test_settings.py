@@ -15,7 +15,10 @@ from highwater.process import resources
 from highwater.process.errors import SettingsError
 from highwater.process.untrusted import MayHoldSecret, sentences
 from highwater.server.settings import PREFIX, Settings, is_list, keys, load, variable
+from highwater.watch import snapshots, sources
 from highwater.watch.recorder.ring import MAX_FILE_BYTES
+from highwater_worker import recorder
+from highwater_worker.operations import encoder_cache, memory
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"
@@ -532,6 +535,23 @@ def test_a_recorders_file_fits_its_readers(rate, seconds):
     """A file of more than 64 MiB is read by nobody."""
     settings = load({"recorder_rate": rate, "recorder_seconds": seconds}, environ={})
     assert (settings.recorder_rate + 1) * settings.recorder_seconds * 2048 + 4096 <= MAX_FILE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("key", "bounds"),
+    [
+        ("recorder_rate", (recorder.RATE, recorder.MIN_RATE, recorder.MAX_RATE)),
+        ("recorder_seconds", (recorder.SECONDS, recorder.MIN_SECONDS, recorder.MAX_SECONDS)),
+    ],
+)
+def test_the_workers_take_what_the_settings_allow_of_a_recorder(key, bounds):
+    field = Settings.model_fields[key]
+    least, most = (getattr(one, name) for name in ("ge", "le") for one in field.metadata if hasattr(one, name))
+    assert (field.default, least, most) == bounds
+
+
+def test_sidecar_and_workers_have_the_same_limits():
+    assert (snapshots.ROOM, sources.MAX_ENTRIES) == (memory._ROOM, encoder_cache.MAX_ENTRIES)
 
 
 @pytest.mark.parametrize(

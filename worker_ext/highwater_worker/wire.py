@@ -53,7 +53,8 @@ MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - FRAME_HEAD_BYTES - HEAD_LENGTH.size
 MAX_BODY_BYTES = SLOT_BYTES - FRAME_HEAD_BYTES
 MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - FRAME_HEAD_BYTES
 MAX_IDENTITY_BYTES = HEADER_BYTES - RING_HEAD_BYTES
-_RING_NAME = re.compile(r"\.?highwater-([0-9a-f]{16})-[0-9]{1,10}\.ring(?:\.tmp)?", re.ASCII)
+RING_NAME = re.compile(r"highwater-([0-9a-f]{16})-([0-9]{1,10})\.ring", re.ASCII)
+"""The groups are the instance and the writer's pid, as in `ring_name`."""
 
 # A process file.
 PROCESS_MAGIC = b"HWPROC01"
@@ -71,6 +72,10 @@ KEPT_STARTS = 8
 _MAX_SCANNED = 1024
 
 encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode
+
+
+def ring_name(instance: str, pid: int | str) -> str:
+    return f"highwater-{instance}-{pid}.ring"
 
 
 def encoded(record: dict[str, Any]) -> bytes:
@@ -259,7 +264,7 @@ class Options(NamedTuple):
         return Layout.of(math.ceil(self.seconds * (self.rate + 1)), MAX_ROWS if has_entries else 0)
 
     def path(self, pid: int) -> Path:
-        return self.directory / f"highwater-{self.instance}-{pid}.ring"
+        return self.directory / ring_name(self.instance, pid)
 
 
 class Ring(OpenFile):
@@ -358,7 +363,7 @@ def remove_old_rings(
     starts: dict[str, list[tuple[float, str]]] = {}
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            name = _RING_NAME.fullmatch(entry.name)
+            name = RING_NAME.fullmatch(entry.name.removeprefix(".").removesuffix(".tmp"))
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if name is not None and name[1] != instance and stat.S_ISREG(status.st_mode):

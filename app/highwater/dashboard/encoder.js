@@ -40,7 +40,7 @@ export function encoderView() {
   return panel(
     "encoder",
     "Encoder cache",
-    report.ranks.length > 1 ? html`<span class="aside">${report.ranks.length} ranks together</span>` : null,
+    report.ranks.length > 1 ? html`<span class="aside">bytes of ${report.ranks.length} ranks together, the rest of the fullest</span>` : null,
     html`<dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd><b>${value}</b></dd></div>`)}</dl>`,
     total(split.map(({ bytes }) => bytes)) ? bar(split, null, [], split.map(({ name, bytes }) => `${gib(bytes)} ${name}`).join(", ")) : null,
     html`<h3>Largest entries</h3>`,

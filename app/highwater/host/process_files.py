@@ -35,7 +35,7 @@ from highwater.process.errors import os_reason
 from highwater.process.regular import NotARegularFileError, first_names, open_regular, stamp_of, status_of
 from highwater.process.untrusted import flaw, parse_json, plain
 from highwater_worker.kernel.proc import MACHINES_PID_NAMESPACE
-from highwater_worker.wire import PROCESS_FILE_BYTES, PROCESS_NAME, process_body
+from highwater_worker.wire import PROCESS_FILE_BYTES, PROCESS_NAME, RING_NAME, process_body
 
 MAX_FILES = 256
 MAX_ENTRIES = 4096
@@ -213,7 +213,7 @@ class ProcessFiles:
         owners = {0, os.geteuid()}
         with suppress(OSError):
             owners.add(os.stat(self._folder).st_uid)
-        rings = (status_of(self._folder / name) for name in listed if name.endswith(".ring"))
+        rings = (status_of(self._folder / name) for name in listed if RING_NAME.fullmatch(name))
         return frozenset(owners.union(status.st_uid for status in rings if status is not None))
 
     def _record(self, name: str, owners: frozenset[int]) -> _Known | None:

@@ -52,13 +52,13 @@ STATES: Mapping[EngineState, StateTraits] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedRank(Ranked):
-    """The progress of one worker in a start that failed."""
+    """The progress of one worker in its start."""
 
     rank: int | None
     dp_rank: int | None
     host: str | None
     pid: int | None
-    status: str  # by its recorder: `dead` or `ended`
+    status: str  # by its recorder: `alive`, `silent`, `stopped`, `dead` or `ended`
     # The phases of its start; the last one has the error, where an exception ended it.
     phases: tuple[StartPhase, ...] = ()
 

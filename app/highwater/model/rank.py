@@ -180,7 +180,9 @@ class EncoderCacheTotals:
     __pydantic_config__ = RESPONSE_SCHEMA
 
     entries: int  # images and other items of the rank that holds most: every tensor-parallel rank holds a full copy
-    device_bytes: int  # summed over the ranks, as `host_bytes`
+    # Summed over the ranks, as `host_bytes`. A rank's own is what its entries hold, with which its budget is compared;
+    # the component `encoder_cache_bytes`, for policy and charts, is as much of that as fits into what is in use.
+    device_bytes: int
     host_bytes: int = 0
     capacity_embeds: int | None = None  # the scheduler's budget, in embeddings; vLLM evicts lazily and stays near it
     oldest_age_seconds: float | None = None  # since the oldest entry of any rank was first seen by us: a lower bound
@@ -304,7 +306,7 @@ class RankMemory(Ranked):
     host: str | None = None
     pid: int | None = None
     pid_started: int | None = None  # when its process was started, in the kernel's ticks since boot
-    taken_at: float  # by the clock of the rank's own machine, which may differ from ours
+    taken_at: float  # Unix seconds; by the clock of the rank's own machine only as its worker responds
     device: Device
     total_bytes: int | None = None
     free_bytes: int | None = None
@@ -376,7 +378,7 @@ class RankReading(RankMemory):
     budget: Budget = Budget()
     launch: Launch = Launch()
     shared_with: str | None = None  # who else uses its device, as far as that is known
-    age_seconds: float = 0.0  # at the time of the report, whatever the rank's clock says
+    age_seconds: float = 0.0  # at the time of the report
     source: ReadingSource = "rpc"
 
     @property

@@ -35,11 +35,10 @@ from highwater.watch.starts import EngineProcesses, Starts, loading_phase, phase
 
 
 class _Arrival(NamedTuple):
-    """The time of a reading by the clocks of this machine: a rank's own may be set differently."""
+    """The time of a reading, which ages by the monotonic clock: the wall clock may be set."""
 
-    stamp: float  # its time by the worker's clock
-    mono: float  # monotonic seconds
     at: float  # Unix seconds, as they were when it came
+    mono: float
 
 
 class Reports:
@@ -95,12 +94,12 @@ class Reports:
     def dated(self, ranks: Sequence[RankReading], records: Sequence[RankRecord]) -> tuple[RankReading, ...]:
         """Return the readings with their ages: a response came now, a record as long ago as its writer's clock says."""
         ages = {record.identity.key: record.reading_age_seconds or 0.0 for record in records}
-        now, wall, known, self._arrivals = self._clocks.monotonic(), self._clocks.wall(), self._arrivals, {}
+        now, known, self._arrivals = self._clocks.monotonic(), self._arrivals, {}
         for rank in ranks:
             arrival = known.get(rank.key)
-            if arrival is None or arrival.stamp != rank.taken_at:
+            if arrival is None or arrival.at != rank.taken_at:
                 ago = ages.get(rank.key, 0.0) if rank.source == "recorder" else 0.0
-                arrival = _Arrival(rank.taken_at, now - ago, wall - ago)
+                arrival = _Arrival(rank.taken_at, now - ago)
             self._arrivals[rank.key] = arrival
         return tuple(replace(rank, age_seconds=max(now - self._arrivals[rank.key].mono, 0.0)) for rank in ranks)
 
@@ -305,9 +304,10 @@ class Poller:
 
     def _best_readings(self, seen: Round) -> tuple[RankReading, ...] | None:
         # The last responses of workers that were left alone still hold.
-        holds = seen.rested and self._rounds.have_workers_answered
+        holds, now = seen.rested and self._rounds.have_workers_answered, self._clocks.wall()
         best = best_readings(
-            tuple(map(account, seen.workers or ())),
+            # Their own clocks may be another machine's.
+            tuple(account(replace(worker, taken_at=now)) for worker in seen.workers or ()),
             seen.records,
             kept=tuple(rank for rank in seen.before.last.ranks if rank.source == "rpc") if holds else (),
             fuller_for_seconds=self._times.idle_poll_seconds,

@@ -594,6 +594,17 @@ def test_an_observed_remedy_is_told_once():
     assert [watch.look(short, after=10.0) for _ in range(300)] == [None] * 300
 
 
+@pytest.mark.parametrize(("is_tidying", "cooldown_from"), [(True, 5.0), (False, 9.0)])
+def test_an_observed_tidying_begins_no_cooldown(is_tidying, cooldown_from):
+    watch = Watch()
+    action = watch.look(full(0.3, cached=2.0))
+    memory = LifeMemory(rules={action.rule.name: RuleMemory(cooldown_from=5.0)})
+    observed, seen = RemedyResult(remedy=action.remedy, outcome="observed"), report()
+    action = replace(action, is_tidying=is_tidying)
+    memory = learn(memory, action, observed, before=[], after=[], seen=seen, facts=watch.facts, now=9.0)
+    assert memory.rules[action.rule.name].cooldown_from == cooldown_from
+
+
 # --- which rank the words name ---
 
 

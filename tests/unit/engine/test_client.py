@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from threading import get_ident
 
 import httpx
 import pytest
 
+from highwater.engine import client as module
 from highwater.engine.client import MAX_RESPONSE_BYTES, Engine, EngineResponse, WorkerAnswer
 from highwater.process.errors import EngineError, EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive
 from tests.fakes.engine import FakeEngine
@@ -42,6 +44,16 @@ async def until(true) -> None:
 async def test_a_worker_call_answers_for_each_rank(engine):
     answers = await engine.rpc("memory")
     assert [(answer["op"], answer["rank"]) for answer in answers] == [("memory", 0), ("memory", 1)]
+
+
+@pytest.mark.parametrize(("large", "is_beside"), [(0, True), (10**6, False)])
+async def test_a_large_answer_is_read_beside_the_loop(engine, monkeypatch, large, is_beside):
+    """It would hold up every stream of the proxy."""
+    read, threads = module._worker_results, []
+    monkeypatch.setattr(module, "_LARGE_BYTES", large)
+    monkeypatch.setattr(module, "_worker_results", lambda *given: threads.append(get_ident()) or read(*given))
+    assert len(await engine.rpc("memory")) == 2
+    assert [thread != get_ident() for thread in threads] == [is_beside]
 
 
 async def test_how_long_a_worker_call_has_waited_is_told(engine, fake):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +43,21 @@ async def test_a_listing_that_failed_is_garbled_and_not_kept(engine, fake, chang
         await entries.of_workers()
     fake.garble = None
     assert await entries.of_workers()
+
+
+async def test_entries_of_recorders_and_workers_are_as_old_as_the_oldest(engine, fake):
+    clock = FakeClock()
+    entries = EncoderCacheEntries(engine, clocks=Clocks(clock))
+    answered = await entries.of_workers()
+    identity = SimpleNamespace(rank=0, dp_rank=0, host="a", pid=answered.ranks[0].head["pid"])
+    record = SimpleNamespace(identity=identity, newest=None, entries_total=0, entry_rows=list, reading_age_seconds=2.0)
+    ages = []
+    for record.reading_age_seconds in (2.0, 90.0):
+        clock.advance(5.0)
+        mixed = await entries.as_known([record])
+        assert [rank.is_recorded for rank in mixed.ranks] == [True, False]
+        ages.append(entries.age_seconds(mixed))
+    assert ages == [5.0, 90.0]
 
 
 def names_of(text: bytes) -> list[str]:

@@ -371,6 +371,7 @@ async def test_a_node_whose_clock_is_wrong_is_as_fresh_as_the_others(core, skew)
     core.fake.workers[1].skew = skew
     report = await core.tick()
     assert (report.age_seconds, report.stale, report.taken_at) == (0.0, False, core.clock.now)
+    assert [rank.taken_at for rank in report.ranks] == [core.clock.now] * 2  # an incident's evidence, among others
     assert report.growth.baseline_taken_at == core.clock.now
     core.clock.advance(11.1)
     assert (core.poller.current().age_seconds, core.poller.current().stale) == (pytest.approx(11.1), True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from highwater import __version__
 from highwater.diagnose.evidence import (
@@ -258,9 +258,7 @@ class Measurement:
         after = self._after[0].ranks if self._after and self._after[0].name == AFTER else ()
         best = peaks((*under_load, *report.ranks, *after))
         if best:
-            # A recorder's sample lacks the total: the device does not grow under a load.
-            totals = {reading.key: reading.total_bytes for reading in report.ranks}
-            peak = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
+            peak = tuple(best[key] for key in sorted(best))
             moments.append(Moment(name=PEAK, title="peak under load", at=None, ranks=peak))
         return Experiment(
             name=self.name,

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from highwater.model.engine_budget import EngineBudget
 from highwater.model.rank import MAX_NUMBER, Budget, Device, Note, Ranked, StartPhase
 from highwater.process.untrusted import flaw, parse_json, printable
-from highwater_worker.wire import HEAD_LENGTH, ROW
+from highwater_worker.wire import HEAD_LENGTH, ROW, ring_name
 
 _MAX_TEXT = 200
 
@@ -131,7 +131,7 @@ def parse_identity(content: bytes, file_name: str) -> Identity:
         raise RingUnusable("corrupt identity: a number that nothing has")
     if not all((text or "").isprintable() for text in (device.type, device.name)):
         raise RingUnusable("corrupt identity: device: characters that no name has")
-    if file_name != f"highwater-{identity.instance}-{identity.pid}.ring":
+    if file_name != ring_name(identity.instance, identity.pid):
         raise RingUnusable("corrupt identity: it is not that of the file's name")
     return identity
 

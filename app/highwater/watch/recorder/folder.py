@@ -20,12 +20,12 @@ from highwater.process.errors import os_reason
 from highwater.process.regular import first_names, stamp_of, status_of
 from highwater.watch.recorder.contents import Identity, RingUnusable
 from highwater.watch.recorder.rank import RankFile, RankRecord, read_samples
-from highwater.watch.recorder.ring import RING_NAME, Ring, has_magic
+from highwater.watch.recorder.ring import Ring, has_magic
+from highwater_worker.wire import RING_NAME
 
 SCAN_SECONDS = 1.0
 MAX_FILES = 256
 MAX_ENTRIES = 4096  # of the folder, whatever their names: others may write into it
-MAX_RECORDS = 4096
 
 _TMP_NAME = re.compile(rf"\.({RING_NAME.pattern})\.tmp", re.ASCII)
 
@@ -84,6 +84,7 @@ class RecorderFolder:
         self._folder_problem: str | None = None
         self._duplicates: tuple[str, ...] = ()
         self._scanned_at: float | None = None
+        self._shifts: dict[str | None, float] = {}  # of the wall clocks of the ranks' hosts, as read last
         self._lock = threading.RLock()
 
     @property
@@ -128,6 +129,7 @@ class RecorderFolder:
             records.sort(
                 key=lambda one: (one.status == "alive", one.identity.started_at, one.identity.pid)
             )  # newest last
+            self._shifts = {one.identity.host: one.shift_seconds for one in records} or self._shifts
             ranks = {_key(record.identity): record for record in records}
             self._duplicates = tuple(
                 f"{record.title} is also written by pid {newest.identity.pid}, which counts"
@@ -198,10 +200,10 @@ class RecorderFolder:
             return OtherRing(path=path, instance=instance, problem=exc.reason)
         return OtherRing(path=path, instance=instance, record=record, problem=file.problem)
 
-    def last_samples(self, path: Path) -> tuple[Identity, tuple[MemoryPoint, ...]]:
-        """Return a file's writer and samples, oldest first. Reads all of it. Raises RingUnusable: it cannot be read."""
+    def last_samples(self, path: Path, since: float = 0.0) -> tuple[Identity, tuple[MemoryPoint, ...]]:
+        """Return a file's writer and samples since ``since``, oldest first. Raises RingUnusable: it cannot be read."""
         with closing(Ring(path)) as ring:
-            return ring.identity, read_samples(ring, MAX_RECORDS)
+            return ring.identity, read_samples(ring, self._shifts.get(ring.identity.host, 0.0), since)
 
     def remove_stale(self, older_than_seconds: float) -> Removal:
         """Remove the rings of other lives whose writers have been silent for so long, and unfinished files.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.model.components import MemoryPoint, account
 from highwater.model.engine import StartedRank
-from highwater.model.rank import Device, EncoderCache, HostMemory, Note, Process, TorchMemory, WorkerMemory
+from highwater.model.rank import Note, Process, WorkerMemory
 from highwater.process.clocks import STOPPED_STATES, Machine
 from highwater.process.untrusted import flaw, part
 from highwater.watch.recorder.contents import (
@@ -31,7 +32,6 @@ from highwater.watch.recorder.ring import Ring
 _LATE_SECONDS = 3.0
 
 _WORKER = TypeAdapter(WorkerMemory)
-_SIZES = tuple(field.name for field in fields(WorkerMemory) if field.name.endswith("_bytes"))
 # What never changes, and begins every response of a worker.
 _IDENTITY_FIELDS = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started", "device")
 
@@ -48,6 +48,7 @@ class RankRecord:
     age_seconds: float  # since its last record
     status: RankStatus  # whether it writes, and why not
     reading_age_seconds: float | None = None  # since `newest` held; `None` before the first
+    shift_seconds: float = 0.0  # our wall clock less its writer's, by which every time here is on ours
 
     @property
     def title(self) -> str:
@@ -110,7 +111,6 @@ class RankFile:
     def __init__(self, ring: Ring, machine: Machine) -> None:
         self.ring = ring
         self._machine = machine
-        self._fixed = {name: getattr(ring.identity, name) for name in _IDENTITY_FIELDS}
         self._shares_clock = machine.is_boot(ring.identity.boot_id)
         # Where the process was seen, or its PID namespace is ours, its absence means that it has ended; elsewhere a
         # PID namespace may hide it.
@@ -123,6 +123,8 @@ class RankFile:
         self._news_at = machine.monotonic()
         self._read_before: float | None = None
         self._read_at: float | None = None
+        # By so much another machine's wall clock is behind ours, as far as its records contradict what it says.
+        self._shift = 0.0
         self._reading: WorkerMemory | None = None
         self._reading_mono = 0.0
         self._written: _Record | None = None
@@ -144,7 +146,7 @@ class RankFile:
         now, wall = self._machine.monotonic(), self._machine.clock()
         bodies: Iterable[Mapping[str, Any]] = self.ring.read()
         if whole_file:
-            bodies = [*bodies] or self.ring.newest(1)
+            bodies = [*bodies] or self.ring.newest()
         self._table = self.ring.table() or self._table
         heartbeat = _Record.of(self.ring.heartbeat())
         if heartbeat is not None:
@@ -161,24 +163,35 @@ class RankFile:
             progress = replace(progress or RankProgress(), stack=stack)
         last = _later(self._written, self._heartbeat)
         if last is None:
-            age = wall - self.ring.identity.started_at
+            age = stated = wall - self.ring.identity.started_at
         else:
-            age = now - last.mono if self._shares_clock else wall - last.at
+            age = stated = now - last.mono if self._shares_clock else wall - last.at - self._shift
         if self._read_before is not None:
             age = min(age, now - self._read_before)
         age = max(age, now - self._news_at, 0.0)
-        newest, newest_mono = self._newest()
+        if has_news and last is not None and not self._shares_clock:
+            self._shift += stated - age
+        table = self._on_our_clock(self._table)
+        newest, newest_mono = self._newest(table)
+        if newest is not None:
+            newest = replace(newest, taken_at=newest.taken_at + self._shift)
         mono = 0.0 if last is None else last.mono
         return RankRecord(
             identity=self.ring.identity,
             newest=newest,
             progress=progress,
-            table=self._table,
+            table=table,
             mono=mono,
             age_seconds=age,
             status=self._status(age, has_news=has_news),
             reading_age_seconds=None if newest is None else age + max(mono - newest_mono, 0.0),
+            shift_seconds=self._shift,
         )
+
+    def _on_our_clock(self, table: EntryTable | None) -> EntryTable | None:
+        if table is None or not self._shift:
+            return table
+        return replace(table, start=tuple(replace(phase, at=phase.at + self._shift) for phase in table.start))
 
     def _take(self, newest_first: Iterable[Mapping[str, Any]]) -> bool:
         """Take the newest sample, and return whether anything at all is new. Those before it are not decoded."""
@@ -192,21 +205,17 @@ class RankFile:
             return has_news
         self._sample = record
         try:
-            reading = _WORKER.validate_python({**part(record.body, "memory"), **self._fixed, "taken_at": record.at})
-        except ValidationError as exc:
-            self._sample_problem = f"corrupt sample: {flaw(exc.errors())}"
-            return has_news
-        self._sample_problem = None if is_within_bounds(reading) else "corrupt sample: a number that nothing has"
-        if self._sample_problem is None:
-            self._reading, self._reading_mono = reading, record.mono
+            self._reading, self._reading_mono = _reading(self.ring.identity, record), record.mono
+            self._sample_problem = None
+        except ValueError as exc:
+            self._sample_problem = f"corrupt sample: {exc}"
         return has_news
 
-    def _newest(self) -> tuple[WorkerMemory | None, float]:
+    def _newest(self, table: EntryTable | None) -> tuple[WorkerMemory | None, float]:
         """Return the last valid sample, as of now where nothing can have changed since; and its monotonic time."""
         newest, sample, heartbeat = self._reading, self._sample, self._heartbeat
         if newest is None or sample is None:
             return None, 0.0
-        table = self._table
         if table is not None:
             notes = (*newest.notes, *table.notes)
             if table.start and not any(phase.name in {"weights", "warm_up"} for phase in table.start):
@@ -227,9 +236,8 @@ class RankFile:
             oldest = round(encoder.oldest_age_seconds + heartbeat.mono - sample.mono, 3)
             newest = replace(newest, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
         if newest.used_bytes is not None and not newest.device.traits.is_host_memory:
-            as_of = (
-                f"as of {sample.at:.1f} (Unix seconds): this worker has done nothing since; others on its device may"
-            )
+            as_of = f"as of {sample.at + self._shift:.1f} (Unix seconds)"
+            as_of += ": this worker has done nothing since; others on its device may"
             newest = replace(newest, notes=(*newest.notes, Note(name="used_bytes", reason=as_of)))
         elif newest.used_bytes is not None and rss_bytes is not None:
             newest = replace(newest, used_bytes=rss_bytes)  # its process's memory is its device's
@@ -261,29 +269,30 @@ def processes_of(records: Iterable[RankRecord]) -> frozenset[Process]:
     return frozenset(one.process for one in records)
 
 
-def read_samples(ring: Ring, max_records: int) -> tuple[MemoryPoint, ...]:
-    """Those of the whole file, oldest first; invalid figures are unknown. Raises RingUnusable: it cannot be read."""
+def read_samples(ring: Ring, shift_seconds: float, since: float) -> tuple[MemoryPoint, ...]:
+    """Return the valid samples since ``since``, on our clock, oldest first. Raises RingUnusable: it cannot be read."""
     points: list[MemoryPoint] = []
-    for body in ring.newest(max_records):
-        at, memory = number(body.get("at")), part(body, "memory")
-        if at is None or body.get("kind") != "sample":
+    for record in filter(None, map(_Record.of, ring.newest())):
+        if record.body.get("kind") != "sample":
             continue
-        torch, encoder = part(memory, "torch"), part(memory, "encoder_cache")
-        cached = count(encoder.get("device_bytes"))
-        figures: dict[str, Any] = {name: count(memory.get(name)) for name in _SIZES}
-        worker = WorkerMemory(
-            rank=None,
-            taken_at=at,
-            device=Device(),
-            **figures,
-            torch=TorchMemory(**{name: count(torch.get(name)) for name in ("allocated_bytes", "reserved_bytes")}),
-            encoder_cache=None
-            if cached is None
-            else EncoderCache(entries=count(encoder.get("entries")) or 0, device_bytes=cached),
-            host_memory=HostMemory(rss_bytes=count(part(memory, "host_memory").get("rss_bytes"))),
-        )
-        points.append(MemoryPoint.of(account(worker, "recorder")))
-    return tuple(points)
+        if (at := record.at + shift_seconds) < since:
+            break
+        with suppress(ValueError):
+            reading = account(_reading(ring.identity, record), "recorder")
+            points.append(replace(MemoryPoint.of(reading), at=at))
+    return tuple(reversed(points))
+
+
+def _reading(identity: Identity, sample: _Record) -> WorkerMemory:
+    """Raises ValueError: a figure is invalid, or is a number that nothing has."""
+    fixed = {name: getattr(identity, name) for name in _IDENTITY_FIELDS}
+    try:
+        reading = _WORKER.validate_python({**part(sample.body, "memory"), **fixed, "taken_at": sample.at})
+    except ValidationError as exc:
+        raise ValueError(flaw(exc.errors())) from exc
+    if not is_within_bounds(reading):
+        raise ValueError("a number that nothing has")
+    return reading
 
 
 def _later(*records: _Record | None) -> _Record | None:

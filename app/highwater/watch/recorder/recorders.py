@@ -26,6 +26,7 @@ from highwater.process.errors import EngineError
 from highwater.watch.recorder.contents import Identity, RingUnusable
 from highwater.watch.recorder.folder import MAX_FILES, RecorderFolder, last_life
 from highwater.watch.recorder.rank import RankRecord
+from highwater_worker.wire import ring_name
 
 RETRY_SECONDS = 30.0
 # The files of earlier lives of the engine stay so long: an incident report may need them.
@@ -266,24 +267,22 @@ class Recorders:
             return await asyncio.to_thread(self._samples, instance, since)
 
     def _samples(self, instance: str, since: float) -> list[dict[str, Any]]:
-        rings = sorted(self._last_samples(instance), key=lambda ring: ring[0].key)
+        rings = sorted(self._last_samples(instance, since), key=lambda ring: ring[0].key)
         most = max(MAX_SAMPLES // max(len(rings), 1), 1)
         return [
             {
                 "dp_rank": identity.dp_rank,
                 "rank": identity.rank,
                 "pid": identity.pid,
-                "samples": [
-                    {"at": point.at, **point.row()} for point in thin([s for s in samples if s.at >= since], most)
-                ],
+                "samples": [{"at": point.at, **point.row()} for point in thin(samples, most)],
             }
             for identity, samples in rings
         ]
 
-    def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[MemoryPoint, ...]]]:
-        for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), MAX_FILES):
+    def _last_samples(self, instance: str, since: float = 0.0) -> Iterator[tuple[Identity, tuple[MemoryPoint, ...]]]:
+        for path in islice(self._folder.glob(ring_name(instance, "*")), MAX_FILES):
             with suppress(RingUnusable):
-                yield self.files.last_samples(path)
+                yield self.files.last_samples(path, since)
 
     def last_minutes(self, instance: str) -> dict[int, tuple[MemoryPoint, ...]]:
         """Return the samples of one life's files by their writers' pids, thinned; slow, and safe in a thread."""

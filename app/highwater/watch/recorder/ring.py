@@ -7,7 +7,6 @@ process. Nothing in a file makes a reader raise anything but ``RingUnusable``, o
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +28,6 @@ from highwater_worker.wire import (
     checked_body,
     frame_body,
 )
-
-RING_NAME = re.compile(r"highwater-([0-9a-f]{16})-([0-9]{1,10})\.ring", re.ASCII)
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 # What a header may claim, so that no file makes much work: the size of a header has two bytes anyway.
@@ -100,12 +97,12 @@ class Ring:
             self._last = records[-1][0]
         return _decoded(reversed(records))
 
-    def newest(self, max_records: int) -> list[dict[str, Any]]:
-        """Return the last records, oldest first, those included that were read before. Reads the whole file."""
+    def newest(self) -> Iterator[dict[str, Any]]:
+        """Return all records, newest first, those too that were read before. Reads the whole file."""
         records: list[tuple[int, bytes]] = []
         for index in range(0, self._slots, self._window):
             records += self._records(index, min(self._window, self._slots - index), after=0)
-        return list(_decoded(sorted(records, key=_sequence)[-max_records:]))
+        return _decoded(sorted(records, key=_sequence, reverse=True))
 
     def heartbeat(self) -> dict[str, Any] | None:
         size = self._layout.heartbeat_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from highwater.process.errors import SidecarUnreachable
 from highwater.terminal.client import ranks_of, remedy_of
 from highwater.terminal.measure import sampler as kept
 from highwater.terminal.measure.load import LoadNotStarted, find, masked, shell_code, shown_command
+from highwater.terminal.measure.recording import Measurement
 from highwater.terminal.measure.report import CannotWriteReport, ReportFiles
 from highwater.terminal.measure.sampler import Series, cache_of, peaks, settings_of, usual_gap
 from tests.fakes.engine import IMAGES, FakeEngine
@@ -57,6 +59,16 @@ def test_settings_go_by_their_flags():
         "--mm-processor-cache-gb": "4",
     }
     assert settings_of({"vllm_config": "model='...', as text"}) == settings_of(None) == {}
+
+
+def test_at_its_peak_a_rank_that_came_under_the_load_has_its_total():
+    sampler = SimpleNamespace(series=Series(), traffic=(), events=(), recorded=True)
+    sampler.series.add([point(1, START + 1)])
+    sidecar, before = SimpleNamespace(url="http://sidecar"), SimpleNamespace(ranks=[point(0, START)], engine=None)
+    before.policy = None
+    measured = Measurement("m", ("true",), (), 0.0, sidecar, sidecar, interrupts=None, say=print, _started_at=START)
+    experiment = measured._experiment(before, sampler, SimpleNamespace(code=0, seconds=5.0))
+    assert experiment.moment("peak").rank((0, 1)).total_bytes == point(1, START).total_bytes > 0
 
 
 # --- the series ---

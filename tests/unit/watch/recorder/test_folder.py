@@ -477,6 +477,22 @@ def test_another_machines_wall_clock_may_be_wrong(recorder, writers, machine, sk
     assert only(recorder).status == "silent"
 
 
+@pytest.mark.parametrize("skew", [-90.0, 90.0])
+def test_times_of_another_machine_are_told_by_our_clock(recorder, writers, machine, skew):
+    writer = writers(boot_id="another-machine")
+    for second in (0, 0.5):
+        machine.seconds = second
+        writer.table(start=[{"name": "init", "at": WALL + skew, "seconds": 1.0}])
+        writer.sample(second, at=WALL + second + skew, mono=7.0 + second)
+        record = only(recorder)
+    _, samples = recorder.last_samples(writer.path)
+    (phase,) = record.newest.start
+    told = (record.newest.taken_at, samples[-1].at, phase.at + 0.5, record.started.phases[0].at + 0.5)
+    assert told == pytest.approx((WALL + 0.5,) * 4, abs=0.51)  # no closer than two looks
+    machine.seconds = 1
+    assert only(recorder).newest.taken_at == record.newest.taken_at
+
+
 # --- files ---
 
 
@@ -669,8 +685,27 @@ def test_the_last_samples_of_a_life_can_be_had(recorder, writers):
     identity, samples = recorder.last_samples(writer.path)
     assert identity.title == "rank 0 (pid 4242 on node-a)"
     assert [(sample.at, sample.used_bytes) for sample in samples] == [(WALL, 0), (WALL + 1, 1), (WALL + 2, 2)]
+    _, samples = recorder.last_samples(writer.path, since=WALL + 1)
+    assert [sample.used_bytes for sample in samples] == [1, 2]
     with pytest.raises(RingUnusable):
         recorder.last_samples(writer.path.with_name("none"))
+
+
+def test_the_samples_of_all_the_time_that_settings_allow_can_be_had(recorder, writers):
+    writer = writers(slots=4200)
+    for sequence in range(4200):
+        writer.sample(sequence / 10)
+    _, samples = recorder.last_samples(writer.path)
+    assert (len(samples), samples[0].at) == (4200, WALL)
+
+
+def test_an_invalid_sample_is_none_of_the_last(recorder, writers):
+    writer = writers()
+    writer.sample(0)
+    writer.sample(1, memory=memory(used_bytes="many"))
+    writer.sample(2, memory=memory(used_bytes=-1))
+    _, samples = recorder.last_samples(writer.path)
+    assert [sample.at for sample in samples] == [WALL]
 
 
 def test_only_silent_rings_of_other_lives_are_removed(recorder, writers, machine, folder):
