@@ -1,8 +1,8 @@
 """What is read of the engine and its workers: at each poll, at a start, and on request.
 
-A new source of each poll is a class here and its place in ``polled_sources``; a new figure is a field of ``Observation``
-and of ``Round``, which ``Round.take`` passes on. Of the workers' starts and of their encoder
-caches' entries the recorder files tell, or else a call.
+A new source of each poll is a class here and its place in ``polled_sources``; a new figure is a field of
+``Observation`` and of ``Round``, which ``Round.take`` passes on. Of the workers' starts and of their encoder caches'
+entries the recorder files tell, or else a call.
 """
 
 from __future__ import annotations
