@@ -799,8 +799,15 @@ async def test_a_body_with_a_key_that_would_make_it_harmless_elsewhere_is_refuse
             "POST",
             "/memory/reclaim",
             {"remedies": [{"remedy": "release", "free_bytes": 1}]},
-            ("'trim_encoder_cache'",),
+            ("remedies.0.remedy: 'release' must be 'trim_encoder_cache'",),
         ),
+        (
+            "POST",
+            "/memory/reclaim",
+            {"remedies": [{"remedy": "trim_encoder_cache", "free_bytes": -1}]},
+            ("remedies.0.free_bytes: -1 must be greater than or equal to 0",),
+        ),
+        ("POST", "/memory/reclaim", {"remedies": ["release"] * 17}, ("must have at most 16 items, not 17",)),
         (
             "POST",
             "/memory/reclaim?dry_run=true",
@@ -824,6 +831,7 @@ async def test_a_body_with_a_key_that_would_make_it_harmless_elsewhere_is_refuse
         ("POST", "/memory/marks", {}, ("name", "is missing")),
         ("POST", "/memory/marks", None, ("body", "is missing")),
         ("PUT", "/policy", {"rules": [RULE | {"signal": "heat"}]}, ("signal", "'heat'", "device_used_ratio")),
+        ("PUT", "/policy", {"rules": [RULE | {"high_water": "4GB"}]}, ("'4GB' must be a number of bytes",)),
         ("PUT", "/policy", {"rules": [RULE, RULE]}, ("rules", "unique", "cache")),
         ("PUT", "/policy", {"rules": [RULE | {"remedies": ["heal"]}]}, ("'heal' is not a remedy", "release")),
         ("PUT", "/policy", {"rules": [RULE] * 33}, ("rules", "at most 32")),
@@ -831,7 +839,7 @@ async def test_a_body_with_a_key_that_would_make_it_harmless_elsewhere_is_refuse
         ("PUT", "/policy", {"modus": "act"}, ("modus", "no such key")),
         ("POST", "/reset_mm_cache?mode=soon", None, ("mode", "'soon'", "'safe' or 'now'")),
         ("POST", "/reset_mm_cache?force=maybe", None, ("force", "'maybe'")),
-        ("GET", "/memory?since=never", None, ("since", "'never'", "none yet")),
+        ("GET", "/memory?since=never", None, ("since", "'never'", "none yet", "`highwater mark NAME`")),
         ("GET", "/memory?format=xml", None, ("format", "'xml'", "'json' or 'text'")),
         ("GET", "/memory?formt=text", None, ("formt", "no such key")),
         ("GET", "/memory/encoder-cache?rank=7", None, ("rank", "7", "0, 1")),
@@ -851,6 +859,7 @@ async def test_a_wrong_value_is_named_with_what_would_be_right(shared, method, t
     status, message = error(await shared.client.request(method, target, json=body))
     assert status == 422
     assert all(word in message for word in words), message
+    assert "after" not in message, "pydantic's own words"
     assert set(shared.fake.resets()) <= {"encoder_cache"}, "a listing may have been asked for, no more"
 
 

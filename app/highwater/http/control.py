@@ -10,7 +10,7 @@ from typing import Annotated, Any, BinaryIO, Final, Literal, Self
 
 from fastapi import APIRouter, Body, HTTPException, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 from starlette.types import Receive, Scope, Send
 
 from highwater.act.relief import RemedyOutcome, RemedyRequest
@@ -84,10 +84,15 @@ class TrimRequest(StrictModel):
         return RemedyRequest(self.remedy, Target(**self.model_dump(exclude={"remedy"})))
 
 
+def _entry(value: object, _: object) -> str | TrimRequest:
+    """Judge by the kind alone: a union would say of a wrong target also that it is no text."""
+    return value if isinstance(value, str) else TrimRequest.model_validate(value)
+
+
 class ReclaimRequest(StrictModel):
     """The body of ``POST /memory/reclaim``; all of it may be left out."""
 
-    remedies: list[str | TrimRequest] | None = Field(
+    remedies: list[Annotated[str | TrimRequest, WrapValidator(_entry)]] | None = Field(
         None,
         min_length=1,
         max_length=16,
