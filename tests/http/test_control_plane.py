@@ -525,12 +525,20 @@ async def test_all_refused_is_a_conflict():
 # --- drop-ins ---
 
 
-@pytest.mark.parametrize("name", ["reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache"])
-async def test_a_drop_in_is_vllms_own_and_more(running, name):
-    answer = await running.client.post(f"/{name}?reset_running_requests=true&mode=now&x=%2F+&force=false&y")
+@pytest.mark.parametrize(
+    ("name", "query"),
+    [
+        ("reset_mm_cache", ""),
+        ("reset_prefix_cache", "reset_running_requests=true&reset_external=%66alse"),
+        ("reset_encoder_cache", ""),
+    ],
+)
+async def test_a_drop_in_is_vllms_own_and_more(running, name, query):
+    """Some clients send a body, which vLLM does not read."""
+    answer = await running.client.post(f"/{name}?mode=now&{query}&force=false", json={"model": "m"})
     body = answer.json()
     (call,) = running.fake.asked(f"/{name}")
-    assert (call.query, call.body) == ("reset_running_requests=true&x=%2F+&y", b"")
+    assert (call.query, call.body) == (query, b"")
     assert (answer.status_code, body["outcome"], body["remedy"]) == (200, "done", name)
     assert body.get("success") is (True if name == "reset_prefix_cache" else None)
     assert len(body["before"]) == len(body["after"]) == 2
@@ -750,6 +758,33 @@ async def test_a_loop_that_ended_is_not_alive(running):
 
 @shares
 @pytest.mark.parametrize(
+    ("method", "path"), [(method.upper(), path) for path, methods in OWN_PATHS.items() for method in methods]
+)
+async def test_a_key_that_a_path_does_not_take_makes_no_call_of_it(shared, method, path):
+    """But for probes: a load balancer may add one to theirs."""
+    before = len(shared.fake.calls)
+    answer = await shared.client.request(method, path.format(incident_id="i", name="n") + "?dry-run=%00true&engine_=1")
+    if path in {"/livez", "/readyz", "/health/deep"}:
+        assert answer.status_code == 200
+        return
+    status, message = error(answer)
+    assert (status, len(shared.fake.calls)) == (422, before)
+    assert "dry-run: 'true': the query has no such key" in message
+    assert "engine_: '1': the query has no such key" in message
+
+
+@shares
+@pytest.mark.parametrize("path", ["/reset_mm_cache", "/reset_encoder_cache", "/memory/encoder-cache/restore"])
+@pytest.mark.parametrize("content_type", ["application/json", "application/x-www-form-urlencoded"])
+async def test_a_body_with_a_key_that_would_make_it_harmless_elsewhere_is_refused(shared, path, content_type):
+    before = len(shared.fake.calls)
+    headers = {"Content-Type": content_type}
+    answer = await shared.client.post(path, content=b'{"dry_run": true}', headers=headers)
+    assert (answer.status_code in {415, 422}, len(shared.fake.calls)) == (True, before)
+
+
+@shares
+@pytest.mark.parametrize(
     ("method", "target", "body", "words"),
     [
         ("POST", "/memory/reclaim", {"remedies": ["reboot"]}, ("'reboot'", "release, trim_encoder_cache")),
@@ -760,7 +795,19 @@ async def test_a_loop_that_ended_is_not_alive(running):
             {"remedies": [{"remedy": "trim_encoder_cache", "free_bytes": 1, "keep_bytes": 1}]},
             ("one target at most", "free_bytes, keep_bytes"),
         ),
-        ("POST", "/memory/reclaim", {"remedies": [{"remedy": "release", "free_bytes": 1}]}, ("'trim_encoder_cache'",)),
+        (
+            "POST",
+            "/memory/reclaim",
+            {"remedies": [{"remedy": "release", "free_bytes": 1}]},
+            ("remedies.0.remedy: 'release' must be 'trim_encoder_cache'",),
+        ),
+        (
+            "POST",
+            "/memory/reclaim",
+            {"remedies": [{"remedy": "trim_encoder_cache", "free_bytes": -1}]},
+            ("remedies.0.free_bytes: -1 must be greater than or equal to 0",),
+        ),
+        ("POST", "/memory/reclaim", {"remedies": ["release"] * 17}, ("must have at most 16 items, not 17",)),
         (
             "POST",
             "/memory/reclaim?dry_run=true",
@@ -768,7 +815,15 @@ async def test_a_loop_that_ended_is_not_alive(running):
             ("each remedy at most once", "trim_encoder_cache"),
         ),
         ("POST", "/memory/reclaim", {"mode": "hard"}, ("'hard'", "'safe' or 'now'")),
-        ("POST", "/memory/reclaim", {"remedy": ["release"]}, ("remedy", "no such key")),
+        ("POST", "/memory/reclaim", {"remedy": ["release"]}, ("remedy: there is no such key; did you mean remedies?",)),
+        ("POST", "/memory/reclaim?dryrun=true", None, ("dryrun: 'true': the query", "did you mean dry_run?")),
+        ("POST", "/memory/snapshot?dry_run=true", None, ("dry_run: 'true': the query", "it belongs in the body")),
+        ("POST", "/memory/encoder-cache/restore", {"rank": 0}, ("rank: there is no such key",)),
+        ("POST", "/memory/encoder-cache/restore?rank=7", None, ("rank: '7': the query", "takes none")),
+        ("POST", "/reset_mm_cache?dry_run=true", None, ("dry_run: 'true': the query", "known: mode, force")),
+        ("POST", "/reset_encoder_cache?mdoe=safe", None, ("mdoe: 'safe': the query", "did you mean mode?")),
+        ("POST", "/reset_mm_cache", {"dry_run": True}, ("dry_run: vLLM's resets read no body", "?dry_run=true")),
+        ("PUT", "/policy", {"rules": [RULE | {"remedys": []}]}, ("rules.0.remedys", "did you mean remedies?")),
         ("POST", "/memory/reclaim", [1], ("body",)),
         ("POST", "/memory/marks", {"name": ""}, ("name", "at least 1")),
         ("POST", "/memory/marks", {"name": "a\nb"}, ("name", "pattern")),
@@ -776,6 +831,7 @@ async def test_a_loop_that_ended_is_not_alive(running):
         ("POST", "/memory/marks", {}, ("name", "is missing")),
         ("POST", "/memory/marks", None, ("body", "is missing")),
         ("PUT", "/policy", {"rules": [RULE | {"signal": "heat"}]}, ("signal", "'heat'", "device_used_ratio")),
+        ("PUT", "/policy", {"rules": [RULE | {"high_water": "4GB"}]}, ("'4GB' must be a number of bytes",)),
         ("PUT", "/policy", {"rules": [RULE, RULE]}, ("rules", "unique", "cache")),
         ("PUT", "/policy", {"rules": [RULE | {"remedies": ["heal"]}]}, ("'heal' is not a remedy", "release")),
         ("PUT", "/policy", {"rules": [RULE] * 33}, ("rules", "at most 32")),
@@ -783,7 +839,7 @@ async def test_a_loop_that_ended_is_not_alive(running):
         ("PUT", "/policy", {"modus": "act"}, ("modus", "no such key")),
         ("POST", "/reset_mm_cache?mode=soon", None, ("mode", "'soon'", "'safe' or 'now'")),
         ("POST", "/reset_mm_cache?force=maybe", None, ("force", "'maybe'")),
-        ("GET", "/memory?since=never", None, ("since", "'never'", "none yet")),
+        ("GET", "/memory?since=never", None, ("since", "'never'", "none yet", "`highwater mark NAME`")),
         ("GET", "/memory?format=xml", None, ("format", "'xml'", "'json' or 'text'")),
         ("GET", "/memory?formt=text", None, ("formt", "no such key")),
         ("GET", "/memory/encoder-cache?rank=7", None, ("rank", "7", "0, 1")),
@@ -803,6 +859,7 @@ async def test_a_wrong_value_is_named_with_what_would_be_right(shared, method, t
     status, message = error(await shared.client.request(method, target, json=body))
     assert status == 422
     assert all(word in message for word in words), message
+    assert "after" not in message, "pydantic's own words"
     assert set(shared.fake.resets()) <= {"encoder_cache"}, "a listing may have been asked for, no more"
 
 

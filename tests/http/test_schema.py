@@ -81,7 +81,6 @@ OPERATIONS = [
 ]
 TAKES_NOTHING = {
     "GET /memory/findings",
-    "POST /memory/encoder-cache/restore",
     "GET /policy",
     "GET /server_info",
     "GET /memory/snapshots",

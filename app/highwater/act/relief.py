@@ -75,6 +75,14 @@ class RemedyRequest:
     target: Target = UNNEEDED
 
 
+class _NotRun(NotAvailable, status=NotAvailable.status, code=NotAvailable.code):
+    """No engine was reachable before a remedy; ``result`` is as it was recorded."""
+
+    def __init__(self, result: RemedyResult) -> None:
+        super().__init__(result.reason)
+        self.result = result
+
+
 class Relief:
     """Runs remedies for the policy and for operators. The clock is in monotonic seconds."""
 
@@ -151,6 +159,7 @@ class Relief:
     ) -> list[RemedyOutcome]:
         """Run remedies in order; without any, those that free caches here. Raises UnknownName, and as `_before`.
 
+        Once one has run, an engine that is lost before the next one is a result: the first one's must not go with it.
         A dry run says what each could give back by the last report: it calls nobody and leaves no trace.
         """
         # A trim keeps what a reset then drops: one of the two.
@@ -161,18 +170,17 @@ class Relief:
                 raise UnknownName("remedies", request.remedy, self.remedies)
         if dry_run:
             return [self._dry_run(request, mode) for request in requests]
-        return [
-            await self._carry_out(
-                RemedyRun(
-                    self.remedies[request.remedy],
-                    "reclaim",
-                    mode=mode,
-                    options=RunOptions(target=request.target),
-                    caller=caller,
-                )
-            )
-            for request in requests
-        ]
+        outcomes: list[RemedyOutcome] = []
+        for request in requests:
+            options = RunOptions(target=request.target)
+            run = RemedyRun(self.remedies[request.remedy], "reclaim", mode=mode, options=options, caller=caller)
+            try:
+                outcomes.append(await self._carry_out(run))
+            except _NotRun as exc:
+                if all(each.result.outcome == "refused" for each in outcomes):
+                    raise
+                outcomes.append(RemedyOutcome(exc.result, (), ()))
+        return outcomes
 
     def _dry_run(self, request: RemedyRequest, mode: Mode) -> RemedyOutcome:
         report, remedy = self._poller.current(), self.remedies[request.remedy]
@@ -388,8 +396,7 @@ class Relief:
         return replace(report, ranks=()) if report.stale else report
 
     def _not_available(self, run: RemedyRun, reason: str, outcome: Outcome = "failed") -> NotAvailable:
-        self._ended(run, outcome, reason)
-        return NotAvailable(reason)
+        return _NotRun(self._ended(run, outcome, reason))
 
     def _ended(self, run: RemedyRun, outcome: Outcome, reason: str | None, **figures: Any) -> RemedyResult:  # noqa: ANN401 - fields of the result
         """Write down how it ended, also where it was refused, failed or cancelled."""

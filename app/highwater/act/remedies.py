@@ -70,6 +70,7 @@ class Remedy:
 
     traits: RemedyTraits
     automatic_since: str | None = None  # the vLLM version from which on the policy may run it; None: every version
+    parameters: tuple[str, ...] = ()  # the query's keys that vLLM takes on the remedy's path, from 0.11 to 0.33
     paces_after = False  # requests are let through one by one for a while after they were held for it
 
     @property
@@ -371,6 +372,7 @@ class ResetPrefixCache(_Reset):
     """
 
     traits = TRAITS["reset_prefix_cache"]
+    parameters = ("reset_running_requests", "reset_external")
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         missing, usage = super().refusal(capabilities, status, mode), status.kv_cache_usage_ratio

@@ -10,7 +10,7 @@ from typing import Annotated, Any, BinaryIO, Final, Literal, Self
 
 from fastapi import APIRouter, Body, HTTPException, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, WrapValidator, model_validator
 from starlette.types import Receive, Scope, Send
 
 from highwater.act.relief import RemedyOutcome, RemedyRequest
@@ -40,19 +40,25 @@ from highwater.model.policy import PolicyStatus
 from highwater.model.rank import RankReading
 from highwater.model.remedies import Mode, RemedyResult, Target
 from highwater.model.report import SCHEMA, Event
-from highwater.process.errors import FAILED, OK, EngineError, NotAvailable, Refused
+from highwater.process.errors import FAILED, OK, EngineError, NotAvailable, Refused, UnknownKey
+from highwater.process.untrusted import parse_json
 from highwater.watch.snapshots import pieces
 
 _RANKS: Final = TypeAdapter(tuple[RankReading, ...])
 _RESULT: Final = TypeAdapter(RemedyResult)
 _STATUS: Final = TypeAdapter(PolicyStatus)
 _EVENTS: Final = TypeAdapter(list[Event])
-# Taken off the query string of the drop-in paths; everything else goes to vLLM unchanged.
+# Taken off the query string of the drop-in paths; what vLLM takes there goes on unchanged.
 _OWN_PARAMETERS: Final = ("mode", "force")
 _BINARY: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 DECISIONS_SHOWN: Final = 20
 
 router = APIRouter(tags=["control"])
+
+
+def _engines(*parameters: str) -> dict[str, Any]:
+    """Return what a route says of the query's keys that it passes on: vLLM judges their values."""
+    return {"parameters": [{"name": name, "in": "query", "schema": {"type": "string"}} for name in parameters]}
 
 
 class TrimRequest(StrictModel):
@@ -78,10 +84,15 @@ class TrimRequest(StrictModel):
         return RemedyRequest(self.remedy, Target(**self.model_dump(exclude={"remedy"})))
 
 
+def _entry(value: object, _: object) -> str | TrimRequest:
+    """Judge by the kind alone: a union would say of a wrong target also that it is no text."""
+    return value if isinstance(value, str) else TrimRequest.model_validate(value)
+
+
 class ReclaimRequest(StrictModel):
     """The body of ``POST /memory/reclaim``; all of it may be left out."""
 
-    remedies: list[str | TrimRequest] | None = Field(
+    remedies: list[Annotated[str | TrimRequest, WrapValidator(_entry)]] | None = Field(
         None,
         min_length=1,
         max_length=16,
@@ -143,14 +154,26 @@ async def reclaim(
     return in_form(request, lambda: reclaim_text(results, dry_run=is_dry), told, ends_with=ends_with, status=status)
 
 
+class RestoreRequest(StrictModel):
+    """The body of ``POST /memory/encoder-cache/restore``: it takes no key, and restores every rank."""
+
+
 @router.post("/memory/encoder-cache/restore")
-async def restore(request: Request, parts: Parts, caller: Admin) -> Response:
+async def restore(
+    request: Request, parts: Parts, caller: Admin, body: Annotated[RestoreRequest | None, Body()] = None
+) -> Response:
     """Bring every encoder output that a trim moved to host memory back to the device."""
+    del body
     ranks = await parts.relief.restore(caller=caller)
     return in_form(request, lambda: restored_text(ranks), lambda: {"ranks": ranks})
 
 
-@router.get("/server_info", dependencies=[NEEDS_TOKEN], responses={200: {"content": {"application/json": {}}}})
+@router.get(
+    "/server_info",
+    dependencies=[NEEDS_TOKEN],
+    responses={200: {"content": {"application/json": {}}}},
+    openapi_extra=_engines("config_format"),
+)
 async def server_info(request: Request, parts: Parts) -> Response:
     """Return the engine's configuration as vLLM's development mode does, tokens included."""
     try:
@@ -164,6 +187,12 @@ async def drop_in(
     request: Request, parts: Parts, caller: Admin, mode: Mode = "now", force: bool = False
 ) -> JSONResponse:
     """Call vLLM's own reset, query string included; the response is vLLM's and what the reset gave back."""
+    # vLLM reads no body here, and some clients send one: nothing but what would be ours is refused in it.
+    if ours := {*_OWN_PARAMETERS, "dry_run"} & await _body_keys(request):
+        raise UnknownKey(
+            f"{', '.join(sorted(ours))}: vLLM's resets read no body; send ?mode= and ?force= in the query, or a dry "
+            "run to POST /memory/reclaim?dry_run=true"
+        )
     if mode == "safe" and "reset_running_requests" in request.query_params:
         # It preempts running requests, and up to 0.21 each may lose a token by it.
         raise Refused("mode=safe never preempts running requests: leave reset_running_requests out")
@@ -183,7 +212,16 @@ for remedy in REMEDIES:
             remedy.path,
             name=remedy.name,
             responses={503: {"description": "The engine is not reachable, or stopped during the reset"}},
+            openapi_extra=_engines(*remedy.parameters),
         )(drop_in)
+
+
+async def _body_keys(request: Request) -> set[str]:
+    try:
+        body = parse_json((await request.body()).decode())
+    except ValueError:  # it may hold anything, or nothing
+        return set()
+    return set(body) if isinstance(body, dict) else set()
 
 
 def _shown(outcome: RemedyOutcome) -> dict[str, Any]:

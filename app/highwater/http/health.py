@@ -22,6 +22,7 @@ from highwater.http.metrics import CONTENT_TYPE
 from highwater.http.services import NO_STORE, Parts, Services, StrictModel
 from highwater.model.report import SCHEMA, Report
 
+probes = APIRouter(tags=["health"])
 router = APIRouter()
 
 
@@ -29,14 +30,14 @@ class MetricsQuery(StrictModel):
     engine: bool = Field(True, description="with the engine's own families; 0: the sidecar's alone")
 
 
-@router.get("/livez", tags=["health"], responses={503: {"description": "a loop of the sidecar has ended"}})
+@probes.get("/livez", responses={503: {"description": "a loop of the sidecar has ended"}})
 async def livez(parts: Parts) -> JSONResponse:
     """Report that the sidecar itself runs. Never depends on the engine."""
     alive = parts.alive()
     return JSONResponse({"status": "ok" if alive else "a loop has ended"}, 200 if alive else 503)
 
 
-@router.get("/readyz", tags=["health"], responses={503: {"description": "requests would not be served now"}})
+@probes.get("/readyz", responses={503: {"description": "requests would not be served now"}})
 async def readyz(parts: Parts) -> JSONResponse:
     """Report whether the engine would serve a request sent here now, and if not, why not."""
     engine = parts.poller.current().engine
@@ -46,9 +47,8 @@ async def readyz(parts: Parts) -> JSONResponse:
     return JSONResponse(answer, 200 if ready else 503)
 
 
-@router.get(
+@probes.get(
     "/health/deep",
-    tags=["health"],
     responses={503: {"description": "the engine does not run, or will not go on by itself"}},
 )
 async def deep(parts: Parts) -> JSONResponse:

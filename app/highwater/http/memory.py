@@ -52,6 +52,9 @@ _HOST: Final = TypeAdapter(HostReport)
 router = APIRouter(tags=["memory"])
 
 
+NO_MARKS: Final = "none yet, `highwater mark NAME` makes one"
+
+
 class MemoryQuery(FormatQuery):
     since: str | None = Field(None, max_length=128, description="a mark: adds what changed since")
 
@@ -67,7 +70,7 @@ async def memory(request: Request, parts: Parts, query: Annotated[MemoryQuery, Q
     marks = parts.history.marks
     mark = marks.get(query.since)
     if mark is None:
-        raise UnknownName("since", query.since, [repr(known) for known in marks])
+        raise UnknownName("since", query.since, [repr(known) for known in marks] or [NO_MARKS])
     since = {
         "mark": mark.name,
         "at": mark.at,

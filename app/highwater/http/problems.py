@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
+from functools import partial
 from http import HTTPMethod, HTTPStatus
 from typing import Any, Final
 
@@ -17,13 +18,13 @@ from starlette.routing import Match
 
 from gated_proxy.failures import RETRY_AFTER_SECONDS, error_body
 from gated_proxy.logs import LimitedLog
+from highwater.http.keys import MAX_PROBLEMS, known_keys, nearest
 from highwater.process.errors import NotAvailable, RequestError, TooManyWaiting
 from highwater.process.untrusted import sentences
 
 CODES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
 SIDECAR_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz, /docs/runbooks/"
-MAX_PROBLEMS = 20
 
 log = logging.getLogger("highwater.http")
 limited = LimitedLog(log)
@@ -72,7 +73,8 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
         if any(error["type"] == "json_invalid" for error in exc.errors()):
             return _problem(400, "bad_json", "the body is not valid JSON")
         # A caller knows where it wrote a key: in the body, or behind the path.
-        problems = list(sentences(error | {"loc": error["loc"][1:] or error["loc"]} for error in exc.errors()))
+        errors = (error | {"loc": error["loc"][1:] or error["loc"]} for error in exc.errors())
+        problems = list(sentences(errors, partial(_nearest_key, request)))
         more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
         return _problem(422, "invalid", "; ".join([*problems[:MAX_PROBLEMS], *more]))
 
@@ -97,6 +99,11 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
         trace = "".join(traceback.format_exception(exc))
         limited.warning("unexpected", "%s %s failed unexpectedly: %s", request.method, request.url.path, trace)
         return _problem(500, "internal", "unexpected; the sidecar's log has the details")
+
+
+def _nearest_key(request: Request, key: str) -> str | None:
+    *where, last = key.split(".")
+    return nearest(last, known_keys(request, where))
 
 
 def _problem(status: int, code: str, message: str) -> JSONResponse:

@@ -11,7 +11,7 @@
     ├── SidecarError                  a command's sidecar did not respond as it should
     │   └── SidecarUnreachable, SidecarRefused
     └── RequestError                  an operator's request that cannot be served, by HTTP status
-        ├── 422 UnknownName, CannotPlan, UnreachableWater
+        ├── 422 UnknownName, UnknownKey, CannotPlan, UnreachableWater
         ├── 409 Refused
         ├── 501 NotOffered
         ├── 503 NotAvailable, TooManyWaiting
@@ -119,6 +119,10 @@ class UnknownName(RequestError, status=422, code="unknown_name"):
     def __init__(self, key: str, value: object, allowed: Iterable[str]) -> None:
         choices = ", ".join(allowed) or "none yet"
         super().__init__(f"{key}: {value!r} is not known; allowed: {choices}")
+
+
+class UnknownKey(RequestError, status=422, code="invalid"):
+    """A key that the path does not take; the message names it, its value, and what was probably meant."""
 
 
 class CannotPlan(RequestError, status=422, code="cannot_plan"):

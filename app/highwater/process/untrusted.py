@@ -97,7 +97,10 @@ _PLAIN = {
     "string_type": "must be text",
     "path_type": "must be a path",
 }
-_SAID_OF_IT = re.compile(r"^(?:Value error|Assertion failed), |^[A-Z][\w ]*? should (?=be|have|match|only)")
+_SAID_OF_IT = re.compile(
+    r"^(?:Value error|Assertion failed), |^[A-Z][\w ]*? should (?=be|have|match|only)| after validation(?=,)"
+)
+_SIZE = re.compile(r"[\d.]+ ?[kKMGT](?:i|i?B)")
 
 
 def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
@@ -165,6 +168,8 @@ def sentences(
         message = _wrong(error)
         if shown and error["type"] == "tuple_type" and str(error["input"]).startswith("/"):
             message += f", such as {json.dumps([error['input']])}"
+        if isinstance(given, str) and error["type"] in {"int_parsing", "float_parsing"} and _SIZE.fullmatch(given):
+            message += " of bytes"
         yield f"{key}: {shown if len(shown) <= _SHOWN_LENGTH else ''}{message}".removeprefix(": ")
 
 

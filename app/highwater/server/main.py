@@ -27,6 +27,7 @@ from gated_proxy.routes import SidecarPaths
 from highwater import __version__
 from highwater.http import control, health, history, memory, pages
 from highwater.http.access import ControlGuard, HeadAsGet
+from highwater.http.keys import NO_UNKNOWN_QUERY
 from highwater.http.metrics import EnginePage, Exporter
 from highwater.http.problems import PROBLEM_RESPONSES, SIDECAR_PATHS_HINT, answer_problems
 from highwater.http.services import Services, StartReports
@@ -225,8 +226,10 @@ def _control_plane(
     )
     app.state.services = services
     # Probes and scrapes come first, and most often: FastAPI tries one router after the other.
-    for routes in (health, memory, history, control, pages):
-        app.include_router(routes.router)
+    app.include_router(health.probes)
+    for routes in (health, memory, history, control):
+        app.include_router(routes.router, dependencies=[NO_UNKNOWN_QUERY])
+    app.include_router(pages.router)
     answer_problems(app, internal_error)
     exact = frozenset(app.openapi()["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}
     paths = SidecarPaths(exact, _SIDECAR_PREFIXES, _LIVE_PATHS, _SIDECAR_FOLDERS, SIDECAR_PATHS_HINT)

@@ -42,6 +42,18 @@ async def test_reclaim_runs_in_order_and_tells_before_and_after():
     assert core.counted.remedies == [("reset_encoder_cache", "reclaim", "done"), ("release", "reclaim", "done")]
 
 
+async def test_the_result_of_a_remedy_that_ran_is_kept_when_the_engine_is_lost_before_the_next_one():
+    core = await grown()
+    core.fake.on_reset = lambda: setattr(core.fake, "breaks", True)
+    names = "reset_prefix_cache", "release"
+    outcomes = await core.relief.reclaim(requests(*names), mode="now", dry_run=False)
+    assert [each.result.outcome for each in outcomes] == ["done", "failed"]
+    assert "worker call memory: ReadError" in (outcomes[1].result.reason or "")
+    assert core.counted.remedies == [(names[0], "reclaim", "done"), (names[1], "reclaim", "failed")]
+    with pytest.raises(NotAvailable):
+        await core.relief.reclaim(requests("release", "reset_prefix_cache"), mode="now", dry_run=False)
+
+
 async def test_a_release_while_asleep_is_an_operators_alone_and_its_effect_is_measured():
     core = await grown()
     core.fake.asleep = True

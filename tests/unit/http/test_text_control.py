@@ -17,7 +17,7 @@ from highwater.http.text.control import (
     taken_text,
 )
 from highwater.model.rank import Components, RankReading
-from highwater.model.remedies import RemedyResult
+from highwater.model.remedies import TRAITS, RemedyResult
 from highwater.watch.history import Mark
 from highwater.watch.snapshots import RankSnapshot, RankStacks, Taken
 from tests.fakes.incident import reading
@@ -56,6 +56,14 @@ def test_what_was_freed_is_told_by_rank_and_component():
     assert shown.splitlines()[-3].split() == ["encoder", "cache", "3.00", "GiB"]
     assert shown.splitlines()[-1].split() == ["used", "now", "6.00", "GiB"]
     assert "other tensors" not in shown
+
+
+def test_what_gave_nothing_back_says_what_it_frees():
+    frees = TRAITS["reset_mm_cache"].frees
+    other = replace(DONE.result, remedy="reset_mm_cache", credited_bytes=0, frees=frees, does_not_free="device memory")
+    shown = reclaim_text([DONE, replace(DONE, result=other)], dry_run=False)
+    said = "processed images in the API server's and EngineCore's host memory, not device memory"
+    assert [line for line in shown.splitlines() if "frees" in line] == [f"reset_mm_cache: frees {said}"]
 
 
 def test_ranks_of_several_engines_are_told_apart():

@@ -37,6 +37,9 @@ def reclaim_text(results: Sequence[RemedyOutcome], *, dry_run: bool) -> str:
             rows.append([one.remedy, one.outcome, one.quiesced_by or UNKNOWN, *sizes, f"{one.seconds:.2f}", held])
         headers = ["remedy", "outcome", "quiesced by", "given back", "less in use now", "seconds", "held"]
         parts = [table(headers, rows)]
+        # Nothing given back looks like a failure, where it was done and frees something else.
+        idle = [one for one in found if one.outcome == "done" and not one.credited_bytes]
+        parts += reasons_of((one.remedy, f"frees {one.frees}, not {one.does_not_free}") for one in idle if one.frees)
     parts += reasons_of((one.remedy, one.reason) for one in found if one.reason)
     before, after = results[0].before, results[-1].after
     if any(one.outcome == "done" for one in found) and (freed := compare(after, before)):
