@@ -44,8 +44,6 @@ PLACES: Final = (
     Place("docker/Dockerfile", "^ARG VERSION=", "$"),
     Place("docker/vllm.Dockerfile", "^ARG VERSION=", "$"),
     Place("docker/extension.Dockerfile", "^ARG VERSION=", "$"),
-    Place("docs/kubernetes.md", _IMAGE, "(?= )"),
-    Place("docs/kubernetes.md", f"push {_IMAGE}", "$"),
     Place("helm/ci/statefulset-values.yaml", "registry.example.org/highwater, tag: ", "}"),
     Place("docs/docker.md", "--build-arg VERSION=", "(?= )"),
     Place("docs/install/index.md", _IMAGE, "(?= )"),

@@ -80,7 +80,7 @@ def folder(tmp_path):
 
 def read(folder):
     machine = Machine(folder.parent)
-    recorder = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc)
+    recorder = RecorderFolder(folder, INSTANCE, clocks=Clocks(machine.monotonic, machine.clock), proc=machine.proc.path)
     try:
         return recorder.read(), sorted(recorder.problems)
     finally:
