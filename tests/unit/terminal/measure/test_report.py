@@ -107,7 +107,7 @@ def waters(*sizes: int) -> tuple[RankPressure, ...]:
     ("changed", "told"),
     [
         ({}, "device_free_bytes under 1.52 GiB: release"),
-        ({"ranks": waters(512 * MIB, 2048 * MIB)}, "device_free_bytes under 0.5 GiB or 2.00 GiB: release"),
+        ({"ranks": waters(512 * MIB, 2048 * MIB)}, "device_free_bytes under 0.50 GiB or 2.00 GiB: release"),
         ({"ranks": ()}, "device_free_bytes by the engine's plan: release"),
         ({"ranks": (), "signal": "device_used_ratio", "high_water": 0.93}, "device_used_ratio >= 0.93: release"),
         ({"ranks": (), "high_water": 2.0 * 1024 * MIB}, "device_free_bytes <= 2.00 GiB: release"),
