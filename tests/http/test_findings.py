@@ -37,3 +37,12 @@ async def test_a_finding_has_the_same_name_on_every_face(tmp_path):
     assert ("set-up", "without_expandable_segments") not in found
     weights = [one["weight"] for one in answer["findings"]]
     assert weights == sorted(weights, key=["likely", "clue", "note"].index)
+
+
+async def test_a_path_that_cannot_be_read_is_warned_of(tmp_path):
+    missing = tmp_path / "none"
+    async with sidecar_before(FakeEngine(extension=None), recorder_dir=missing, engine_log=missing) as running:
+        checks = {one["name"]: one for one in (await running.client.get("/memory/findings")).json()["checks"]}
+        assert checks["recorder"]["text"].startswith(f"recorder_dir: {missing} cannot be listed: no such file")
+        assert checks["incidents"]["text"].startswith(f"engine_log: {missing} cannot be read: no such file")
+        assert {checks[name]["level"] for name in ("recorder", "incidents")} == {"warn"}

@@ -18,7 +18,7 @@ from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, 
 from highwater.engine.client import Engine, EngineResponse, WorkerAnswer
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.remedies import TRAITS, UNNEEDED, Mode, RemedyTraits, Target
-from highwater.model.units import mib
+from highwater.model.units import gib_text
 from highwater.process.errors import EngineError, EngineGarbled
 from highwater.process.untrusted import part
 from highwater.watch.recorder.progress import kv_blocks_held
@@ -174,14 +174,14 @@ def _fell_short(answers: Answers) -> str | None:
     asked, moved, kept = _number(worst, "asked_bytes"), _number(worst, "spilled_bytes") or 0, part(worst, "kept")
     if moved >= (1 if asked is None else asked):  # without a target all is moved that can be
         return None
-    if mib(moved) == mib(asked):
+    if gib_text(moved) == gib_text(asked):
         return None
-    wanted = "" if asked is None else f" of the {mib(asked)} MiB asked for"
+    wanted = "" if asked is None else f" of the {gib_text(asked)} asked for"
     why = [f"{kept[name]} entries {what}" for name, what in _WHY_KEPT.items() if kept.get(name)]
     if not why and _number(part(worst, "encoder_cache"), "device_bytes") == 0:
         why = [f"its device holds no {'more ' if moved else ''}encoder outputs"]
     because = f": {', '.join(why)}" if why else ""
-    return f"{worst.rank_name} could move {f'only {mib(moved)} MiB' if moved else 'nothing'}{wanted}{because}"
+    return f"{worst.rank_name} could move {f'only {gib_text(moved)}' if moved else 'nothing'}{wanted}{because}"
 
 
 def _for_the_rest(payload: Mapping[str, Any], answers: Answers) -> Mapping[str, Any]:
@@ -245,7 +245,7 @@ async def call_workers_in_rounds(
             entries, size = (
                 max(int(answer.get(f"remaining_{of}", 0)) for answer in left) for of in ("entries", "bytes")
             )
-            rest = f"up to {entries} entries ({mib(size)} MiB) a rank are left; ask again"
+            rest = f"up to {entries} entries ({gib_text(size)}) a rank are left; ask again"
             return RunResult(ok=True, reason=f"stopped after {MAX_SECONDS:.0f} s: {rest}", detail=tuple(done))
         await pause(min(MAX_PAUSE_SECONDS, max(float(answer.get("elapsed_ms", 0)) for answer in run.detail) / 1000))
         try:

@@ -100,6 +100,8 @@ class Setup:
     incidents_folder: str | None = None
     incidents_problem: str | None = None
     has_engine_log: bool = False
+    log_problem: str | None = None  # of `engine_log`, as `recorder_problem` is of `recorder_dir`
+    recorder_problem: str | None = None
     events: Sequence[Event] = ()  # newest first
 
     @property

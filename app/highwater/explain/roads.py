@@ -316,6 +316,7 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
         "not_counted": [],
         "guessed": guessed,
         "log": [],
+        **({} if start.encodes else {"encoder": None}),
     }
     given = question.get("kv_cache_bytes") or flags.kv_cache_memory_bytes
     share, others = filled.gpu_memory_utilization or 0.0, int(question.get("in_use_bytes") or 0)

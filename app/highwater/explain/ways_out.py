@@ -142,7 +142,8 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
     """
     is_open = answer["status"] == "not_known"
     if wish.images is not None and answer.get("encoder", {}) is None:
-        raise PlanError(f"wish: {wish.images.count} images: the model takes none; wish for conversations alone")
+        model = answer.get("architecture") or "the model"
+        raise PlanError(f"wish: {wish.images.count} images: {model} takes none; wish for conversations alone")
 
     known: dict[str, AnsweredPool] = {}
 

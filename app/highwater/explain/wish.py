@@ -234,7 +234,7 @@ class _Search:
         each = pool.blocks_per_request
         return (
             f"{count} conversations of {self.length:,} tokens take {count} x {each:,} blocks and the null block, "
-            f"{count * each + 1:,} in all, of {pool.bytes_per_block:,} bytes: "
+            f"{count * each + 1:,} in all, of {pool.bytes_per_block:,} bytes on a rank: "
             f"{option.needed_bytes:,} bytes ({gib_text(option.needed_bytes)}). There are {pool.blocks:,} blocks, "
             f"{option.available_bytes:,} bytes ({gib_text(option.available_bytes)})."
         )

@@ -56,7 +56,7 @@ _SEVERAL = (
     "processes of {engines} engines write into this folder, and all of them are shown: which of them are this "
     "sidecar's engine's is not known; give each engine a folder of its own (HIGHWATER_RECORDER_DIR, recorder_dir)"
 )
-_SWEEP_SECONDS = 60.0
+_SWEEP_SECONDS, _MAX_PATH = 60.0, 160
 _PROC_SECONDS = 10.0
 """The time between two searches of ``/proc`` for processes that write no file."""
 
@@ -216,6 +216,7 @@ class HostReader:
         self, records: Sequence[ProcessRecord], processes: Iterable[ProcessMemory]
     ) -> list[ContainerMemory]:
         containers: dict[str, ContainerMemory] = {}
+        read_now: set[str] = set()
         for record in records:
             container = record.last_container
             if container is None:
@@ -227,10 +228,20 @@ class HostReader:
                 seen = self._container(process.pid)
                 if seen is not None:
                     containers[seen.key] = seen
+        for record in self._files.silent:
+            # On the sidecar's machine a group may outlive its processes: its counters are read after their end.
+            last = record.last_container
+            if last is None or not self._machine.is_boot(record.boot_id) or last.key in read_now:
+                continue
+            read_now.add(last.key)
+            with suppress(OSError):  # a path that somebody made up
+                seen = self._container("", record.host, path=str((record.cgroup or {}).get("path", ""))[:_MAX_PATH])
+                if seen is not None and seen.key == last.key:
+                    containers[seen.key] = replace(seen, is_private=last.is_private)
         return list(containers.values())
 
-    def _container(self, pid: int | str, host: str | None = None) -> ContainerMemory | None:
-        raw = read_container(self._root, pid)
+    def _container(self, pid: int | str, host: str | None = None, *, path: str | None = None) -> ContainerMemory | None:
+        raw = read_container(self._root, pid, path=path)
         return None if raw is None else container_of(raw, boot_id=self._machine.boot_id, host=host, sees="sidecar")
 
     def _shared(self, records: Sequence[ProcessRecord]) -> ShmMemory | None:

@@ -122,6 +122,8 @@ def _judged(services: Services, report: Report, start: Explained, host: HostRepo
         incidents_folder=None if folder is None else str(folder),
         incidents_problem=services.incidents.problem,
         has_engine_log=services.incidents.has_log,
+        log_problem=services.incidents.log_problem,
+        recorder_problem=None if services.recorders is None else services.recorders.problem,
         events=services.history.events(),
     )
     setup = of_report("set-up", report, explanation=start.explanation, host=host, setup=asked)

@@ -32,7 +32,7 @@ from highwater.http.access import Access
 from highwater.http.metrics import EnginePage, Exporter
 from highwater.model.rank import RankReading
 from highwater.model.report import SCHEMA, Caller, Report
-from highwater.process.errors import EXIT_STATUS_HEADER, OK, TooManyWaiting
+from highwater.process.errors import EXIT_STATUS_HEADER, OK, NotAvailable, TooManyWaiting
 from highwater.watch.history import History
 from highwater.watch.poller import Poller
 from highwater.watch.recorder.recorders import Recorders
@@ -57,7 +57,13 @@ class StartReports:
         self._turn = asyncio.Lock()
 
     def live_engine(self, report: Report) -> LiveEngine:
-        """Return the first data-parallel engine; raises PlanError with rank and figure where one is not reported."""
+        """Return the first data-parallel engine.
+
+        Raises PlanError with rank and figure where one is not reported, NotAvailable where no engine is read at all.
+        """
+        if not report.ranks:
+            why = report.engine.hint or f"the engine is {report.engine.state}"
+            raise NotAvailable(f"no worker of a running engine is read, so none can be planned: {why}")
         first = report.ranks[0].dp_rank if report.ranks else None
         return live_engine(
             [

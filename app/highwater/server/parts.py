@@ -137,9 +137,12 @@ class Parts:
     @cached_property
     def recorders(self) -> Recorders | None:
         folder, rate, seconds = self.settings.recorder_dir, self.settings.recorder_rate, self.settings.recorder_seconds
-        return (
-            None if folder is None else Recorders(self.engine, folder, rate=rate, seconds=seconds, clocks=self.clocks)
-        )
+        if folder is None:
+            return None
+        recorders = Recorders(self.engine, folder, rate=rate, seconds=seconds, clocks=self.clocks)
+        if (problem := recorders.files.look()) is not None:
+            log.warning("%s; it is read as soon as it can be", problem)
+        return recorders
 
     @cached_property
     def budgets(self) -> EngineBudgets:
@@ -334,6 +337,8 @@ class Parts:
         )
         if incidents.problem is not None:
             log.warning("%s", incidents.problem)
+        if (problem := incidents.log_problem) is not None:
+            log.warning("%s; it is read as soon as it can be", problem)
         return incidents
 
     @cached_property

@@ -71,7 +71,7 @@ def status_json(report: JudgedReport, answer: Any, events: Sequence[Event]) -> d
 @click.option("--since", metavar="MARK", help="adds what changed since that mark")
 @json_option
 def status(url: str, engine_url: str | None, since: str | None, *, ranks: bool, why: bool, as_json: bool) -> None:
-    """Show in at most eight lines whether all is well: what fills the memory, what happens next, and what to do.
+    """Show on one screen whether all is well: what fills the memory, what happens next, and what to do.
 
     Exits with 0 if all is well, 1 if something needs attention, 2 if memory is very short or the engine is dead or
     hangs, 3 if no sidecar answers.

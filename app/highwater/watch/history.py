@@ -23,7 +23,7 @@ from highwater.model.pace import Track
 from highwater.model.rank import RankKey, RankReading
 from highwater.model.remedies import RemedyResult, used_total
 from highwater.model.report import Caller, Event, EventKind, Report, Trigger
-from highwater.model.units import mib
+from highwater.model.units import gib_text
 from highwater.process.clocks import SYSTEM, Clocks
 
 MARKS_KEPT = 100
@@ -239,7 +239,8 @@ class History:
         while len(self._marks) > MARKS_KEPT:
             del self._marks[next(iter(self._marks))]
         used = used_total(ranks)
-        summary = f"mark {name!r}" + (f" at {mib(used)} MiB used" if used is not None else "")
+        together = f" on {len(ranks)} ranks together" if len(ranks) > 1 else ""
+        summary = f"mark {name!r}" + (f" at {gib_text(used)} used{together}" if used is not None else "")
         self.record("mark", summary, caller=caller)
         return mark
 

@@ -70,6 +70,7 @@ class Start:
     activation: Figure | None  # of the largest stage; None: not known
     why_unknown: str | None  # why the weights or the activation are not known
     has_experts: bool
+    encodes: tuple[str, ...]  # what the model takes beside text
     notes: tuple[str, ...]  # assumptions, in sentences
     doubts: tuple[str, ...]  # why the figures of the KV cache are not exact
 
@@ -121,6 +122,7 @@ def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_byte
         activation=activation,
         why_unknown="; ".join(unknown) or None,
         has_experts=model.experts > 0,
+        encodes=model.family.encodes,
         notes=tuple(notes),
         doubts=tuple(doubts),
     )

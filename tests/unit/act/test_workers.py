@@ -50,7 +50,11 @@ async def test_a_trim_goes_on_until_its_target_is_reached(engine, fake, rests):
 @pytest.mark.parametrize(
     ("images", "target", "reason"),
     [
-        (0, Target(free_bytes=MIB), "rank 0 could move nothing of the 1.0 MiB asked for: its device holds no encoder"),
+        (
+            0,
+            Target(free_bytes=1 << 30),
+            "rank 0 could move nothing of the 1.00 GiB asked for: its device holds no encoder",
+        ),
         (0, Target(), "rank 0 could move nothing: its device holds no encoder outputs"),
         (IMAGES, Target(free_bytes=2 * IMAGES * IMAGE_BYTES), ": its device holds no more encoder outputs"),
         (IMAGES, Target(keep_bytes=IMAGES * IMAGE_BYTES), None),
@@ -78,7 +82,7 @@ def moved(size: float, *, asked: float | None = 100, held: float = 50, **more: o
 
 
 ALL_OF_IT = moved(100)
-ONLY_HALF = "could move only 50.0 MiB of the 100.0 MiB asked for"
+ONLY_HALF = "could move only 0.049 GiB of the 0.098 GiB asked for"
 
 
 @pytest.mark.parametrize(
@@ -87,10 +91,10 @@ ONLY_HALF = "could move only 50.0 MiB of the 100.0 MiB asked for"
         ([ALL_OF_IT, moved(50, rank=1)], f"rank 1 {ONLY_HALF}"),
         ([moved(70), moved(50, rank=1), moved(60, rank=2)], f"rank 1 {ONLY_HALF}"),
         ([moved(70), moved(50, rank=0, dp_rank=1)], f"rank 1.0 {ONLY_HALF}"),
-        ([ALL_OF_IT, moved(0, rank=1)], "rank 1 could move nothing of the 100.0 MiB asked for"),
+        ([ALL_OF_IT, moved(0, rank=1)], "rank 1 could move nothing of the 0.098 GiB asked for"),
         ([moved(5, asked=None), moved(0, asked=None, rank=1)], "rank 1 could move nothing"),
         ([moved(99.99), ALL_OF_IT], None),
-        ([moved(99.9), ALL_OF_IT], "rank 0 could move only 99.9 MiB of the 100.0 MiB asked for"),
+        ([moved(99), ALL_OF_IT], "rank 0 could move only 0.097 GiB of the 0.098 GiB asked for"),
         ([moved(50, held=0)], f"rank 0 {ONLY_HALF}: its device holds no more encoder outputs"),
         ([moved(50, kept={"needed_entries": 3})], f"rank 0 {ONLY_HALF}: 3 entries are needed by requests"),
         (
@@ -168,7 +172,7 @@ async def test_what_takes_too_long_is_left_and_said(engine, fake):
     now = iter(range(0, 1000, 10))
     run = await call_workers_in_rounds(engine, "trim", {}, clock=lambda: next(now))
     assert (run.ok, [answer["spilled_entries"] for answer in run.detail]) == (True, [12, 12])
-    assert run.reason == "stopped after 30 s: up to 19 entries (2,318.0 MiB) a rank are left; ask again"
+    assert run.reason == "stopped after 30 s: up to 19 entries (2.26 GiB) a rank are left; ask again"
 
 
 async def test_a_refusal_after_a_part_of_it_is_the_end_of_it(engine, fake):

@@ -118,6 +118,7 @@ FOUND: list[tuple[str, dict, str, str]] = [
     ("readings", {"ranks": UNREAD}, "warn", "readings_incomplete"),
     ("recorder", {"progress": None}, "note", "no_recorder"),
     ("recorder", {"progress": None, "host": NO_PLUGIN}, "note", "no_recorder"),
+    ("recorder", {"progress": None, "recorder_problem": "recorder_dir: /x"}, "warn", "recorders_not_read"),
     ("recorder", {"progress": replace(MOVING, verdict="stuck", summary="1 step")}, "fail", "engine_stuck"),
     ("/dev/shm", {"host": shm_of(64, 4, 100, NEEDS_664_MIB)}, "fail", "shm_promised_too_much"),
     ("/dev/shm", {"host": shm_of(64, 64, 0, NEEDS_664_MIB)}, "warn", "shm_too_small"),
@@ -135,6 +136,7 @@ FOUND: list[tuple[str, dict, str, str]] = [
     ("incidents", {"has_engine_log": False, "incidents_folder": None}, "note", "incidents_in_memory"),
     ("incidents", {"incidents_problem": "no room"}, "fail", "incidents_not_kept"),
     ("incidents", {"incidents": [INCIDENT]}, "note", "recent_incidents"),
+    ("incidents", {"log_problem": "engine_log: /x"}, "warn", "engine_log_not_read"),
 ]
 
 # Nothing to change, or not known.

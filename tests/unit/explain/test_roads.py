@@ -149,7 +149,7 @@ class Rules:
             "architecture": "LlamaForCausalLM", "layers": 32, "flags": filled,
             "limits": Limits.of(filled, max_encoder_tokens=0, v2_model_runner=True), "workers": [LAYERS],
             "weights": (exact(15 * GIB),), "activation": exact(GIB), "why_unknown": None,
-            "has_experts": False, "notes": ("no card is named",), "doubts": (), **self.changed,
+            "has_experts": False, "encodes": (), "notes": ("no card is named",), "doubts": (), **self.changed,
         })  # fmt: skip
 
 

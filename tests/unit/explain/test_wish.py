@@ -119,7 +119,7 @@ def test_with_a_block_less_the_nearest_are_fewer_or_shorter_conversations() -> N
         (2, 144, True),
     ]
     assert result.proof == (
-        "2 conversations of 160 tokens take 2 x 10 blocks and the null block, 21 in all, of 8,192 bytes: "
+        "2 conversations of 160 tokens take 2 x 10 blocks and the null block, 21 in all, of 8,192 bytes on a rank: "
         "172,032 bytes (168 KiB). There are 20 blocks, 163,840 bytes (160 KiB)."
     )
 

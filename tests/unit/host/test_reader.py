@@ -304,6 +304,20 @@ def test_a_group_that_sidecar_and_engine_share_is_read_now(host):
     assert (reading.container.host, reading.container.age_seconds, reading.other_containers) == ("pod", 0.0, ())
 
 
+def test_the_group_of_an_engine_that_has_ended_is_read_after_its_end(host):
+    """On a machine without containers it is another than the sidecar's, and outlives the engine."""
+    group(host.root, "vllm")
+    (host.root / "proc/self/cgroup").write_text("0::/highwater\n")
+    known = record()["cgroup"] | {"path": "/vllm", "inode": (host.root / "sys/fs/cgroup/vllm").stat().st_ino}
+    write(host.folder, record(mono=470.0, cgroup=known))
+    reading = host()
+    assert (reading.container.key, reading.container.sees) == (reading.ended[0].container, "sidecar")
+    assert (reading.container.events["oom_kill"], reading.container.age_seconds) == (1, 0.0)
+    for other in ({"inode": 5}, {"path": "/../vllm"}, {"path": "/" + "x" * 5000}, {"path": 7}):
+        write(host.folder, record(mono=470.0, cgroup=known | other))
+        assert host().container is None, other
+
+
 def test_two_lives_of_process_1_lie_there_and_one_has_ended(host):
     kept = record()["cgroup"] | {"events": {"oom_kill": 1}, "inode": 76, "mono": 470.0}
     write(host.folder, record(pid=1, started=98, mono=474.0, parent_pid=0, cgroup=kept))

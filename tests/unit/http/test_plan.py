@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from highwater.engine.client import Engine
 from highwater.explain.live_engine import LiveEngine
 from highwater.http.memory import PlanRequest, plan_answer
-from highwater.http.services import Turns
+from highwater.http.services import StartReports, Turns
 from highwater.model.rank import EncoderCache
 from highwater.model.report import Report
-from highwater.process.errors import CannotPlan, TooManyWaiting
+from highwater.process.errors import CannotPlan, NotAvailable, TooManyWaiting
+from highwater.watch.sources import EngineBudgets
 from kvplan import PlanError
 from tests.fakes import started
 from tests.fakes.ranks import reading
@@ -94,6 +96,12 @@ def test_the_keys_that_are_named_are_all_that_there_are() -> None:
     with pytest.raises(CannotPlan) as raised:
         answer({"max_model_lenght": 5})
     assert set(str(raised.value).split("known: ")[1].split(", ")) == set(PlanRequest.model_fields)
+
+
+def test_without_an_engine_the_input_is_not_what_is_refused() -> None:
+    absent = replace(NOTHING_CACHED, ranks=(), engine=replace(NOTHING_CACHED.engine, state="gone", hint="not there"))
+    with pytest.raises(NotAvailable, match="no worker of a running engine is read, so none can be planned: not there"):
+        plan_answer(PlanRequest(), StartReports(EngineBudgets(Engine("http://engine"), None)), absent)
 
 
 def test_an_engine_whose_start_is_not_known_is_reported() -> None:

@@ -32,3 +32,13 @@ def test_a_poll_hears_of_the_engines_processes_from_the_watch_of_host_memory():
 def test_the_hint_names_what_would_show_starts_that_end_where_nothing_does(tmp_path, setting, is_blind):
     value = "act" if setting == "policy.mode" else str(tmp_path / "vllm")
     assert ("recorder_dir" in parts_of(**{setting: value}).processes.unseen_starts) is is_blind
+
+
+def test_a_path_that_cannot_be_read_is_warned_of_at_the_start(tmp_path, caplog):
+    missing = tmp_path / "none"
+    parts = parts_of(recorder_dir=str(missing), engine_log=str(missing))
+    assert (parts.recorders is None, parts.incidents.has_log) == (False, True)
+    assert [one.getMessage().partition(";")[0] for one in caplog.records] == [
+        f"recorder_dir: {missing} cannot be listed: no such file or directory",
+        f"engine_log: {missing} cannot be read: no such file or directory",
+    ]

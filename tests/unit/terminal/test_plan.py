@@ -18,6 +18,7 @@ from tests.support.record_answers import COMMANDS, SCREENS, recorded, screens
 from tests.unit.explain.test_roads import Rules
 
 GIB = 1 << 30
+LLAMA = Path(__file__).parents[1] / "explain" / "configs" / "llama-3.1-8b.json"
 
 
 @pytest.fixture(name="model")
@@ -123,6 +124,21 @@ def test_a_wish_has_its_command_line_and_without_a_card_the_bytes_that_it_needs(
     assert f"  vllm serve {model} --max-model-len 8192 --max-num-seqs 4" in on_card.stdout
     assert "--kv-cache-memory-bytes 4297064448" in alone.stdout
     assert "no device was named" in alone.stdout
+
+
+def test_a_wish_that_takes_more_ranks_says_what_is_of_one_of_them() -> None:
+    told = " ".join(run(LLAMA, "--built-in", "--device", "L4", "--wish", "8 x 32k").stdout.split())
+    assert told.startswith("Does not fit as it is; with 4 devices in place of 1 it fits")
+    assert "8 x 32,768 tokens need 8.00 GiB of 14.32 GiB on each of 4 ranks." in told
+    assert "As it is, 8 conversations" in told
+    assert "of 2,097,152 bytes on a rank: 34,361,835,520 bytes (32.00 GiB)" in told
+
+
+def test_the_built_in_refuses_images_for_a_model_that_takes_none() -> None:
+    for size in ("1080p", "2042 tokens"):
+        refused = run(LLAMA, "--built-in", "--device", "L4", "--wish", f"8 x 32k + 4 images of {size}")
+        assert refused.exit_code == 2
+        assert "wish: 4 images: LlamaForCausalLM takes none" in refused.stderr
 
 
 def test_json_is_the_answer_with_what_was_asked_beside(asked) -> None:

@@ -16,7 +16,7 @@ from highwater.model.rank import names_text
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Event
 from highwater.model.units import GIB
-from highwater.terminal.status import status_json
+from highwater.terminal.status import status, status_json
 from tests.unit.terminal.reports import NOW, as_json, event, is_golden, ranks, report, short_policy
 
 RECLAIM = Deed(text="Reclaim 14.8 GiB", path="memory/reclaim", body={"remedies": ["release"], "mode": "safe"})
@@ -187,3 +187,8 @@ def test_what_changed_since_a_mark_is_a_row_for_each_rank():
 @pytest.mark.parametrize("since", [None, {}, {"ranks": []}])
 def test_nothing_known_since_a_mark_is_said(since):
     assert "nothing is known" in since_text("x", since)
+
+
+def test_its_help_promises_no_number_of_lines():
+    """An answer takes as many as its sentence and the terminal's width need."""
+    assert "lines" not in status.help

@@ -212,7 +212,10 @@ def test_a_mark_keeps_the_readings_of_its_moment(history, fake, clock):
     clock.advance(5.0)
     fake.serve_images()
     assert (mark.at, mark.ranks[0].used_bytes) == (1000.0, USED_READY)
-    assert history.events()[0].summary == f"mark 'before' at {2 * USED_READY / MIB:,.1f} MiB used"
+    assert (
+        history.events()[0].summary
+        == f"mark 'before' at {2 * USED_READY / 1024 / MIB:.2f} GiB used on 2 ranks together"
+    )
     assert fake.readings()[0].used_bytes == USED_READY + IMAGES * IMAGE_BYTES
 
 

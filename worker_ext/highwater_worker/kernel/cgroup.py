@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,12 +89,16 @@ def read_oom_kills(root: Path) -> int | None:
     return None if files is None else _counters(files.levels[0] / files.events, EVENTS).get("oom_kill")
 
 
-def read_container(root: Path = ROOT, pid: int | str = "self") -> dict[str, Any] | None:
+def read_container(root: Path = ROOT, pid: int | str = "self", *, path: str | None = None) -> dict[str, Any] | None:
     """Return raw counters of a process's own group, and its tightest limit; None without groups.
 
-    The sidecar interprets them, which may be in another container.
+    The sidecar interprets them, which may be in another container. A `path` is a group's whose processes have ended,
+    as its kernel names it; in another namespace it names another group, which the inode shows.
     """
-    files = group_files(root) if pid == "self" else _find_groups(root, pid)
+    if path is not None:
+        files = _find_groups(root, [f"0:memory:{path}", f"0::{path}"])
+    else:
+        files = group_files(root) if pid == "self" else _find_groups(root, lines_of(root / f"proc/{pid}/cgroup"))
     if files is None:
         return None
     own, is_version_2 = files.levels[0], files.version == 2  # noqa: PLR2004 - of the two
@@ -170,10 +175,10 @@ def _row(pid: int, root: Path) -> dict[str, Any] | None:
 # The files' places are constant while a process runs, and finding them costs more than reading them.
 @functools.lru_cache(maxsize=8)
 def group_files(root: Path) -> GroupFiles | None:
-    return _find_groups(root, "self")
+    return _find_groups(root, lines_of(root / "proc/self/cgroup"))
 
 
-def _find_groups(root: Path, pid: int | str) -> GroupFiles | None:
+def _find_groups(root: Path, lines: Sequence[str]) -> GroupFiles | None:
     mounts = list(read_mounts(root))
     tops = {
         1: [mount for mount in mounts if mount.kind == "cgroup" and "memory" in mount.options.split(",")],
@@ -181,7 +186,7 @@ def _find_groups(root: Path, pid: int | str) -> GroupFiles | None:
     }
     # A hybrid machine mounts both versions; memory is then with version 1, which has the controller's name.
     for files in (_VERSION_1, _VERSION_2):
-        for line in lines_of(root / f"proc/{pid}/cgroup"):
+        for line in lines:
             _, controllers, path = [*line.split(":", 2), "", ""][:3]
             if "memory" in controllers.split(",") if files.version == 1 else controllers == "":
                 for mount in tops[files.version]:

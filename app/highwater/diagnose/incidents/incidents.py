@@ -112,6 +112,11 @@ class Incidents:
         return self._log is not None
 
     @property
+    def log_problem(self) -> str | None:
+        """Why the engine's log cannot be read now, by a look at the disk: it may come later."""
+        return None if self._log is None else self._log.problem
+
+    @property
     def counts(self) -> Mapping[IncidentKind, int]:
         """The number of incidents of each kind, by the folder, without those that may be withdrawn: it never falls."""
         return self._counts

@@ -101,10 +101,8 @@ def read_tail(
             if until is not None and (end[:2] != until[:2] or end.offset < until.offset):
                 return [], None, False
             content, is_cut = read_from(file, start, TAIL_BYTES, until)
-    except NotARegularFileError:
-        return [], f"engine_log: {path} is not a file", False
     except OSError as exc:
-        return [], f"engine_log: {path} cannot be read: {os_reason(exc)}", False
+        return [], _problem(path, exc), False
     lines = WholeLines(is_cut=is_cut).of(content)
     return lines, None, is_cut or len(lines) == MOST_LINES
 
@@ -140,6 +138,20 @@ class WholeLines:
 def open_log(path: Path) -> BinaryIO:
     """Open a log for reading; raises OSError, of it ``NotARegularFileError`` where it is no file."""
     return os.fdopen(open_regular(path, follows_link=True), "rb")
+
+
+def problem_of(path: Path) -> str | None:
+    """Return why a log cannot be read now."""
+    try:
+        open_log(path).close()
+    except OSError as exc:
+        return _problem(path, exc)
+    return None
+
+
+def _problem(path: Path, exc: OSError) -> str:
+    said = "is not a file" if isinstance(exc, NotARegularFileError) else f"cannot be read: {os_reason(exc)}"
+    return f"engine_log: {path} {said}"
 
 
 class FollowedLog:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from highwater.diagnose.log.messages import LogText, RecognizedLine, recognized
-from highwater.diagnose.log.reader import FollowedLog, LogPosition, Reader, position_of_end, read_tail
+from highwater.diagnose.log.reader import FollowedLog, LogPosition, Reader, position_of_end, problem_of, read_tail
 from highwater.diagnose.log.record import NEAR_SECONDS, LogLine, Moment
 from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, says_serving, story_of, told_by
 
@@ -185,6 +185,10 @@ class EngineLog:
         self._has_looked = False
         self._absent_since: float | None = None
         self.since: LogPosition | None = None  # its end when the engine became ready; earlier lines are of another life
+
+    @property
+    def problem(self) -> str | None:
+        return problem_of(self._path)
 
     def begin_life(self) -> None:
         """Forget the log until now: it is of no failed start, and not of this life of the engine."""

@@ -11,12 +11,13 @@ from highwater.host.past import Fill, containers_of_engine
 from highwater.host.reading import ShmMemory
 from highwater.host.report import UNKNOWN_CONTAINER, GrownPart
 from highwater.model.rank import device_traits
-from highwater.model.units import size_text, span_text
+from highwater.model.units import MIB, size_text, span_text
 
 HOST_FULL_RATIO, HOST_HIGH_RATIO = 0.95, 0.90
 # Beside a look at the engine's container, which every process of it writes, or before the end.
 STALE_RANK_SECONDS, STALE_SECONDS = 15.0, 60.0
 MAX_LOOKS, MAX_LARGEST = 12, 3
+STRANGER_BYTES: Final = 64 * MIB
 SOON_SECONDS = 3600.0
 # Percent of the last minute in which a task waited for memory.
 HIGH_PRESSURE: Final = 10.0
@@ -90,7 +91,9 @@ def fullest(case: Case) -> tuple[Fill | None, str]:
 
 def looks_text(case: Case) -> str | None:
     host = None if case.evidence is None else case.evidence.host
-    parts = () if host is None else [part for part in host.parts if part.kind == "process"]
+    parts = [part for part in host.parts if part.kind == "process"] if host is not None else []
+    # A shell, and what an operator calls in it, are beside the engine on a machine without containers.
+    parts = [part for part in parts if part.role != "other" or part.bytes >= STRANGER_BYTES]
     freshest = sorted(parts, key=lambda part: -round(part.at))[:MAX_LOOKS]
     said = (f"{part.name} {size_text(part.bytes)} ({span_text(case.at - part.at)} before)" for part in freshest)
     return ", ".join(said) or None

@@ -126,7 +126,9 @@ def kv_pool(case: Case) -> Finding | None:
     if pool is None or moved is None:
         return None
     weight: Weight = "clue" if moved else "note"
-    return finding("kv_pool", weight=weight, moved=moved, pool=pool, meaning=COMPONENT_MEANING["kv_cache_bytes"])
+    ranks, meaning = len(experiment.ranks(AFTER)), COMPONENT_MEANING["kv_cache_bytes"]
+    together = f" on {ranks} ranks together" if ranks > 1 else ""
+    return finding("kv_pool", weight=weight, moved=moved, pool=pool, together=together, meaning=meaning)
 
 
 def host_growth(case: Case) -> Finding | None:

@@ -187,6 +187,8 @@ def recorder(case: Case) -> Answer:
     if progress is not None:
         said = f"{progress.verdict}: {progress.summary}"
         return finding("engine_stuck", progress=said) if progress.verdict == "stuck" else said
+    if setup.recorder_problem is not None:
+        return finding("recorders_not_read", problem=setup.recorder_problem)
     if not setup.can.get("collective_rpc") or setup.is_engine_lost:
         return None
     problems = () if case.host_report is None else case.host_report.reading.problems
@@ -278,6 +280,8 @@ def incidents(case: Case) -> Answer:
     setup = given(case.setup)
     if setup.incidents_problem:
         return finding("incidents_not_kept", problem=setup.incidents_problem)
+    if setup.log_problem:
+        return finding("engine_log_not_read", problem=setup.log_problem)
     times = ((one, one.last_at or one.at) for one in setup.incidents)
     recent = [one for one, at in times if at is not None and setup.now - at < RECENT_SECONDS]
     if recent:

@@ -45,12 +45,12 @@ def reclaim_text(results: Sequence[RemedyOutcome], *, dry_run: bool) -> str:
     if any(one.outcome == "done" for one in found) and (freed := compare(after, before)):
         in_use = {rank.key: rank.used_bytes for rank in after}
         rows = [
-            [component_title(name), *(size_text(getattr(each.components, name)) for each in freed)]
+            [component_title(name), *(gib_text(getattr(each.components, name)) for each in freed)]
             for name in COMPONENT_NAMES
             if any(getattr(each.components, name) for each in freed)
         ]
-        rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
-        rows.append(["used now", *(size_text(in_use[each.key]) for each in freed)])
+        rows.append(["all", *(gib_text(each.used_bytes) for each in freed)])
+        rows.append(["used now", *(gib_text(in_use[each.key]) for each in freed)])
         parts.append("\n" + table(["less in use now", *(each.name for each in freed)], rows))
     return "\n".join(part for part in parts if part) + "\n"
 

@@ -1,4 +1,4 @@
-"""The report as text: at most eight lines for `highwater status` and what stands behind them, and all of it. Pure.
+"""The report as text: at most eight answers for `highwater status` and what stands behind them, and all of it. Pure.
 
 The verdict comes first, and sizes are in GiB.
 """
@@ -48,7 +48,7 @@ def headline(report: JudgedReport) -> str:
 def status_text(
     report: JudgedReport, events: Sequence[Event], *, url: str, now: float, width: int, is_alone: bool = False
 ) -> str:
-    """Return at most eight lines; ``is_alone``: the engine was asked at ``url`` itself, and no sidecar is there.
+    """Return at most eight answers; ``is_alone``: the engine was asked at ``url`` itself, and no sidecar is there.
 
     Then no policy runs: what one would do, or somebody by it, is not said.
     """

@@ -26,7 +26,7 @@ from highwater.diagnose.evidence import (
 from highwater.model.rank import RankReading
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Report
-from highwater.model.units import mib
+from highwater.model.units import gib_text
 from highwater.process.errors import SidecarError, SidecarRefused
 from highwater.process.untrusted import plain
 from highwater.terminal.client import SidecarClient, ranks_of, remedy_of, report_of, understood
@@ -169,7 +169,7 @@ class Measurement:
             return
         self._spoke_at = now
         point = sampler.highest()
-        used = "" if point is None else f", {point.name} at {mib(point.used_bytes)} MiB"
+        used = "" if point is None else f", {point.name} at {gib_text(point.used_bytes)}"
         trouble = f"; {sampler.problem}" if sampler.problem else ""
         self.say(f"load runs for {now - load.started:.0f} s{used}{trouble}")
 
@@ -207,7 +207,7 @@ class Measurement:
             if result.outcome == "done":
                 ranks, after = ranks_of(data["after"]), f"after {name}"
                 self._after.append(Moment(name=after, title=after, at=_newest(ranks), ranks=ranks))
-        what = f": {result.reason}" if result.reason else f", gave back {mib(result.credited_bytes)} MiB"
+        what = f": {result.reason}" if result.reason else f", gave back {gib_text(result.credited_bytes)}"
         self.say(f"  {result.outcome}{what}")
         return result
 

@@ -18,7 +18,7 @@ from highwater.http.text.markdown import block, chart, code, moment, section, ta
 from highwater.model.components import COMPONENT_NAMES, component_title
 from highwater.model.policy import signal_traits
 from highwater.model.rank import RankKey, RankReading, device_title
-from highwater.model.units import MIB, UNKNOWN, mib, span_text
+from highwater.model.units import MIB, UNKNOWN, gib_text, mib, span_text
 from highwater.process.errors import HighwaterError
 from highwater.terminal.measure.load import shown_command
 
@@ -121,17 +121,17 @@ def _figures(experiment: Experiment) -> str:
     used, fullest = highest(experiment.ranks(PEAK), lambda reading: reading.used_bytes) or (0, None)
     if fullest is not None:
         whole = fullest.total_bytes
-        share = f" of {mib(whole)}, {used / whole:.1%}" if whole else ""
-        columns.append(("peak under load", f"{mib(used)} MiB", f"{fullest.name}{share}"))
+        share = f" of {gib_text(whole)}, {used / whole:.1%}" if whole else ""
+        columns.append(("peak under load", gib_text(used), f"{fullest.name}{share}"))
     grown = experiment.change(BEFORE, AFTER, "used_bytes")
-    columns.append(("growth", f"{mib(grown, signed=True)} MiB", f"before to after the load, {_ranks(experiment)}"))
+    columns.append(("growth", gib_text(grown, signed=True), f"before to after the load, {_ranks(experiment)}"))
     if experiment.remedies:
         relieved = experiment.after_remedies
         moved = experiment.change(AFTER, relieved[-1].name, "used_bytes") if relieved else None
         done = sum(result.outcome == "done" for result in experiment.remedies)
         tried = len(experiment.remedies) + len(experiment.not_tried)
-        given = mib(None if moved is None else -moved)
-        columns.append(("given back", f"{given} MiB", f"by {done} of {tried} remedies"))
+        given = gib_text(None if moved is None else -moved)
+        columns.append(("given back", given, f"by {done} of {tried} remedies"))
     how = f"{'interrupted, ' if experiment.load.interrupted else ''}{experiment.load.exit_text}"
     columns.append(("load", span_text(round(experiment.load.seconds)), how))
     titles, numbers, words = zip(*columns, strict=True)
@@ -294,20 +294,20 @@ def _setup(experiment: Experiment) -> Iterator[str]:
     budget = next((reading.budget for reading in experiment.ranks(BEFORE) if reading.budget.requested_bytes), None)
     if budget is not None:
         share = f" ({budget.gpu_memory_utilization:g} of the device)" if budget.gpu_memory_utilization else ""
-        yield f"- vLLM's share of a device: {mib(budget.requested_bytes)} MiB{share}"
+        yield f"- vLLM's share of a device: {gib_text(budget.requested_bytes)}{share}"
     for flag, value in experiment.settings.items():
         yield f"- {code(flag)}: {code(value, 200)}"
     yield f"- sidecar: {code(experiment.sidecar_url)}"
     yield f"- policy: {text(experiment.policy.mode) if experiment.policy is not None else UNKNOWN}"
     for rule in experiment.policy.rules if experiment.policy is not None else ():
-        waters = [mib(size) for size in sorted({one.high_free_bytes for one in rule.ranks if one.high_free_bytes})]
+        waters = [gib_text(size) for size in sorted({one.high_free_bytes for one in rule.ranks if one.high_free_bytes})]
         if waters:
-            high_water = f"under {' or '.join(waters)} MiB"
+            high_water = f"under {' or '.join(waters)}"
         elif rule.high_water is None:
             high_water = "by the engine's plan"
         else:
             traits = signal_traits(rule.signal)
-            water = f"{rule.high_water:g}" if traits.is_ratio else f"{mib(round(rule.high_water))} MiB"
+            water = f"{rule.high_water:g}" if traits.is_ratio else gib_text(round(rule.high_water))
             high_water = f"{'<=' if traits.falls else '>='} {water}"
         remedies = ", ".join(remedy.name for remedy in rule.remedies)
         yield f"- {code(f'rule {rule.name}', 80)}: {code(f'{rule.signal} {high_water}: {remedies}', 200)}"

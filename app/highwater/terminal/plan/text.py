@@ -202,14 +202,17 @@ def _verdict_of_a_wish(wish: Mapping[str, Any], answer: Mapping[str, Any]) -> st
     if "kv_cache_memory_bytes" in chosen["flags"]:
         return f"{needs} on each rank; no device was named, so nothing was compared."
     available = (answer.get("kv_cache") or {}).get("available_bytes") or chosen["available_bytes"]
+    parallel = config_of(answer, "parallel") or answer.get("flags") or {}
+    ranks = parallel.get("tensor_parallel_size", 1) * parallel.get("pipeline_parallel_size", 1)
+    room = f"{size_text(available)} on each of {ranks} ranks" if ranks > 1 else size_text(available)
     if not wish["fits"]:
-        return f"Does not fit as it is; with {chosen['why']} it fits: {needs} of {size_text(available)}."
-    return f"Fits: {needs} of {size_text(available)}."
+        return f"Does not fit as it is; with {chosen['why']} it fits: {needs} of {room}."
+    return f"Fits: {needs} of {room}."
 
 
 def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
     chosen, image = wish["chosen"], wish["image"]
-    lines = [*_wrapped(wish["proof"]).splitlines()]
+    lines = _wrapped(wish["proof"] if wish["fits"] else f"As it is, {wish['proof']}").splitlines()
     if image is not None:
         lines.append(f"An image is {image['prompt_tokens']:,} tokens, {image['embeddings']:,} in the encoder cache.")
     if chosen is not None:

@@ -99,6 +99,12 @@ class RecorderFolder:
             damaged = (f"{name}: {file.problem}" for name, file in self._files.items() if file.problem is not None)
             return (*folder, *unusable, *damaged, *self._duplicates)
 
+    def look(self) -> str | None:
+        """Return why the folder cannot be read now: the workers may make it later."""
+        with self._lock:
+            self._names()
+            return self._folder_problem
+
     def follow(self, instance: str | None) -> None:
         with self._lock:
             if instance != self._instance:

@@ -217,7 +217,7 @@ class Recorders:
         self._refusal = None
         if folder is not None:
             self._refusal = (
-                f"recorder_dir: the workers' recorders, which another sidecar started, write to {folder}, "
+                f"recorder_dir: the workers' recorders, which this sidecar did not start, write to {folder}, "
                 f"not {self._folder}"
             )
 

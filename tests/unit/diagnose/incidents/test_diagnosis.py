@@ -419,6 +419,14 @@ def test_the_processor_cache_is_advised_about_where_the_engine_counts_images_and
     assert found("killed_by_kernel", given).advice == (ADVICE["memory_limit"],)
 
 
+def test_a_shell_beside_the_engine_is_none_of_its_processes():
+    shell, python = (replace(HELD, name=f"other {name}", role="other") for name in ("bash", "python"))
+    host = replace(facts(), parts=(HELD, python, replace(shell, bytes=MIB)))
+    looks = found("kill_not_known", evidence("died", host=host)).text
+    assert "other python 2.35 GiB" in looks
+    assert "bash" not in looks
+
+
 def test_of_a_kill_within_seconds_the_largest_is_named():
     cpu = rank(reading(device=Device(type="cpu"), host_memory=HostMemory()))
     given = evidence("died", cpu, oom_kills=OomKills(count=1, where="counted"), host=facts(part=HELD))

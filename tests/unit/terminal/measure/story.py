@@ -126,10 +126,8 @@ def story() -> Experiment:
             ),
         ),
         events=(
-            Event(
-                id=1, at=START, kind="mark", summary="mark 'bench of the 32B model: load starts' at 115,532.0 MiB used"
-            ),
-            Event(id=1, at=end, kind="mark", summary="mark 'bench of the 32B model: load ended' at 123,096.0 MiB used"),
+            Event(id=1, at=START, kind="mark", summary="mark 'bench of the 32B model: load starts' at 112.82 GiB used"),
+            Event(id=1, at=end, kind="mark", summary="mark 'bench of the 32B model: load ended' at 120.21 GiB used"),
         ),
         policy=PolicyStatus(
             mode="observe",

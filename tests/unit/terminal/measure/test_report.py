@@ -106,11 +106,11 @@ def waters(*sizes: int) -> tuple[RankPressure, ...]:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({}, "device_free_bytes under 1,560.0 MiB: release"),
-        ({"ranks": waters(MIB, 2 * MIB)}, "device_free_bytes under 1.0 or 2.0 MiB: release"),
+        ({}, "device_free_bytes under 1.52 GiB: release"),
+        ({"ranks": waters(512 * MIB, 2048 * MIB)}, "device_free_bytes under 0.50 GiB or 2.00 GiB: release"),
         ({"ranks": ()}, "device_free_bytes by the engine's plan: release"),
         ({"ranks": (), "signal": "device_used_ratio", "high_water": 0.93}, "device_used_ratio >= 0.93: release"),
-        ({"ranks": (), "high_water": 2.0 * 1024 * MIB}, "device_free_bytes <= 2,048.0 MiB: release"),
+        ({"ranks": (), "high_water": 2.0 * 1024 * MIB}, "device_free_bytes <= 2.00 GiB: release"),
     ],
 )
 def test_a_rule_is_shown_with_where_it_acts(changed, told):
