@@ -35,7 +35,7 @@ from highwater.host.reading import (
     name_of,
     named_apart,
 )
-from highwater.host.report import GrownPart, HostReport, Judge, report_of
+from highwater.host.report import CountedKills, GrownPart, HostReport, Judge, report_of
 from highwater.model.rank import RankReading
 from highwater.process.clocks import STOPPED_STATES, SYSTEM, Clocks, Machine
 from highwater.process.errors import contained
@@ -271,7 +271,7 @@ class HostNow:
 class HostWatch:
     """Keeps the last reading, and the pace of the container's memory.
 
-    ``judge`` finds what is wrong with a report. ``counts`` returns the counters of the engine and its workers, ``life``
+    ``judge`` finds what is wrong with a report. ``counts`` returns the counters of the engine and its workers, ``oom_kills`` what the kernel has killed, ``life``
     an identifier of the engine's life while it is up: what grew before was its start. ``listeners`` take every reading.
     """
 
@@ -281,6 +281,7 @@ class HostWatch:
         *,
         judge: Judge = lambda _report, _grown: (),
         counts: Callable[[], CacheCounts] = lambda: NOT_COUNTED,
+        oom_kills: Callable[[], CountedKills] = CountedKills,
         life: Callable[[], str | None] = lambda: None,
         listeners: Iterable[Callable[[HostReading], None]] = (),
         clocks: Clocks = SYSTEM,
@@ -290,6 +291,7 @@ class HostWatch:
         self._reader = reader
         self._judge = judge
         self._counts = counts
+        self._oom_kills = oom_kills
         self._life = life
         self._life_seen: str | None = None
         self._monotonic = clocks.monotonic
@@ -373,5 +375,12 @@ class HostWatch:
         self._past.add(reading)
         self._silent_cores.look(reading)
         parts = self._past.present_parts(reading)
-        report = report_of(reading, judge=self._judge, outlook=outlook, grown=parts, counts=self._counts())
+        report = report_of(
+            reading,
+            judge=self._judge,
+            outlook=outlook,
+            grown=parts,
+            counts=self._counts(),
+            oom_kills=self._oom_kills(),
+        )
         return HostNow(report, parts, read_at)

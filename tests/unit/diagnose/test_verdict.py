@@ -120,6 +120,7 @@ RESTING = replace(
 ACTING = replace(short_policy("acting", can_release=2 * GIB), acts=(act(16), act(32)))
 HOST = HostSummary(processes=3)
 FULL_HOST = "the engine's container keeps 62.0 GiB of 64.0 GiB (97 %) that the kernel cannot drop"
+KILLED = "the kernel has killed 1 process of the engine's container for memory, the last one 12 s ago (counted there)"
 CPU = tuple(replace(rank, device=Device(type="cpu"), releasable_bytes=None, trimmable_bytes=None) for rank in ranks(1))
 MISSING = MissingRank(dp_rank=0, pp_rank=0, tp_rank=2, rank=2, status="dead")
 SECOND_WAVE = policy(acts=tuple(act(16.0 * number) for number in range(1, 6)))
@@ -250,6 +251,7 @@ CASES: dict[str, Report] = {
     ),
     "a rest after a relief that was too small": told(policy=RESTING, ranks=nothing_to_give(free=2.0)),
     "host memory is short": told(host=replace(HOST, warnings=(FULL_HOST,), short=FULL_HOST)),
+    "the kernel has killed one of its processes": told(host=replace(HOST, warnings=(KILLED,), short=KILLED)),
     "a leak that ends today": told(growth=Growth(series=(leaking(0.25),))),
     "very short": told(policy=short_policy("urgent", can_release=GIB)),
     "very short, all in use": told(policy=short_policy("urgent"), ranks=nothing_to_give(free=0.4)),
