@@ -279,7 +279,7 @@ def report_of(
     outlook: Outlook = NO_OUTLOOK,
     grown: Sequence[GrownPart] = (),
     counts: CacheCounts = NOT_COUNTED,
-    oom_kills: CountedKills = CountedKills(),  # noqa: B008 - frozen
+    oom_kills: CountedKills = CountedKills(),
 ) -> HostReport:
     container = reading.container or UNKNOWN_CONTAINER
     known = [size for size in (container.room_bytes, reading.machine.available_bytes) if size is not None]
