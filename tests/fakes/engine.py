@@ -32,6 +32,7 @@ from highwater.act.rules import Rule
 from highwater.engine.client import Engine
 from highwater.http.metrics import Counters
 from highwater.model.components import account
+from highwater.model.engine import SeenProcess
 from highwater.model.rank import RankReading, WorkerMemory
 from highwater.model.remedies import RemedyResult
 from highwater.model.report import Report, Trigger
@@ -753,7 +754,7 @@ class Counted(Counters):
 class SeenProcesses:
     """What a test shows of the engine's processes beside its workers, as `EngineProcesses` has it."""
 
-    one: Callable[[], str | None] = lambda: None
+    one: Callable[[], SeenProcess | None] = lambda: None
     lives: Callable[[], Any] = lambda: (0.0, ())
     stopped: Callable[[], str | None] = lambda: None
     silent_core: Callable[[], Any] = lambda: None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -27,9 +26,6 @@ Reason: TypeAlias = Literal[
     "ranks_missing", "rule_held",
 ]  # fmt: skip
 _WORDS: Final = 24  # of what others say, within a sentence
-# Up to the first semicolon that stands in no parentheses; and what stands in them.
-_CLAUSE: Final = re.compile(r"(?:\([^()]*\)|(?!; ).)*", re.DOTALL)
-_ASIDE: Final = re.compile(r" \([^()]*\)")
 _MIXED_BYTES: Final = 1024 * MIB  # ranks that differ by more are not alike
 
 
@@ -63,10 +59,19 @@ def brief(text: str) -> str:
 
     Of a longer one what stands in parentheses goes first, and then what comes after a comma or a colon.
     """
-    found = _CLAUSE.match(text)
-    clause = found.group() if found is not None else text
-    if len(clause.split()) > _WORDS:
-        clause = _ASIDE.sub("", clause)
+    clause, bare, depth = "", "", 0  # `bare`: without what stands in parentheses, also in those that never close
+    for place, letter in enumerate(text):
+        if letter == "(":
+            depth, bare = depth + 1, bare if depth else bare.rstrip()
+        if not depth:
+            if text.startswith("; ", place):
+                break
+            bare += letter
+        if letter == ")":
+            depth = max(depth - 1, 0)
+        clause += letter
+    if depth or len(clause.split()) > _WORDS:
+        clause = bare
     words = clause.split()
     if len(words) <= _WORDS:
         return " ".join(words).rstrip(".,:")
@@ -149,7 +154,7 @@ def hung(report: Report) -> Judged | None:
     engine, progress = report.engine, report.progress
     if not engine.traits.is_hung:
         return None
-    said = progress.summary if progress is not None and engine.state == "stuck" else engine.hint
+    said = engine.hint if progress is None else progress.summary
     why = f": {brief(said)}" if said else ""
     deed = _incident_deed(report, "See the stacks", "hung")
     if engine.state == "not_answering":
@@ -173,17 +178,17 @@ def starting(report: Report) -> Judged | None:
         return None
     took = engine.last_start_seconds
     last = f"; the last start took {span_text(took)}" if took is not None else ""
-    since = engine.loading_since or engine.since
+    is_seen, has_failed = engine.loading_since is not None, failure is not None or engine.ended_starts is not None
+    since = engine.loading_since or (None if has_failed else engine.since)  # that may be of the start that failed
     so_far = f", {whole_span_text(max(report.now - since, 0.0))} so far" if report.now is not None and since else ""
     loads = f"The engine is {engine.loading_phase or 'starting'}{so_far}{last}."
     deed = _incident_deed(report, "See why", "start_failed")
-    if failure is not None:
-        again = f" {loads}" if engine.is_loading else " Nothing loads now."
-        return Judged("starting", "start_failed", f"{capital(brief(failure.summary))}.{again}", None, deed)
-    if engine.ended_starts is not None:  # the log tells it, and no process of it is left
-        return Judged("starting", "start_failed", f"{capital(brief(engine.ended_starts))}. {loads}", None, deed)
+    said = engine.ended_starts if failure is None else failure.summary
+    if said is not None:
+        again = loads if is_seen else "Nothing loads now." if engine.is_loading is False else "No new start is seen."
+        return Judged("starting", "start_failed", f"{capital(brief(said))}. {again}", None, deed)
     # After one that ended it counts as starting only where that is seen; of a first one its process may be.
-    if engine.is_loading or engine.restarts or engine.loading_process is not None:
+    if is_seen or engine.restarts:
         return Judged("starting", "loading", loads, "Memory is judged once it is ready.")
     nothing = capital(brief(engine.hint)) if engine.hint else f"Nothing answers at {engine.url}"
     return Judged("unknown", "unreachable", f"{nothing}; whether an engine starts is not known.")

@@ -195,6 +195,12 @@ class StartAttempts:
         """True if the processes of a start run that began after all that has ended."""
         return bool(self._under_way)
 
+    @property
+    def since(self) -> float | None:
+        """When the start that is under way began, or was seen first."""
+        known = (one.since if one.life.started_at is None else one.life.started_at for one in self._under_way)
+        return next(known, None)
+
     def _told(self, lives: Sequence[ProcessLife], at: float, end: EndedLife = _FAILED) -> None:
         # Without a process in common it is the oldest: the next one may have begun before the log was read.
         self._close(lives or [one.life for one in self._under_way[:1]])

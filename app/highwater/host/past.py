@@ -12,14 +12,14 @@ All that is kept here, because what processes leave of themselves, and a contain
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import linear_regression
 from typing import Final, NamedTuple, TypeAlias
 
 from highwater.host.needs import ProcessorCaches
 from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory
-from highwater.host.report import NO_OUTLOOK, NOTABLE_RATIO, GrownPart, Outlook, parts_of
+from highwater.host.report import NO_OUTLOOK, NOTABLE_RATIO, CountedKills, GrownPart, Outlook, parts_of
 from highwater.model.growth import seconds_until
 from highwater.model.rank import Process, RankReading
 from highwater.model.units import MIB
@@ -266,6 +266,7 @@ class OutlookWindow:
 
 # An earlier kill is another matter.
 RECENT_SECONDS: Final = 60.0
+TOLD_SECONDS: Final = 3600.0
 _BY_CONTAINER: Final = "counted in the engine's container"
 _MAX_RISES, _MAX_GROUPS = 64, 256
 _Known: TypeAlias = tuple[int, Process | None]  # a counter, and the rank's process that reported it
@@ -286,17 +287,30 @@ class _Rise(NamedTuple):
 
 
 class OomKillWatch:
-    def __init__(self, clocks: Clocks = SYSTEM) -> None:
+    """``tell`` is given a sentence for each rise of the total, whichever counter showed it."""
+
+    def __init__(self, clocks: Clocks = SYSTEM, tell: Callable[[str], object] = lambda _: None) -> None:
         # Kills since this sidecar began; `None` before any counter of the engine was read.
         self.total: int | None = None
         self._clock = clocks.monotonic
         self._counts: dict[str, _Known] = {}
         self._rises: deque[_Rise] = deque(maxlen=_MAX_RISES)
         self._has_looked = self._is_container_counted = False
+        self._tell = tell
+        self._told: deque[tuple[float, OomKills]] = deque(maxlen=_MAX_RISES)  # what has been added to the total
+
+    @property
+    def last_hour(self) -> CountedKills:
+        now = self._clock()
+        told = [(now - at, kills) for at, kills in self._told if now - at <= TOLD_SECONDS]
+        if not told:
+            return CountedKills()
+        seconds, last = told[-1]
+        return CountedKills(count=sum(kills.count for _, kills in told), where=last.where, seconds_ago=seconds)
 
     def notice(self, ranks: Iterable[RankReading]) -> None:
         """Compare the counters that the ranks report with their last values. Ranks of one container tell one kill."""
-        rises = [0]
+        rises = [OomKills(count=0, where="")]
         for rank in ranks:
             count, name = rank.host_memory.cgroup_oom_kills, rank.label
             if count is not None:
@@ -307,10 +321,10 @@ class OomKillWatch:
                 is_anew = has_moved and (process.pid or 0) <= (0 if was is None else was.pid or 0)
                 where, known = f"counted where rank {name} runs", (count, process)
                 rise = self._note(f"rank {name}", where, count if is_anew else before, known)
-                rises.append(count if is_anew else rise)
+                rises.append(OomKills(count=count if is_anew else rise, where=where))
         # Containers tell them too, where processes write files.
         if not self._is_container_counted and len(rises) > 1:
-            self.total = (self.total or 0) + max(rises)
+            self._add(max(rises, key=lambda kills: kills.count))
 
     def look(self, reading: HostReading) -> None:
         alive = {one.container for one in reading.processes if one.age_seconds < MISSED_WRITE_SECONDS}
@@ -327,8 +341,15 @@ class OomKillWatch:
             unseen = 0 if has_ended_full or (self._has_looked and one.is_private) else count
             before, _ = self._counts.get(key, (unseen, None))
             rise = self._note(key, _BY_CONTAINER, before, (count, None), one.age_seconds)
-            self.total = (self.total or 0) + rise
+            self._add(OomKills(count=rise, where=_BY_CONTAINER))
         self._has_looked, self._is_container_counted = True, self._is_container_counted or bool(highest)
+
+    def _add(self, kills: OomKills) -> None:
+        self.total = (self.total or 0) + kills.count
+        if kills.count:
+            self._told.append((self._clock(), kills))
+            killed = "1 process" if kills.count == 1 else f"{kills.count} processes"
+            self._tell(f"the kernel has killed {killed} of the engine's container for memory ({kills.where})")
 
     def _note(self, group: str, where: str, before: int, known: _Known, age_seconds: float = 0.0) -> int:
         rise = max(0, known[0] - before)

@@ -114,6 +114,14 @@ def _life(group: Sequence[ProcessMemory], taken_at: float, kills: dict[str, int]
         has_server=bool(servers),
         is_serving=any(one.age_seconds <= _JUST_NOW_SECONDS for one in running if not servers or one in servers),
         end=end,
+        started_at=min(
+            (
+                taken_at - one.age_seconds - one.run_seconds
+                for one in group
+                if one.role in _ENGINE and one.run_seconds is not None
+            ),
+            default=None,
+        ),
     )
 
 

@@ -199,6 +199,7 @@ NO_OUTLOOK: Final = Outlook()
 
 UNKNOWN_CONTAINER: Final = ContainerMemory(key="")
 # Of the findings; the others say what was, or what may come.
+KILLED_SECONDS: Final = 600.0  # so long after a kill for memory it counts as short still
 _SHORT_NOW: Final = frozenset({"container_nearly_full", "memory_pressure", "shm_promised_too_much"})
 
 
@@ -212,6 +213,15 @@ class HostFinding:
     level: Literal["warning", "note"] = "warning"
     text: str
     advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedKills:
+    """Processes that the kernel killed for memory within the last hour, by the container's counter or by the ranks'."""
+
+    count: int = 0
+    where: str = ""  # where the last one was counted, as a clause
+    seconds_ago: float | None = None  # since that was seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,17 +239,19 @@ class HostReport:
     outlook: Outlook
     shm_needs: ShmNeeds
     processor_caches: ProcessorCaches
+    oom_kills: CountedKills = CountedKills()
     findings: tuple[HostFinding, ...] = ()
     age_seconds: float = 0.0
 
     @property
     def summary(self) -> HostSummary | None:
-        """The few figures that stand in ``GET /memory``; ``None`` where no process of the engine is or was seen."""
-        reading = self.reading
-        if not reading.processes and not reading.ended:
+        """The few figures that stand in ``GET /memory``; ``None`` where nothing of the engine is or was seen."""
+        reading, killed = self.reading, self.oom_kills.seconds_ago
+        if not reading.processes and not reading.ended and killed is None:
             return None
         container, shm = reading.container or UNKNOWN_CONTAINER, reading.shm or ShmMemory()
         largest = next((row for row in self.parts.rows if not row.can_be_dropped), None)
+        names = _SHORT_NOW if killed is None or killed > KILLED_SECONDS else _SHORT_NOW | {"container_oom_kills"}
         warnings = [one for one in self.findings if one.level == "warning"]
         return HostSummary(
             processes=of_engine(reading.processes),
@@ -252,7 +264,7 @@ class HostReport:
             shm_used_bytes=shm.used_bytes,
             shm_size_bytes=shm.size_bytes,
             warnings=tuple(one.text for one in warnings),
-            short=next((one.text for one in warnings if one.name in _SHORT_NOW), None),
+            short=next((one.text for one in warnings if one.name in names), None),
         )
 
 
@@ -267,6 +279,7 @@ def report_of(
     outlook: Outlook = NO_OUTLOOK,
     grown: Sequence[GrownPart] = (),
     counts: CacheCounts = NOT_COUNTED,
+    oom_kills: CountedKills = CountedKills(),
 ) -> HostReport:
     container = reading.container or UNKNOWN_CONTAINER
     known = [size for size in (container.room_bytes, reading.machine.available_bytes) if size is not None]
@@ -277,5 +290,6 @@ def report_of(
         outlook=outlook,
         shm_needs=shm_needs(reading),
         processor_caches=processor_caches(reading, counts),
+        oom_kills=oom_kills,
     )
     return replace(report, findings=judge(report, grown))

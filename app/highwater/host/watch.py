@@ -35,7 +35,8 @@ from highwater.host.reading import (
     name_of,
     named_apart,
 )
-from highwater.host.report import GrownPart, HostReport, Judge, report_of
+from highwater.host.report import CountedKills, GrownPart, HostReport, Judge, report_of
+from highwater.model.engine import SeenProcess
 from highwater.model.rank import RankReading
 from highwater.process.clocks import STOPPED_STATES, SYSTEM, Clocks, Machine
 from highwater.process.errors import contained
@@ -255,6 +256,7 @@ class HostReader:
         return shm_of(raw, age_seconds=first.age_of(raw), sees_all=len(namespaces) == 1)
 
 
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 SECONDS = 5.0
 FRESH_SECONDS = 1.0
 """A reading that is younger is reused."""
@@ -283,7 +285,8 @@ class HostWatch:
     """Keeps the last reading, and the pace of the container's memory.
 
     ``judge`` finds what is wrong with a report. ``counts`` returns the counters of the engine and its workers, ``life``
-    an identifier of the engine's life while it is up: what grew before was its start. ``listeners`` take every reading.
+    an identifier of the engine's life while it is up: what grew before was its start; ``oom_kills`` the kernel's kills
+    for memory. ``listeners`` take every reading.
     """
 
     def __init__(
@@ -292,6 +295,7 @@ class HostWatch:
         *,
         judge: Judge = lambda _report, _grown: (),
         counts: Callable[[], CacheCounts] = lambda: NOT_COUNTED,
+        oom_kills: Callable[[], CountedKills] = CountedKills,
         life: Callable[[], str | None] = lambda: None,
         listeners: Iterable[Callable[[HostReading], None]] = (),
         clocks: Clocks = SYSTEM,
@@ -301,6 +305,7 @@ class HostWatch:
         self._reader = reader
         self._judge = judge
         self._counts = counts
+        self._oom_kills = oom_kills
         self._life = life
         self._life_seen: str | None = None
         self._monotonic = clocks.monotonic
@@ -346,10 +351,17 @@ class HostWatch:
     def _processes(self) -> tuple[ProcessMemory, ...]:
         return () if self.now is None else self.now.reading.processes
 
-    def engine_process(self) -> str | None:
-        """Return name and pid of an API server of the last reading; the others may outlive it, and load nothing."""
+    def engine_process(self) -> SeenProcess | None:
+        """Return the last API server of the last reading; the others may outlive it, and load nothing."""
         servers = (one for one in self._processes if one.role in {"api_server", "launcher"})
-        return next((f"{one.name}, pid {one.pid}" for one in servers), None)
+        last = max(servers, key=lambda one: one.started or 0, default=None)
+        if last is None or self.now is None:
+            return None
+        run = last.run_seconds
+        if run is None and last.source == "proc" and last.started is not None:
+            run = self.now.read_at - last.started / _TICKS
+        taken_at = self.now.reading.taken_at
+        return SeenProcess(f"{last.name}, pid {last.pid}", None if run is None else taken_at - last.age_seconds - run)
 
     def stopped_processes(self) -> tuple[ProcessMemory, ...]:
         """Return the processes of the last reading that are stopped now and every request needs, workers aside."""
@@ -384,5 +396,12 @@ class HostWatch:
         self._past.add(reading)
         self._silent_cores.look(reading)
         parts = self._past.present_parts(reading)
-        report = report_of(reading, judge=self._judge, outlook=outlook, grown=parts, counts=self._counts())
+        report = report_of(
+            reading,
+            judge=self._judge,
+            outlook=outlook,
+            grown=parts,
+            counts=self._counts(),
+            oom_kills=self._oom_kills(),
+        )
         return HostNow(report, parts, read_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from highwater.model.rank import Process, Ranked, StartPhase
 
@@ -176,8 +176,8 @@ class EngineStatus:
     starved: tuple[str, ...] = ()
     # Whether its workers' recorders show a start under way; `None` where they would not show it.
     is_loading: bool | None = None
-    # Of a start under way the phase that it is in and when it began, and how long the last one took, in seconds; `None`
-    # where recorders do not show that.
+    # Of a start under way the phase that it is in, and how long the last one took, in seconds; `None` where recorders
+    # do not show that. `loading_since`: when it began, or was seen first; `None` where no start is seen.
     loading_phase: str | None = None
     loading_since: float | None = None
     last_start_seconds: float | None = None
@@ -227,3 +227,9 @@ class ProcessLife:
     has_server: bool  # one of them, ended or not, is an API server, a launcher or a container's first process
     is_serving: bool  # such a process wrote just now; of a life without one, any process did
     end: EndedLife  # how it ended, if it has
+    started_at: float | None = None  # when its first process was started, in Unix seconds
+
+
+class SeenProcess(NamedTuple):
+    name: str  # with its pid
+    started_at: float | None = None  # in Unix seconds

@@ -131,6 +131,7 @@ _STEPS, _SPREADS, _NOISE = 4.0, 7.0, 8.0
 _DOUBT, _WANDERS, _BENT = 0.25, 4.0, 0.2
 _REST_SECONDS: Final = 3.0
 _NOTABLE_BYTES: Final = 64 * MIB
+_NEAR_SHARE: Final = 0.25  # of a device: with more free no rule of the policy that is derived acts on a shortage
 _CACHE, _PASSED = "encoder_cache_bytes", 1.1  # beyond so many times its budget a cache is not held to it
 
 
@@ -191,7 +192,7 @@ def seconds_until(
 
 
 def time_to_full(rank: RankReading, track: Track) -> RankGrowth:
-    pace, refills = pace_of(track), refill_seconds(track)
+    pace, refills = pace_of(track), refill_seconds(rank, track)
     grown = RankGrowth(rank=rank.rank, dp_rank=rank.dp_rank, refill_seconds=refills)
     if pace is None:
         return grown
@@ -302,11 +303,14 @@ def _rests(track: Track, first: int, bytes_per_second: float) -> list[tuple[floa
     return rests
 
 
-def refill_seconds(track: Track) -> float | None:
-    """Return in what time memory fills again after each relief; ``None`` where it does not, or is not given back."""
-    if len(track.reliefs) < 2:  # noqa: PLR2004 - once is no rhythm
+def refill_seconds(rank: RankReading, track: Track) -> float | None:
+    """Return in what time memory fills again after each relief of the policy; ``None`` where it does not.
+
+    By hand memory is given back once, and in idle times the policy does so with much free.
+    """
+    if len(track.policy_reliefs) < 2:  # noqa: PLR2004 - once is no rhythm
         return None
-    before, last = track.reliefs[-2:]
+    before, last = track.policy_reliefs[-2:]
     wave, since = (
         track.used[bisect_right(track.at, begin) : bisect_right(track.at, end)]
         for begin, end in ((before, last), (last, math.inf))
@@ -314,7 +318,10 @@ def refill_seconds(track: Track) -> float | None:
     if not wave or not since or track.at[-1] - last > 1.5 * (last - before):
         return None
     crest, half = max(wave), (max(wave) - min(wave)) / 2
-    return last - before if min(since) <= crest - half and since[-1] <= crest + half and half > 0 else None
+    left = None if rank.free_bytes is None else rank.free_bytes + track.used[-1] - crest
+    was_full = left is None or not rank.total_bytes or left <= _NEAR_SHARE * rank.total_bytes
+    fills = min(since) <= crest - half and since[-1] <= crest + half and 2 * half >= _NOTABLE_BYTES
+    return last - before if fills and was_full else None
 
 
 def _recent(

@@ -48,13 +48,15 @@ class Track:
     """A rank's recent readings, of one process, oldest first; times are monotonic seconds.
 
     ``used`` are the device's bytes at the times ``at``, and ``part`` returns a component's. ``cut_at`` is the last
-    reset, mark or change of the engine's state; ``reliefs`` are the times when remedies gave memory back.
+    reset, mark or change of the engine's state; ``reliefs`` are the times when remedies gave memory back, and
+    ``policy_reliefs`` those when the policy did.
     """
 
     at: Sequence[float]
     used: Sequence[float]
     cut_at: float = -math.inf
     reliefs: Sequence[float] = ()
+    policy_reliefs: Sequence[float] = ()
     part: Callable[[str], Sequence[float]] = lambda _: ()
 
     @cached_property

@@ -165,7 +165,7 @@ class Parts:
 
     @cached_property
     def oom_kills(self) -> OomKillWatch:
-        return OomKillWatch(self.clocks)
+        return OomKillWatch(self.clocks, lambda text: self.history.record("state", text))
 
     @cached_property
     def host_reader(self) -> HostReader:
@@ -181,6 +181,7 @@ class Parts:
             self.host_reader,
             judge=host_findings,
             counts=self._cache_counts,
+            oom_kills=lambda: self.oom_kills.last_hour,
             life=lambda: self.lives.present.id if self.reports.current().engine.traits.is_up else None,
             listeners=(self.process_lives.look, self.oom_kills.look),
             clocks=self.clocks,

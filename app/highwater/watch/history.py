@@ -177,6 +177,7 @@ class History:
                 used=[row.values[row.first] for row in rows],
                 cut_at=self._cut_at,
                 reliefs=[relief.at for relief in reliefs],
+                policy_reliefs=[relief.at for relief in reliefs if relief.is_by_policy],
                 part=partial(_part, rows),
             )
             for rank in ranks

@@ -390,7 +390,7 @@ class Poller:
             starved=starved,
             is_loading=is_loading or (False if shows_starts else None),
             loading_phase=loading_phase(done) if is_loading else None,
-            loading_since=done[0].at if done else None,
+            loading_since=self.starts.since(seen.records, is_loading=is_loading) if self._traits.is_absent else None,
             last_start_seconds=self._last_start_seconds,
             loading_process=self.starts.loading_process,
             ended_starts=self.starts.ended_starts,

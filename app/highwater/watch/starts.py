@@ -14,11 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from highwater.engine.life import EndedStart, Lives
-from highwater.model.engine import STATES, ProcessLife, StartFailure
+from highwater.model.engine import STATES, ProcessLife, SeenProcess, StartFailure
 from highwater.model.rank import StartPhase
 from highwater.model.units import span_text
 from highwater.process.clocks import Clocks
-from highwater.process.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
+from highwater.process.errors import (
+    EngineError,
+    EngineNotListening,
+    EngineUnreachable,
+    EngineUnresponsive,
+    EngineUntrusted,
+)
 from highwater.watch.history import History
 from highwater.watch.ranks import workers_left
 from highwater.watch.recorder.progress import UNHEARD_SECONDS, SilentCore
@@ -38,7 +44,7 @@ class EngineProcesses:
     """The engine's processes beside its workers, as far as they are seen.
 
     Attributes:
-        one: Returns name and pid of a process of the engine that runs, as far as one is seen.
+        one: Returns a process of the engine that runs, as far as one is seen.
         lives: Returns the engine's lives as its processes' files show them, and when they were read, in Unix seconds;
             ``None`` where they are still to be read.
         stopped: Returns which processes of the engine, workers aside, have been stopped for long, in one sentence;
@@ -47,7 +53,7 @@ class EngineProcesses:
         unseen_starts: What would show a start that ends, where nothing does: the end of a sentence, or empty.
     """
 
-    one: Callable[[], str | None] = lambda: None
+    one: Callable[[], SeenProcess | None] = lambda: None
     lives: Callable[[], tuple[float, Sequence[ProcessLife]] | None] = lambda: (0.0, ())
     stopped: Callable[[], str | None] = lambda: None
     silent_core: Callable[[], SilentCore | None] = lambda: None
@@ -77,6 +83,8 @@ class Starts:
         self.stopped_at: float | None = None
         self.loading_process: str | None = None
         self.ended_starts: str | None = None
+        self._loading: SeenProcess | None = None
+        self._seen_at: float | None = None  # when a start was seen first, in Unix seconds
         self._url = url
         self._clocks = clocks
         self._recorders = recorders
@@ -89,6 +97,16 @@ class Starts:
     def is_under_way(self) -> bool:
         return self._lives.attempts.is_under_way
 
+    def since(self, records: Sequence[RankRecord], *, is_loading: bool) -> float | None:
+        """Return when the start began that is seen: by its first phase, its processes, else when it was seen first."""
+        if not (is_loading or self.is_under_way or self._loading is not None):
+            self._seen_at = None
+            return None
+        self._seen_at = self._seen_at or self._clocks.wall()
+        done = phases_done(records) if is_loading else ()
+        known = self._loading.started_at if self._loading is not None else None
+        return (done[0].at if done else None) or self._lives.attempts.since or known or self._seen_at
+
     def came_up(self) -> None:
         self.failure = self.stopped_at = None
         self._ended.clear()
@@ -99,7 +117,8 @@ class Starts:
         ``verdict`` is that of the round before. Return the round, in which nothing loads whose API server was killed,
         and ``ProcessSigns.ended_seconds``.
         """
-        self.loading_process = self.ended_starts = None
+        self.loading_process = self.ended_starts = self._loading = None
+        failed = self._lives.attempts.failed
         read, ended = self._processes.lives(), None
         if read is not None:
             at, lives = read
@@ -119,6 +138,8 @@ class Starts:
                 self._history.record("state", failure.summary)
             else:
                 self._note_failure(failure)
+        if self._lives.attempts.failed != failed:
+            self._seen_at = None
         return seen, ended
 
     def _ended_seconds(self, seen: Round, verdict: EngineVerdict, lives: Sequence[ProcessLife]) -> float | None:
@@ -146,7 +167,8 @@ class Starts:
     def note_failed_by_log(self, is_silent: bool) -> bool:
         """Note a start that failed by the engine's log, and return whether nothing else has shown it or will."""
         is_another = self._lives.start_failed(self._clocks.wall(), is_silent=is_silent)
-        self.failure = None if is_another else self.failure  # of one before it
+        if is_another:
+            self.failure = self._seen_at = None  # of one before it
         return is_another
 
     def note_stop(self) -> None:
@@ -156,9 +178,7 @@ class Starts:
     def why(self, failure: EngineError, seen: Round, verdict: EngineVerdict, ended: float | None) -> str:
         """Return why nothing answers, or not as it should; ``verdict`` and ``ended`` as of ``note``."""
         attempts, url = self._lives.attempts, self._url
-        earlier = (
-            "" if attempts.last is None else ended_starts_text(attempts.last, attempts.failed, self._clocks.wall())
-        )
+        earlier = "" if attempts.last is None else ended_starts_text(attempts.last, attempts.failed)
         before = f"; before, {earlier}" if earlier else ""
         if seen.is_loading:
             self.ended_starts = earlier or None
@@ -168,17 +188,24 @@ class Starts:
         was_seen = verdict.has_answered or bool(self._lives.present.processes)
         known = was_seen or verdict.has_ended or ended is not None
         is_loading = attempts.is_under_way if verdict.has_ended else verdict.state == "starting" and ended is None
-        is_silent = is_loading and isinstance(failure, EngineNotListening)
+        is_refused = isinstance(failure, EngineNotListening)
+        # On a machine that is starved connections may even be made, and nothing comes of them.
+        is_silent = isinstance(failure, EngineUnreachable | EngineUnresponsive) and not isinstance(
+            failure, EngineUntrusted
+        )
         # Of an engine that was there, a process that is left says nothing of a start: it may outlive the engine.
-        process = self._processes.one() if is_silent and (attempts.is_under_way or not known) else None
-        if process is not None:
-            self.loading_process, self.ended_starts = process, earlier or None
+        may_load = is_loading and is_silent and (attempts.is_under_way or not known)
+        process = self._processes.one() if may_load else None
+        if process is not None and not self._is_left(process):
+            self._loading, self.loading_process, self.ended_starts = process, process.name, earlier or None
             doubt = before or "; if that lasts, is engine_url right?"
-            text = f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url}"
+            text = (
+                f"the engine seems to be loading: a process of it runs ({process.name}). Nothing answers yet at {url}"
+            )
             return f"{text} ({failure}){doubt}"
         if self.stopped_at is not None and not attempts.is_under_way:
             return f"{stopped_text(self.stopped_at)}. Nothing answers at {url} ({failure})"
-        if earlier and isinstance(failure, EngineNotListening):
+        if earlier and is_silent:
             self.ended_starts = earlier
             return f"{earlier}. Nothing answers at {url} ({failure})"
         text = failure_text(failure, url, is_up=STATES[verdict.state].is_up, was_there=known)
@@ -186,7 +213,12 @@ class Starts:
         if dead_seconds is not None:
             left = "" if was_seen else " by the files that it left"
             return f"dead for {span_text(dead_seconds)}{left}, and no restart of it is seen: {text}"
-        return text + (self._processes.unseen_starts if is_silent and not known else "")
+        return text + (self._processes.unseen_starts if is_loading and is_refused and not known else "")
+
+    def _is_left(self, process: SeenProcess) -> bool:
+        """Return whether it began before the last start ended: it is of that one, and ends too."""
+        last = self._lives.attempts.last
+        return last is not None and process.started_at is not None and process.started_at <= last.at
 
 
 def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool) -> str:
@@ -201,13 +233,18 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
 
 def stopped_text(at: float) -> str:
     """``at``: when the engine was seen to have ended in order, in Unix seconds."""
-    return f"stopped in order at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}; start it again"
+    return f"stopped in order at {_time_text(at)}; start it again"
 
 
-def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
-    memory = f", at {last.end.memory}" if last.end.memory else ""
+def _time_text(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def ended_starts_text(last: EndedStart, count: int) -> str:
+    """Return it with a time and no age: an incident keeps it."""
+    memory = f", with {last.end.memory}" if last.end.memory else ""
     doubt = f"; {NOT_KNOWN_WHY}" if last.is_by_itself else ""
-    end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}{doubt}"
+    end = f"{last.end.how} at {_time_text(last.at)}{memory}{doubt}"
     several = f"{count} starts ended before it was ready; the last one"
     return f"the engine's last {'start' if count == 1 else several} {end}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
 
@@ -96,6 +97,7 @@ FAILED = StartFailure(
     summary="the engine did not start: rank 0 failed in phase weights after 12.0 s: RuntimeError: no room",
     ranks=(),
 )
+ENDED = "the engine's last 3 starts ended before it was ready; the last one failed at 2026-11-21 14:32:33"
 STUCK = Progress(
     verdict="stuck", since_seconds=70.0, ranks=(), summary="rank 1 has been in a step for 70 s; the others wait for it"
 )
@@ -120,6 +122,7 @@ RESTING = replace(
 ACTING = replace(short_policy("acting", can_release=2 * GIB), acts=(act(16), act(32)))
 HOST = HostSummary(processes=3)
 FULL_HOST = "the engine's container keeps 62.0 GiB of 64.0 GiB (97 %) that the kernel cannot drop"
+KILLED = "the kernel has killed 1 process of the engine's container for memory, the last one 12 s ago (counted there)"
 CPU = tuple(replace(rank, device=Device(type="cpu"), releasable_bytes=None, trimmable_bytes=None) for rank in ranks(1))
 MISSING = MissingRank(dp_rank=0, pp_rank=0, tp_rank=2, rank=2, status="dead")
 SECOND_WAVE = policy(acts=tuple(act(16.0 * number) for number in range(1, 6)))
@@ -250,6 +253,7 @@ CASES: dict[str, Report] = {
     ),
     "a rest after a relief that was too small": told(policy=RESTING, ranks=nothing_to_give(free=2.0)),
     "host memory is short": told(host=replace(HOST, warnings=(FULL_HOST,), short=FULL_HOST)),
+    "the kernel has killed one of its processes": told(host=replace(HOST, warnings=(KILLED,), short=KILLED)),
     "a leak that ends today": told(growth=Growth(series=(leaking(0.25),))),
     "very short": told(policy=short_policy("urgent", can_release=GIB)),
     "very short, all in use": told(policy=short_policy("urgent"), ranks=nothing_to_give(free=0.4)),
@@ -276,14 +280,19 @@ CASES: dict[str, Report] = {
     ),
     "nothing has been asked yet": told({"state": "starting"}, **NOT_READ),
     "a process of a first one runs": told(
-        {"state": "starting", "loading_process": "API server, pid 10"},
+        {"state": "starting", "loading_process": "API server, pid 10", "loading_since": NOW - 72},
         **NOT_READ,
     ),
+    "starts ended, and a process of the next one runs": told(
+        {"state": "starting", "ended_starts": ENDED, "loading_process": "API server", "loading_since": NOW - 5},
+        **NOT_READ,
+    ),
+    "a start failed, and nothing shows the next one": told({"state": "starting"}, start_failure=FAILED, **NOT_READ),
     "one that ended listens anew": told({"state": "starting", "restarts": 1}, **NOT_READ),
     "starts ended, by the log alone": told(
         {
             "state": "starting",
-            "ended_starts": "the engine's last 3 starts ended before it was ready; one died",
+            "ended_starts": ENDED,
         },
         **NOT_READ,
     ),
@@ -377,11 +386,41 @@ def test_a_sentence_is_short_and_its_runbook_and_page_are_served(found):
         (f"it failed ({'x ' * 30}y) at once.", "it failed at once"),
         (f"rank 0 waits, {'x ' * 30}", "rank 0 waits …"),
         ("x " * 30, f"{'x ' * 24}…"),
-        ("left open (a; b", "left open (a"),
+        ("left open (a; b", "left open"),
+        ("twice (a (b; c); d) open; shut", "twice (a (b; c); d) open"),
+        (f"twice ({'x ' * 30}(b) c), so it is", "twice, so it is"),
     ],
 )
 def test_what_others_say_is_cut_where_a_clause_ends(said, shown):
     assert brief(said) == shown
+
+
+def is_closed(text: str) -> bool:
+    depths = list(accumulate((letter == "(") - (letter == ")") for letter in text))
+    return not depths or (min(depths) >= 0 and depths[-1] == 0)
+
+
+def test_nothing_is_cut_within_parentheses():
+    """Of all that is said anywhere, alone and as the hint of an engine that is silent has it."""
+    paragraphs = "\n".join(path.read_text("utf-8") for path in GOLDEN.parent.glob("*.txt")).split("\n\n")
+    said = {" ".join(part.split()) for paragraph in paragraphs for part in (paragraph, *paragraph.splitlines())}
+    said = set(filter(is_closed, said))
+    assert len(said) > 300
+    for text in said:
+        for whole in (
+            text,
+            f"it has answered no call for 30 s ({text})",
+            f"no rank writes ({text} ({text}); it waits)",
+        ):
+            assert is_closed(brief(whole)), whole
+
+
+def test_an_engine_that_is_silent_has_one_age():
+    lost = replace(STUCK, verdict="unknown", summary="no rank writes: rank 0 has written nothing for 400 s; rank 1 too")
+    hint = f"it has answered no call for 240 s (GET /health: no response) ({lost.summary})"
+    assert verdict(told({"state": "not_answering", "hint": hint}, progress=lost)).sentence == (
+        "The engine has answered nothing for 4 min: no rank writes: rank 0 has written nothing for 400 s."
+    )
 
 
 def test_what_lets_a_rule_act_is_the_thing_to_do():

@@ -77,13 +77,17 @@ def test_below_a_level_that_memory_came_down_from_nothing_is_foretold():
 
 def test_relief_that_keeps_up_has_its_rhythm_said():
     wave = ramp(16, pace=400.0 * MIB)[:16]
-    waves = track(wave * 3, cut_at=31.5, reliefs=(15.5, 31.5))
-    grown = time_to_full(RANK, waves)
+    full = replace(RANK, free_bytes=8 * GIB)
+    waves = track(wave * 3, cut_at=31.5, reliefs=(15.5, 31.5), policy_reliefs=(15.5, 31.5))
+    grown = time_to_full(full, waves)
     assert (grown.refill_seconds, grown.seconds_to_full) == (16.0, None)
-    assert refill_seconds(track(wave * 2, reliefs=(15.5,))) is None
+    assert refill_seconds(full, replace(waves, policy_reliefs=(31.5,))) is None, "the others were by hand"
+    assert refill_seconds(replace(full, free_bytes=40 * GIB), waves) is None, "it was never nearly full"
+    ripples = replace(waves, used=[value / 400 for value in waves.used])
+    assert refill_seconds(full, ripples) is None, "16 MiB are no filling"
     risen = [*wave * 2, *(value + 4e9 for value in wave)]
-    assert refill_seconds(track(risen, reliefs=(15.5, 31.5))) is None
-    assert refill_seconds(track([*wave * 2, *[0.0] * 40], reliefs=(15.5, 31.5))) is None
+    assert refill_seconds(full, replace(waves, used=risen)) is None
+    assert refill_seconds(full, track([*wave * 2, *[0.0] * 40], policy_reliefs=(15.5, 31.5))) is None
 
 
 def relieved(grower: str, *, since: int) -> tuple[float | None, list[float]]:

@@ -8,6 +8,8 @@ from highwater.host.reading import HostReading
 from highwater.process.clocks import SYSTEM
 from highwater.server.parts import Parts
 from highwater.server.settings import load
+from tests.unit.host.test_oom_kills import rank as killed_where_rank
+from tests.unit.host.test_oom_kills import seen
 
 
 def parts_of(**settings: str) -> Parts:
@@ -42,3 +44,16 @@ def test_a_path_that_cannot_be_read_is_warned_of_at_the_start(tmp_path, caplog):
         f"recorder_dir: {missing} cannot be listed: no such file or directory",
         f"engine_log: {missing} cannot be read: no such file or directory",
     ]
+
+
+@pytest.mark.parametrize("source", ["samples", "container"])
+async def test_a_kill_for_memory_is_an_event_and_a_finding_whoever_counted_it(source):
+    parts = parts_of()
+    for kills in (0, 1):
+        if source == "samples":
+            parts.oom_kills.notice([killed_where_rank(0, kills)])
+        else:
+            parts.oom_kills.look(seen(kills))
+    (event,) = parts.history.events()
+    assert event.summary.startswith("the kernel has killed 1 process of the engine's container for memory (counted ")
+    assert [one.name for one in (await parts.host.report()).findings] == ["container_oom_kills"]

@@ -172,10 +172,10 @@ def test_what_lies_before_a_relief_by_hand_is_left_out_unless_it_comes_again(his
     history.record("reset", "", trigger="reclaim", result=given_back(7))
     clock.advance(1.0)
     track = history.tracks(fake.readings(), 60.0)[0, 0]
-    assert (track.at, track.reliefs) == ([1004.0], [1003.0])
+    assert (track.at, track.reliefs, track.policy_reliefs) == ([1004.0], [1003.0], [])
     history.record("reset", "", trigger="policy", result=given_back(7))
     track = history.tracks(fake.readings(), 60.0)[0, 0]
-    assert (track.at, track.reliefs) == ([1000.0, 1001.0, 1004.0], [1004.0])
+    assert (track.at, track.reliefs, track.policy_reliefs) == ([1000.0, 1001.0, 1004.0], [1004.0], [1004.0])
 
 
 # --- events ---

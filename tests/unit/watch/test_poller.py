@@ -8,6 +8,7 @@ import json
 import pytest
 
 from highwater.engine.capabilities import EXTENSION, REDETECT_SECONDS
+from highwater.model.engine import SeenProcess
 from highwater.process.errors import EngineGarbled
 from highwater.watch.recorder.progress import SilentCore
 from highwater.watch.sources import polled_sources
@@ -112,7 +113,7 @@ async def test_a_silent_core_says_nothing_of_an_engine_that_is_held_or_starts(co
 async def test_an_engine_whose_process_runs_seems_to_be_loading(core):
     """A user who waits for a 100 GB model should not have to check the URL. An old process is not mentioned."""
     core.fake.down = True
-    core.processes.one = lambda: "EngineCore, pid 4711"
+    core.processes.one = lambda: SeenProcess("EngineCore, pid 4711")
     report = await core.tick()
     assert report.engine.state == "starting"
     assert report.engine.hint == (
@@ -120,6 +121,9 @@ async def test_an_engine_whose_process_runs_seems_to_be_loading(core):
         "http://engine:8000 (GET /version: All connection attempts failed); if that lasts, is engine_url right?"
     )
     core.fake.down = False
+    core.fake.late |= {"/version", "/metrics", "/health", "/openapi.json", "/v1/models"}
+    assert (await core.tick()).engine.loading_process == "EngineCore, pid 4711", "no answer in time, so far"
+    core.fake.late.clear()
     await core.tick()
     core.fake.down = True
     assert "nothing answers any more" in ((await core.tick(0.0)).engine.hint or "")

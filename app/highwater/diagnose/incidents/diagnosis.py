@@ -128,7 +128,7 @@ def summarize(case: Case, findings: Sequence[Finding]) -> str:
     parts = []
     if cause is None and raised is not None and (said is None or not raised.follows):
         parts.append(exception_title(raised) + (f': "{plain(raised.text, _MAX_QUOTE)}"' if raised.text else ""))
-    if said is not None:
+    if said is not None and said.title != _WHAT[evidence.kind].lower():
         parts.append(f"the log says that {said.title.removeprefix(_REFUSED)}")
     parts += likely[:2]
     parts += [finding.title for finding in findings if finding.name == "ended_by_signal" and finding.weight != "likely"]
@@ -138,7 +138,9 @@ def summarize(case: Case, findings: Sequence[Finding]) -> str:
         is_outside = any(finding.name == "hang_ended" and finding.weight == "likely" for finding in findings)
         parts += [finding.title for finding in findings if finding.name == "kill_not_known" and not is_outside]
     elif not is_known and (raised is None or raised.follows):
-        parts += [finding.title for finding in findings if finding.weight == "clue"][:1]
+        parts += [title for finding in findings if finding.weight == "clue" and (title := finding.title) not in parts][
+            :1
+        ]
     if evidence.kind == "start_failed" and evidence.reason and said is None and raised is None:
         # Of processes that left no rank the reason has all figures.
         return f"{_WHAT[evidence.kind]}: {'; '.join([evidence.reason, *(parts if evidence.ranks else ())])}"

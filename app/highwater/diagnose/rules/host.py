@@ -134,22 +134,25 @@ def _age_text(case: Case, fill: Fill) -> str:
 
 def container_oom_kills(case: Case) -> Finding | None:
     """Report what is known of kills for memory, in containers that have just ended too: a new one counts from 0."""
-    reading = given(case.host_report).reading
+    reading, told = given(case.host_report).reading, given(case.host_report).oom_kills
     kills: dict[str, int] = {}
     for look in containers_of_engine(reading):
         kills[look.key] = max(look.oom_kills, kills.get(look.key, 0))
     alive = {one.container for one in reading.processes}
     looks = [(one, one.last_container) for one in reading.ended if one.container not in alive]
     gone = [(one, look) for one, look in looks if look is not None and (look.oom_kills or look.is_nearly_full)]
-    count = sum(kills.values())
+    count = max(sum(kills.values()), told.count)
     if not count and not gone:
         return None
+    last = f"; {gone[0][0].name} was seen last {span_text(gone[0][0].age_seconds)} ago" if gone else ""
+    if not gone and told.seconds_ago is not None:
+        last = f", the last one {span_text(told.seconds_ago)} ago ({told.where})"
     return finding(
         "container_oom_kills",
         oom_kills=count,
         killed="1 process" if count == 1 else f"{count} processes",
         ratio=max((look.kept_ratio or 0.0 for _, look in gone), default=0.0),
-        last=f"; {gone[0][0].name} was seen last {span_text(gone[0][0].age_seconds)} ago" if gone else "",
+        last=last,
     )
 
 

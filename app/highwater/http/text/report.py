@@ -273,7 +273,7 @@ def _host(host: HostSummary) -> str:
         parts.append(f"most: {host.largest} {gib_text(host.largest_bytes)}")
     if host.shm_size_bytes is not None:
         parts.append(f"shared memory {gib_text(host.shm_used_bytes)} of {gib_text(host.shm_size_bytes)}")
-    return "; ".join([", ".join(parts), *host.warnings])
+    return "; ".join(filter(None, [", ".join(parts), *host.warnings]))
 
 
 def _encoder_cache(cache: EncoderCacheTotals | None) -> str:

@@ -480,6 +480,13 @@ def test_the_signal_is_read_where_the_log_tells_it(line, signal):
     assert ended_by_signal(match([line])) == signal
 
 
+def test_a_summary_says_nothing_twice():
+    """The log of an engine that was killed while it loaded: it says that the start failed, and the signal."""
+    log = story_of(["RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_DP0': -9}"])
+    summary = summarized(evidence("start_failed", rank(unknown(0)), ended_by_signal=9), log)
+    assert summary.count("did not start") == summary.count("signal 9") == 1
+
+
 def test_sigkill_is_explained():
     """137 is what people see, and who sends it is where to look."""
     assert "137" in found("ended_by_signal", evidence("died", ended_by_signal=9)).advice[0].setting

@@ -14,6 +14,7 @@ from highwater.diagnose.incidents.watcher import IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart
 from highwater.host.process_lives import ProcessLives
 from highwater.host.watch import HostReader
+from highwater.model.engine import SeenProcess
 from highwater.model.policy import PolicyStatus
 from highwater.model.report import Report
 from highwater.model.units import MIB
@@ -140,7 +141,7 @@ async def test_a_start_that_the_kernel_kills_is_an_incident_an_event_and_a_resta
     assert one.core.summaries("state") == [f"the engine did not start: {said}"]
     assert report.engine.restarts == 1
     said = report.engine.ended_starts
-    assert said.startswith("the engine's last start was killed by the kernel for memory 1 min ago, at")
+    assert said.startswith("the engine's last start was killed by the kernel for memory at 20")
     assert report.engine.hint.startswith(said)
     assert "engine_url" not in report.engine.hint
 
@@ -159,14 +160,17 @@ async def test_a_crash_loop_is_one_incident_with_a_count(pod, log):
         f"incident {incident.id}, 3 times",
     ]
     assert report.engine.hint.startswith(
-        "the engine's last 3 starts ended before it was ready; the last one was killed by the kernel for memory 1 min"
+        "the engine's last 3 starts ended before it was ready; the last one was killed by the kernel for memory at 20"
     )
     one.write(4)
-    one.core.processes.one = lambda: "API server, pid 1"
+    one.core.processes.one = lambda: SeenProcess("API server, pid 1")
     hint = (await one.tick()).engine.hint
     assert "seems to be loading" in hint
     assert "before, the engine's last 3 starts ended" in hint
-    assert one.core.poller.current().engine.loading_process == "API server, pid 1"
+    engine = one.core.poller.current().engine
+    assert engine.loading_process == "API server, pid 1"
+    if one.has_recorders:  # by the start of its first process, in ticks since boot
+        assert engine.loading_since == pytest.approx(one.core.wall() - one.clock.now + 40.01)
     one.core.fake.down = False
     one.write(4)
     report = await one.tick()
@@ -192,6 +196,28 @@ async def test_the_log_says_why_and_the_files_how_full_it_was(pod, recorders):
     assert ("oom_kill 1" in incident.summary) is recorders
 
 
+async def test_so_far_is_counted_from_the_start_that_runs_and_a_process_of_the_last_one_is_none(pod, monkeypatch):
+    """An API server whose workers were killed takes a while to end; it loads nothing."""
+    one = pod(recorders=False, log=True)
+    began = one.clock.now
+    one.core.processes.one = lambda: SeenProcess("API server, pid 1", began)
+    await one.tick()
+    assert (await one.idle(60.0)).engine.loading_since == began
+    monkeypatch.setattr(one.incidents._log, "look", lambda *_, **__: (FailedStart(id="1"),))
+    await one.tick()
+    monkeypatch.setattr(one.incidents._log, "look", lambda *_, **__: ())
+    engine = (await one.idle(5.0)).engine
+    assert (engine.loading_since, engine.loading_process) == (None, None)
+    kept = engine.ended_starts
+    assert (await one.idle(5.0)).engine.ended_starts == kept, "an incident keeps it: no age"
+    again = one.clock.now
+    one.core.processes.one = lambda: SeenProcess("API server, pid 90", again)
+    engine = (await one.idle(5.0)).engine
+    assert (engine.loading_since, engine.loading_process) == (again, "API server, pid 90")
+    one.core.processes.one = lambda: SeenProcess("API server, pid 90")
+    assert (await one.idle(5.0)).engine.loading_since >= again, "it is not known, and it was seen first then"
+
+
 async def test_a_log_that_begins_again_without_a_message_is_a_start_that_ended_without_a_word(pod, monkeypatch):
     one = pod(recorders=False, log=True)
     await one.tick()
@@ -204,7 +230,7 @@ async def test_a_log_that_begins_again_without_a_message_is_a_start_that_ended_w
     incident = await one.only()
     assert (incident.count, report.engine.restarts) == (3, 3)
     assert incident.reason == "it ended during its start, without an error message"
-    assert "the last one ended without a word 1 min" in report.engine.hint
+    assert "the last one ended without a word at 20" in report.engine.hint
 
 
 async def test_without_files_and_log_nothing_is_known_and_nothing_is_said(pod):
@@ -250,7 +276,7 @@ async def test_an_end_that_may_be_a_planned_stop_is_an_event_and_a_loop_of_them_
     assert one.core.summaries("state") == [f"the engine did not start: {said}"] * 3
     assert (await one.only()).summary == f"The engine did not start: {said}"
     assert report.engine.hint.startswith(
-        "the engine's last 3 starts ended before it was ready; the last one ended 1 min"
+        "the engine's last 3 starts ended before it was ready; the last one ended at 20"
     )
     assert WHY in report.engine.hint
 
@@ -266,7 +292,7 @@ async def test_no_report_leads_with_an_older_start_than_the_last(pod):
     one.remove()
     report = await one.idle(60.0)
     assert (report.start_failure, report.engine.restarts) == (None, 2)
-    assert "the last one ended 1 min" in report.engine.hint
+    assert "the last one ended at 20" in report.engine.hint
 
 
 async def test_a_crash_of_a_loading_enginecore_is_an_incident_from_the_first_on(pod):
