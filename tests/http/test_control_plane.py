@@ -758,7 +758,7 @@ async def test_a_loop_that_ended_is_not_alive(running):
 
 @shares
 @pytest.mark.parametrize(
-    ("method", "path"), [(method.upper(), path) for path, methods in OWN_PATHS.items() for method in methods]
+    ("method", "path"), [(method.upper(), path) for path, methods in OWN_PATHS.items() for method in sorted(methods)]
 )
 async def test_a_key_that_a_path_does_not_take_makes_no_call_of_it(shared, method, path):
     """But for probes: a load balancer may add one to theirs."""
