@@ -27,9 +27,8 @@ from gated_proxy.routes import SidecarPaths
 from highwater import __version__
 from highwater.http import control, health, history, memory, pages
 from highwater.http.access import ControlGuard, HeadAsGet
-from highwater.http.keys import NO_UNKNOWN_QUERY
 from highwater.http.metrics import EnginePage, Exporter
-from highwater.http.problems import PROBLEM_RESPONSES, SIDECAR_PATHS_HINT, answer_problems
+from highwater.http.problems import NO_UNKNOWN_QUERY, PROBLEM_RESPONSES, SIDECAR_PATHS_HINT, answer_problems
 from highwater.http.services import Services, StartReports
 from highwater.model.report import ProxyLoad, Report
 from highwater.model.units import MIB
