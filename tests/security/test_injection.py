@@ -13,14 +13,14 @@ BREAK = "%0d%0aX-Injected:%20yes%0d%0a%0d%0aPOST%20/collective_rpc"
 
 
 @pytest.mark.parametrize(
-    "query", [f"a={BREAK}", f"{BREAK}=1", "mode=now&a=%0aX-Injected:yes", "a=\u2028b".encode().decode("latin-1")]
+    "query", [f"a={BREAK}", f"{BREAK}=1", "mode=now&a=%0aX-Injected:yes", f"reset_external={BREAK}"]
 )
 async def test_a_query_brings_no_header_to_the_engine(query):
     async with both_on_ports(admin_token=TOKEN) as sidecar:
         known = ("authorization", f"Bearer {TOKEN}")
         status = await sidecar.raw("POST", f"/reset_prefix_cache?{query}", known)
         calls = sidecar.fake.calls
-    assert status in {200, 400, 409}
+    assert status in {200, 400, 409, 422}
     assert not [call for call in calls if "x-injected" in {name.lower() for name in call.headers}]
     assert not [call for call in calls if call.path == "/collective_rpc" and b"highwater_rpc" not in call.body]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from http import HTTPMethod, HTTPStatus
-from itertools import islice
 from typing import Any, Final
 
 from fastapi import Depends, FastAPI, Request
@@ -82,8 +81,7 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
         # A caller knows where it wrote a key: in the body, or behind the path.
         errors = (error | {"loc": error["loc"][1:] or error["loc"]} for error in exc.errors())
         problems = list(sentences(errors, partial(_nearest_key, request)))
-        more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-        return _problem(422, "invalid", "; ".join([*problems[:MAX_PROBLEMS], *more]))
+        return _problem(422, "invalid", _listed(problems[:MAX_PROBLEMS], len(problems)))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, exc: HTTPException) -> JSONResponse:
@@ -108,6 +106,12 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
         return _problem(500, "internal", "unexpected; the sidecar's log has the details")
 
 
+def _listed(problems: Sequence[str], count: int) -> str:
+    """``problems`` are the first of ``count``."""
+    more = [f"and {count - len(problems)} more"] if count > len(problems) else []
+    return "; ".join([*problems, *more])
+
+
 def _nearest_key(request: Request, key: str) -> str | None:
     *where, last = key.split(".")
     return _nearest(last, _known_keys(request, where))
@@ -129,9 +133,10 @@ async def _refuse_unknown(request: Request) -> None:
     operation = _operation(request)
     taken = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
     of_body = _known_keys(request, ())
-    problems = (_unknown_key(key, value, taken, of_body) for key, value in given if key not in taken)
-    if listed := list(islice(problems, MAX_PROBLEMS)):
-        raise UnknownKey("; ".join(listed))
+    unknown = [(key, value) for key, value in given if key not in taken]
+    if unknown:
+        listed = [_unknown_key(key, value, taken, of_body) for key, value in unknown[:MAX_PROBLEMS]]
+        raise UnknownKey(_listed(listed, len(unknown)))
 
 
 # For the routers of all that is no probe and no page: to a probe's URL a load balancer may add a key.

@@ -127,10 +127,6 @@ def test_a_connector_forbids_a_trim():
         assert "connector" in (refusal("trim_encoder_cache", mode, ec_connector=True) or "")
 
 
-def test_whether_ray_forbids_a_trim_is_the_workers_business():
-    assert refusal("trim_encoder_cache", executor="ray") is None
-
-
 def test_a_release_candidate_counts_as_its_release():
     """0.25.0rc1 fails single requests too, and does not hang."""
     assert refusal("reset_mm_cache", "now", version="0.25.0rc1+ascend", running=1) is None
