@@ -33,6 +33,7 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Literal
 
 from gated_proxy.door_items import FIGURES, NOTHING, Cost, DoorLimits, Media, RequestItems, cost_of
@@ -273,16 +274,12 @@ class Door:
         """
         if self.held_for is not None:
             return None
-        # Summed once: many of one key may wait.
-        inside_of: dict[str | None, Cost] = {}
-        for each in self._running:
-            if each.inside.items:
-                inside_of[each.client] = inside_of.get(each.client, NOTHING) + each.inside
+        inside_by_client = cache(self._inside_by_client)  # many of one key may wait; most need no sum at all
         for visit in sorted((*self._waiting, *asking), key=lambda each: not each.inside.items):
             if self._is_over_room(visit):
                 continue
             is_short = self._short_of(visit) is not None
-            if not (is_short or self._is_over_share(visit, inside_of.get(visit.client, NOTHING))):
+            if not (is_short or self._is_over_share(visit, inside_by_client)):
                 return visit
             if not any(each.moves for each in self._running if each is not visit):  # no other's end will make room
                 return visit
@@ -296,11 +293,19 @@ class Door:
         figures = (cost.encoder_tokens, limits.device_tokens), (cost.decoded_bytes, limits.decoded_bytes)
         return any(limit is not None and takes > limit for takes, limit in figures)
 
-    def _is_over_share(self, visit: Visit, inside: Cost) -> bool:
-        """Return whether its key's requests, with so much inside, would take more than half while others want some."""
+    def _inside_by_client(self) -> dict[str | None, Cost]:
+        found: dict[str | None, Cost] = {}
+        for each in self._running:
+            if each.inside.items:
+                found[each.client] = found.get(each.client, NOTHING) + each.inside
+        return found
+
+    def _is_over_share(self, visit: Visit, inside_by_client: Callable[[], dict[str | None, Cost]]) -> bool:
+        """Return whether its key's requests would take more than half, and others have sent images lately."""
         others_at = max((at for client, at in self._seen.items() if client != visit.client), default=-math.inf)
         if visit.client is None or self._clock() - others_at > _SHARES_SECONDS:
             return False
+        inside = inside_by_client().get(visit.client, NOTHING)
         taken = inside - visit.inside
         after = inside + visit.wants
         limits = ((getattr(after, name), getattr(self.limits, name)) for name, _ in FIGURES)
