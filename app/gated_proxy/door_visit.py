@@ -49,7 +49,7 @@ class Visit:
 
     @property
     def wants(self) -> Cost:
-        """What of its items has no room yet."""
+        """The cost of its known items that are not admitted yet."""
         return self.cost - self.inside
 
     @property

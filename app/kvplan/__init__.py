@@ -107,7 +107,7 @@ FLAG_KINDS: Final[Mapping[str, str]] = {
 
 
 def checked_flag(key: str, value: Any) -> Any:  # noqa: ANN401 - a value that somebody sent
-    """Return a flag's value. Raises PlanError: it is none that the flag takes."""
+    """Return a flag's value. Raises PlanError: the flag does not take it."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match FLAG_KINDS[key]:
         case "int":

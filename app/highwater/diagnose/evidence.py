@@ -1,4 +1,4 @@
-"""What is judged, as frozen values: an incident's evidence, and what is kept of it; one measured load.
+"""Frozen values that the rules judge: an incident's evidence, the incident as stored, and one measured load.
 
 Bytes are integers, times are Unix seconds, of a load by the sidecar's clock; a figure that is not known is ``None``.
 """
@@ -14,8 +14,9 @@ from highwater.diagnose.finding import Finding
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import FailedStart
 from highwater.diagnose.log.story import QuotedException
-from highwater.host.past import HostFacts, OomKills
+from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
+from highwater.host.report import OomKills
 from highwater.model.components import COMPONENT_NAMES, MemoryPoint
 from highwater.model.engine import EngineLoad, EngineStatus
 from highwater.model.growth import Growth
@@ -165,7 +166,7 @@ def change(first: RankReading | None, now: RankReading | None, part: str) -> int
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
-    """``None`` where one is not known, or there is none."""
+    """Return the sum; ``None`` if any size is unknown, or there are no sizes."""
     listed = list(sizes)
     known = [each for each in listed if each is not None]
     return sum(known) if listed and len(known) == len(listed) else None

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from highwater.host.needs import ProcessorCaches
 from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory
-from highwater.host.report import NO_OUTLOOK, NOTABLE_RATIO, CountedKills, GrownPart, Outlook, parts_of
+from highwater.host.report import NO_OUTLOOK, NOTABLE_RATIO, GrownPart, OomKills, Outlook, parts_of
 from highwater.model.growth import seconds_until
 from highwater.model.rank import Process, RankReading
 from highwater.model.units import MIB
@@ -272,14 +272,6 @@ _MAX_RISES, _MAX_GROUPS = 64, 256
 _Known: TypeAlias = tuple[int, Process | None]  # a counter, and the rank's process that reported it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OomKills:
-    """Processes that the kernel killed for memory, by a control group's own counter."""
-
-    count: int  # kills in the last minute; 0 where the counter was read after the engine's end and has not moved
-    where: str  # the place of that counter, as a clause that can stand within a sentence
-
-
 class _Rise(NamedTuple):
     at: float
     group: str
@@ -300,13 +292,13 @@ class OomKillWatch:
         self._told: deque[tuple[float, OomKills]] = deque(maxlen=_MAX_RISES)  # what has been added to the total
 
     @property
-    def last_hour(self) -> CountedKills:
+    def last_hour(self) -> OomKills:
         now = self._clock()
         told = [(now - at, kills) for at, kills in self._told if now - at <= TOLD_SECONDS]
         if not told:
-            return CountedKills()
+            return OomKills()
         seconds, last = told[-1]
-        return CountedKills(count=sum(kills.count for _, kills in told), where=last.where, seconds_ago=seconds)
+        return OomKills(count=sum(kills.count for _, kills in told), where=last.where, seconds_ago=seconds)
 
     def notice(self, ranks: Iterable[RankReading]) -> None:
         """Compare the counters that the ranks report with their last values. Ranks of one container tell one kill."""

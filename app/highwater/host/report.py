@@ -216,12 +216,12 @@ class HostFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountedKills:
-    """Processes that the kernel killed for memory within the last hour, by the container's counter or by the ranks'."""
+class OomKills:
+    """Processes that the kernel killed for memory, by the counter of a control group."""
 
-    count: int = 0
-    where: str = ""  # where the last one was counted, as a clause
-    seconds_ago: float | None = None  # since that was seen
+    count: int = 0  # in the time that is asked about; 0 also where the counter was read and has not moved
+    where: str = ""  # the place of the counter that rose last, as a clause that can stand within a sentence
+    seconds_ago: float | None = None  # since its rise was seen, where that is told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ class HostReport:
     outlook: Outlook
     shm_needs: ShmNeeds
     processor_caches: ProcessorCaches
-    oom_kills: CountedKills = CountedKills()
+    oom_kills: OomKills = OomKills()
     findings: tuple[HostFinding, ...] = ()
     age_seconds: float = 0.0
 
@@ -279,7 +279,7 @@ def report_of(
     outlook: Outlook = NO_OUTLOOK,
     grown: Sequence[GrownPart] = (),
     counts: CacheCounts = NOT_COUNTED,
-    oom_kills: CountedKills = CountedKills(),
+    oom_kills: OomKills = OomKills(),
 ) -> HostReport:
     container = reading.container or UNKNOWN_CONTAINER
     known = [size for size in (container.room_bytes, reading.machine.available_bytes) if size is not None]

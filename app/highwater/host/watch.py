@@ -35,7 +35,7 @@ from highwater.host.reading import (
     name_of,
     named_apart,
 )
-from highwater.host.report import CountedKills, GrownPart, HostReport, Judge, report_of
+from highwater.host.report import GrownPart, HostReport, Judge, OomKills, report_of
 from highwater.model.engine import SeenProcess
 from highwater.model.rank import RankReading
 from highwater.process.clocks import STOPPED_STATES, SYSTEM, Clocks, Machine
@@ -295,7 +295,7 @@ class HostWatch:
         *,
         judge: Judge = lambda _report, _grown: (),
         counts: Callable[[], CacheCounts] = lambda: NOT_COUNTED,
-        oom_kills: Callable[[], CountedKills] = CountedKills,
+        oom_kills: Callable[[], OomKills] = OomKills,
         life: Callable[[], str | None] = lambda: None,
         listeners: Iterable[Callable[[HostReading], None]] = (),
         clocks: Clocks = SYSTEM,

@@ -1,6 +1,6 @@
-"""What is wrong with a request, and errors, as HTTP responses, and never a traceback.
+"""Errors as HTTP responses: what is wrong with a request, and never a traceback.
 
-Their shape is the data plane's (``gated_proxy.failures.error_body``).
+The body has the data plane's shape (``gated_proxy.failures.error_body``).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Ranked:
 
 
 class Collectives(NamedTuple):
-    """What ranks of a family exchange tensors with; it takes shared memory."""
+    """The collective library of a device family; its ranks share memory in /dev/shm."""
 
     name: str
     owner: str  # of its files there
@@ -193,7 +193,7 @@ class EncoderCacheTotals:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds, on device and host: the fullest cache is that with the most."""
+        """Bytes on device and host together; the fullest cache is the one with the most."""
         return self.device_bytes + self.host_bytes
 
     @classmethod

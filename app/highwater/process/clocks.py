@@ -67,3 +67,8 @@ def boot_id(root: Path = ROOT) -> str | None:
         return proc.boot_id(root) or None
     except OSError:
         return None
+
+
+def local_time_text(at: float) -> str:
+    """Return Unix seconds in this machine's time zone: ``2026-01-31 14:05:09``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

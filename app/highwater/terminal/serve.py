@@ -158,7 +158,7 @@ def configure_log(level: str, form: LogFormat) -> None:
     handler.addFilter(_with_plain_name)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(capture=True)
-    # One line for each control call tells nothing new; what uvicorn says of its start, our own lines say.
+    # A line for each control call is noise, and our own lines report uvicorn's start.
     for name in ("httpx", "uvicorn.error"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
 

@@ -295,7 +295,7 @@ def decide(
     if since is None:
         is_first = state == "ready" and before.since is None
         seconds = seen.ready_seconds if is_first else signs.ended_seconds if state == "gone" else None
-        if state == "not_answering":  # which is said of it, so that no two ages are told
+        if state == "not_answering":  # its sentence gives this age, and no second one
             seconds = now - late_since
         since = now - (seconds or 0.0)
     was_refused = has_ended and (before.was_refused or seen.contact == "refused")

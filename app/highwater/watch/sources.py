@@ -257,8 +257,8 @@ class Workers(Source):
 def polled_sources(engine: Engine, budgets: EngineBudgets) -> tuple[Source, ...]:
     """Return those of each poll in the order in which they are read.
 
-    A stuck loop of the engine ends a round, so it comes last. `Health` is none of them: `Rounds` asks it where the
-    first does not show an engine that works.
+    The last one may hang with the engine's loop, which ends the round. `Health` is not among them: `Rounds` reads it
+    only where the first does not show an engine that works.
     """
     return (EngineMetrics(engine), Workers(engine, budgets), PauseState(engine))
 

@@ -7,7 +7,6 @@ since when an engine that ended in order is stopped, and why nothing answers.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from highwater.engine.life import EndedStart, Lives
 from highwater.model.engine import STATES, ProcessLife, SeenProcess, StartFailure
 from highwater.model.rank import StartPhase
 from highwater.model.units import span_text
-from highwater.process.clocks import Clocks
+from highwater.process.clocks import Clocks, local_time_text
 from highwater.process.errors import (
     EngineError,
     EngineNotListening,
@@ -233,18 +232,14 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
 
 def stopped_text(at: float) -> str:
     """``at``: when the engine was seen to have ended in order, in Unix seconds."""
-    return f"stopped in order at {_time_text(at)}; start it again"
-
-
-def _time_text(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return f"stopped in order at {local_time_text(at)}; start it again"
 
 
 def ended_starts_text(last: EndedStart, count: int) -> str:
     """Return it with a time and no age: an incident keeps it."""
     memory = f", with {last.end.memory}" if last.end.memory else ""
     doubt = f"; {NOT_KNOWN_WHY}" if last.is_by_itself else ""
-    end = f"{last.end.how} at {_time_text(last.at)}{memory}{doubt}"
+    end = f"{last.end.how} at {local_time_text(last.at)}{memory}{doubt}"
     several = f"{count} starts ended before it was ready; the last one"
     return f"the engine's last {'start' if count == 1 else several} {end}"
 

@@ -11,7 +11,7 @@ import pytest
 from highwater.diagnose.case import Case
 from highwater.diagnose.rules.book import RULES, host_findings, judged
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, PressureStall, ShmMemory, ShmOwner
-from highwater.host.report import CountedKills, GrownPart, Outlook, report_of
+from highwater.host.report import GrownPart, OomKills, Outlook, report_of
 from highwater.http.text.host import host_text
 from highwater.http.text.report import engine_facts
 from highwater.model.engine import EngineStatus
@@ -137,7 +137,7 @@ def test_the_report_has_them_in_its_own_form():
 @pytest.mark.parametrize(("seconds", "is_short"), [(12.0, True), (601.0, False)])
 def test_a_kill_that_samples_alone_have_counted_is_found_and_memory_is_short_for_a_while(seconds, is_short):
     """An older worker package writes no files of processes, and nothing else is known of host memory."""
-    kill = CountedKills(count=1, where="counted where rank 0 runs", seconds_ago=seconds)
+    kill = OomKills(count=1, where="counted where rank 0 runs", seconds_ago=seconds)
     summary = report_of(HostReading(taken_at=1.0), judge=host_findings, oom_kills=kill).summary
     (said,) = summary.warnings
     assert said.startswith("the kernel has killed 1 process of the engine's container for memory, the last one ")

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.host.past import OomKills, OomKillWatch
+from highwater.host.past import OomKillWatch
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory
+from highwater.host.report import OomKills
 from highwater.process.clocks import Clocks
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import reading

@@ -16,6 +16,7 @@ from highwater.model.rank import rank_title
 from highwater.model.remedies import compare, reasons_of
 from highwater.model.report import Event
 from highwater.model.units import UNKNOWN, gib_text, size_text, span_text, table
+from highwater.process.clocks import local_time_text
 from highwater.process.untrusted import plain
 from highwater.watch.history import Mark
 from highwater.watch.snapshots import RankStacks, Taken
@@ -106,7 +107,7 @@ _KIND_WIDTH = 9
 
 
 def event_text(event: Event) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+    at = local_time_text(event.at)
     by = f" (by the policy, rule {event.rule})" if event.trigger == "policy" and event.rule else ""
     if event.caller is not None:
         by = f" (by {event.caller.by} from {event.caller.address or 'an unknown peer'})"

@@ -16,9 +16,9 @@ from highwater.diagnose.log.messages import ended_by_signal
 from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import RULES
 from highwater.host.needs import CacheCopy, ProcessorCaches
-from highwater.host.past import Fill, HostFacts, OomKills
+from highwater.host.past import Fill, HostFacts
 from highwater.host.reading import HostReading, ProcessMemory
-from highwater.host.report import GrownPart
+from highwater.host.report import GrownPart, OomKills
 from highwater.model.components import MemoryPoint
 from highwater.model.engine import EngineLoad, EngineStatus, WorkCounts
 from highwater.model.growth import Growth, GrowthRate, SeriesGrowth

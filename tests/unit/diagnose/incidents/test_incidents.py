@@ -14,8 +14,8 @@ from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import from_history
 from highwater.diagnose.log.reader import read_tail
 from highwater.diagnose.rules import book
-from highwater.host.past import OomKills
 from highwater.host.reading import ProcessMemory
+from highwater.host.report import OomKills
 from highwater.model.engine import EngineStatus
 from highwater.model.policy import PolicyStatus, RuleStatus
 from highwater.model.report import Report

@@ -19,8 +19,9 @@ from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, LogStory, QuotedException, story_of
 from highwater.host.needs import ProcessorCaches
-from highwater.host.past import Fill, HostFacts, OomKills
+from highwater.host.past import Fill, HostFacts
 from highwater.host.reading import HostReading
+from highwater.host.report import OomKills
 from highwater.http.text.incidents import incident_markdown
 from highwater.model.engine import EngineStatus
 from highwater.model.rank import Device, Launch
