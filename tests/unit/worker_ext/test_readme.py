@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import re
 from pathlib import Path
@@ -29,10 +28,6 @@ def keys(value: object) -> object:
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
 def test_every_operation_has_an_example_with_its_very_keys(op, torch_device, tmp_path, monkeypatch):
-    # As in an engine, which is not under pytest; the real timer is left alone.
-    monkeypatch.setattr("highwater_worker.recorder.recorder.is_timer_taken", lambda: False)
-    for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
-        monkeypatch.setattr(faulthandler, name, lambda *_, **__: None)
     torch_device("npu")
     worker = fake_worker(
         model_runner=fake_runner(encoder_cache={"a": FakeTensor(5), "b": FakeTensor(5)}), execute_model=print

@@ -22,7 +22,7 @@ from highwater_worker.devices import HostMemory, read_host
 from highwater_worker.errors import Notes
 from highwater_worker.memory.engine_budget import read_budget, read_engine_budget
 from highwater_worker.recorder.reading import Depth, MemoryReader
-from highwater_worker.recorder.stacks import GIVES_WAY, Stacks, Watchdog, is_timer_taken
+from highwater_worker.recorder.stacks import Stacks, Watchdog
 from highwater_worker.recorder.steps import Steps
 from highwater_worker.state import state_of
 from highwater_worker.wire import MAX_HEAD_BYTES, Options, Ring, Writer, encoded
@@ -58,8 +58,7 @@ class Recorder(Writer):
 
     Where its file is `in_memory` the engine's thread may write into it; a disk's journal can hold a writer for seconds,
     so only the recorder's thread writes there. `clock` is monotonic seconds, the same in all processes of a machine.
-    `wait` waits for so many seconds, and returns whether to stop; by default until `stop`. `watchdog` notices a hang
-    that holds Python's lock.
+    `wait` waits for so many seconds, and returns whether to stop; by default until `stop`.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class Recorder(Writer):
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         wait: Callable[[float], bool] | None = None,
-        watchdog: Watchdog | None = None,
     ) -> None:
         super().__init__("highwater-recorder")
         self.options = options
@@ -85,7 +83,7 @@ class Recorder(Writer):
         self._is_worker_gone = False
         self._reader = MemoryReader()
         self._stacks = Stacks()
-        self._watchdog = watchdog or Watchdog(ring, gives_way=is_timer_taken())
+        self._watchdog = Watchdog(ring)
         self._clock = clock
         self._wall_clock = wall_clock
         self._woken = Event()
@@ -119,9 +117,7 @@ class Recorder(Writer):
         if get_ident() != self._main_thread:
             notes.add("samples", "this call does not run on the process's main thread: there may be no samples")
         self.steps.attach(worker, notes)
-        self._watchdog.start()
-        if self._watchdog.gives_way:
-            notes.add("stack", GIVES_WAY)
+        notes.attempt("stack", self._watchdog.start)
         self._read_host(self._clock())
         self._sample(in_full=True)
         try:

@@ -1,20 +1,20 @@
-"""Stacks of all threads while something takes long: by the recorder's thread, or by a timer where it cannot run.
+"""Stacks of all threads while something takes long; the engine's own, by a signal, where no other thread can run.
 
-The thread's dump is `faulthandler.dump_traceback`, which allocates nothing and holds Python's lock, so that no frame
+The recorder's dump is `faulthandler.dump_traceback`, which allocates nothing and holds Python's lock, so that no frame
 that it reads moves. `sys._current_frames` allocates: on CPython 3.11 before 3.11.12 that can stop the whole process for
 good (python/cpython issue 106883).
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import functools
 import os
 import re
-import sys
-import weakref
-from collections.abc import Callable
-from typing import Any
+import signal
+import threading
+import time
 
 from highwater_worker.wire import Ring
 
@@ -28,9 +28,7 @@ _MAX_NAME = 100
 
 SECONDS = 4.0
 _PUSH_SECONDS = 1.0
-"""The time between two moves of the timer: each ends a thread and starts one, about 80 us with Python's lock held."""
-_NAMES = ("dump_traceback_later", "cancel_dump_traceback_later")
-GIVES_WAY = "other code uses faulthandler's timer: a hang that holds Python's lock will show no stack"
+_SIGEV_THREAD_ID = 4  # timer_create(2)
 _FRAME = re.compile(r'  File ".*", line [0-9]+ in (.*)')
 # The functions by which the engine's loop calls a worker's methods, then the loop itself, in versions where it calls
 # them directly (vllm 0.32.0 v1/executor/multiproc_executor.py:1055, `_execute_worker_rpc`); where engine and worker are
@@ -113,102 +111,96 @@ def call_of(dump: str) -> str | None:
     return called[0][:_MAX_NAME] if called and called[0] not in _NO_CALLS else None
 
 
-def is_timer_taken() -> bool:
-    return "_pytest.faulthandler" in sys.modules
+class _Event(ctypes.Structure):
+    """`struct sigevent`, as Linux has it: 64 bytes."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("thread", ctypes.c_int),
+        ("rest", ctypes.c_char * 44),
+    )
 
 
-_running: weakref.WeakSet[Watchdog] = weakref.WeakSet()  # the watchdogs whose timers are stopped for a fork
+class _Times(ctypes.Structure):
+    """`struct itimerspec`: the interval, 0 for none, and the time until the signal."""
+
+    _fields_ = tuple((name, ctypes.c_long) for name in ("interval", "interval_ns", "seconds", "ns"))
+
+
+_signal: int | None = None  # of this process: the handler stays, for a signal without one ends a process
+
+
+def _chosen_signal() -> int:
+    """Return the last real-time signal that nothing here handles, ignores or blocks. Raises OSError: none is free."""
+    with open("/proc/self/status", encoding="ascii") as file:  # C code's handlers too, which `signal.getsignal` lacks
+        taken = [int(line.split()[1], 16) for line in file if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
+    free = [
+        one for one in range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if not any(mask >> one - 1 & 1 for mask in taken)
+    ]
+    if not free:
+        raise OSError("every real-time signal is in use")
+    return free[-1]
+
+
+@functools.cache
+def _library() -> ctypes.PyDLL:
+    """Return the C library that has timers: before glibc 2.34 they have one of their own. Raises OSError: none."""
+    library = ctypes.PyDLL(None, use_errno=True)
+    return library if hasattr(library, "timer_create") else ctypes.PyDLL("librt.so.1", use_errno=True)
+
+
+@functools.cache
+def _nowhere() -> int:
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 class Watchdog:
-    """Has `faulthandler`'s timer write every thread's stack into the file while no Python thread can run.
+    """Has the kernel interrupt the engine's thread, which then writes its stack into the file, if no other can run.
 
-    That is a hang which holds Python's lock, and nothing else sees it: the timer is a thread of the C library's that
-    needs no lock. The recorder's thread moves it on. It is never armed for a step: its dump reads other threads' frames
-    while they run, which can end the process with a segmentation fault (tried with threads that make and drop functions
-    all the time: after 13 dumps on CPython 3.12.1, 59 on 3.13.0), and is harmless where none can run. A process that
-    was itself held for longer, by a debugger or a frozen container, is dumped once as it goes on.
+    That is a hang which holds Python's lock, and nothing else sees it. `faulthandler` writes the stack in the signal's
+    handler, which needs no lock, and of that thread only, which stands still meanwhile. Its own timer is not for us:
+    it reads the frames of running threads where a process goes on after it was held, by a debugger or a frozen
+    container, and that ends the process (5 of 700 such stops with threads that make and drop functions all the time, on
+    CPython 3.11.7, 3.12.1 and 3.13.0; none of 700 with this signal).
 
-    A process has one such timer, and does not show whether it is in use. This class gives way for good as soon as other
-    code calls for it while the recorder runs, and is not used under pytest with its own timer's plugin. Code that armed
-    it before loses it: vLLM uses none (0.12.0, 0.23.0, 0.27.0 and 0.32.0 searched).
-
-    It is stopped before a fork. A child would have it armed without its thread, and stopping it then, as Python itself
-    does at the child's end, never returns.
+    The signal comes where the recorder's thread has not run for `SECONDS`. It ends some system calls early (EINTR); the
+    kernel begins most of them again, since `faulthandler` sets SA_RESTART. No child of a fork has the timer.
     """
 
-    def __init__(self, ring: Ring, *, gives_way: bool = False) -> None:
+    def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._due = float("-inf")
-        self._originals: dict[str, Callable[..., None]] = {}
-        self._wrappers: dict[str, Callable[..., None]] = {}
-        self._is_forking = False
-        self.gives_way = gives_way
+        self._timer: ctypes.c_void_p | None = None
 
     def start(self) -> None:
-        """Notice other uses of the timer from now on."""
-        for name in _NAMES:
-            original = getattr(faulthandler, name, None)
-            if original is None:  # a build of Python without it
-                self.gives_way = True
-            elif not self.gives_way:
-                self._originals[name] = original
-                self._wrappers[name] = self._noticing(original)
-                setattr(faulthandler, name, self._wrappers[name])
-        if not self.gives_way:
-            _running.add(self)
+        """Raises OSError: there is no such timer here, and a hang that holds Python's lock will show no stack."""
+        global _signal  # noqa: PLW0603 - one for all recorders that a process has in turn
+        number, timer = _signal or _chosen_signal(), ctypes.c_void_p()
+        event = _Event(None, number, _SIGEV_THREAD_ID, threading.main_thread().native_id or 0, b"")
+        faulthandler.register(number, file=self._ring.clear_stack(time.monotonic(), SECONDS), all_threads=False)
+        _signal = number
+        if _library().timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._timer = timer
+        self._set()
 
     def push(self, now: float) -> None:
         """Move the timer on, once a second; an OSError says that the file cannot be written."""
-        if self.gives_way or now < self._due:
+        if self._timer is None or now < self._due:
             return
         self._due = now + _PUSH_SECONDS
-        self._originals["cancel_dump_traceback_later"]()
-        descriptor = self._ring.clear_stack(now, SECONDS)
-        if not (self.gives_way or self._is_forking):  # another thread may have come in between
-            self._originals["dump_traceback_later"](SECONDS, file=descriptor)
+        self._set()
+        self._ring.clear_stack(now, SECONDS)
+
+    def _set(self) -> None:
+        times = _Times(0, 0, int(SECONDS), round(SECONDS % 1 * 1e9))
+        _library().timer_settime(self._timer, 0, ctypes.byref(times), None)
 
     def stop(self) -> None:
-        """Stop the timer, if no other code uses it, and put back the functions of `faulthandler`."""
-        if not self.gives_way and self._originals:
-            self._originals["cancel_dump_traceback_later"]()
-        self.leave()
-
-    def leave(self) -> None:
-        """Put back the functions of `faulthandler`, and never touch the timer again."""
-        _running.discard(self)
-        self.gives_way = True
-        for name, wrapper in self._wrappers.items():
-            if getattr(faulthandler, name, None) is wrapper:
-                setattr(faulthandler, name, self._originals[name])
-        self._wrappers = {}
-
-    def before_fork(self) -> None:
-        self._is_forking = True
-        if not self.gives_way:
-            self._originals["cancel_dump_traceback_later"]()
-
-    def after_fork(self) -> None:
-        self._is_forking = False
-        self._due = float("-inf")
-
-    def _noticing(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def noticing(*arguments: Any, **named: Any) -> None:  # noqa: ANN401 - the function's own
-            self.gives_way = True
-            original(*arguments, **named)
-
-        return noticing
-
-
-def _each(work: Callable[[Watchdog], None]) -> Callable[[], None]:
-    def hook() -> None:
-        for watchdog in list(_running):
-            work(watchdog)
-
-    return hook
-
-
-_before_fork, _after_fork_in_parent = _each(Watchdog.before_fork), _each(Watchdog.after_fork)
-_after_fork_in_child = _each(Watchdog.leave)
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+        """Stop the timer before the file is closed; a signal that is on its way writes nowhere."""
+        timer, self._timer = self._timer, None
+        if timer is not None and _signal is not None:
+            _library().timer_delete(timer)
+            faulthandler.register(_signal, file=_nowhere(), all_threads=False)

@@ -22,7 +22,6 @@ from highwater_worker.kernel.proc import file_system_of, is_in_memory
 from highwater_worker.operations import OPERATIONS, Operation
 from highwater_worker.recorder import end_recorder, running_recorder
 from highwater_worker.recorder.recorder import Recorder
-from highwater_worker.recorder.stacks import Watchdog
 from highwater_worker.wire import EXTENSION_VERSION, Layout, Options, make_ring
 from tests.fakes.raising import raising
 from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, in_a_thread, refusal
@@ -77,7 +76,7 @@ def test_a_start_says_what_was_begun(start, tmp_path):
     assert (answer["slots"], answer["bytes"]) == (1320, Layout.of(1320, 4096).nbytes)
     assert (answer["already"], answer["other"]) == (False, False)
     assert answer["pid"] == os.getpid()
-    assert [note["name"] for note in answer["notes"]] == ["stack"], "pytest has the timer"
+    assert answer["notes"] == []
     assert os.listdir(tmp_path) == [NAME]
 
 
@@ -312,9 +311,8 @@ def recorder_on(
     options = Options(folder, INSTANCE, rate, 10.0)
     ring = make_ring(options.path(os.getpid()), b"{}", Layout.of(100, 4096))
     recorder = Recorder(
-        worker, ring, options, clock=time, wall_clock=lambda: 5e8 + time.now, wait=time.wait, in_memory=in_memory,
-        watchdog=Watchdog(ring, gives_way=True),
-    )  # fmt: skip
+        worker, ring, options, clock=time, wall_clock=lambda: 5e8 + time.now, wait=time.wait, in_memory=in_memory
+    )
     recorder.steps.attach(worker, Notes())
     return recorder, folder / NAME
 
@@ -705,47 +703,29 @@ def test_a_process_that_is_killed_leaves_its_records(folder_in_memory):
     assert records(path)[-1]["memory"]["host_memory"]["rss_bytes"] > 0
 
 
-@pytest.mark.parametrize("code", ["sys.exit(0)", "faulthandler.cancel_dump_traceback_later(); os._exit(0)"])
-def test_a_forked_child_ends_although_its_parent_is_watched(tmp_path, code):
-    """It would wait for the timer's thread, which stayed with the parent; and the parent is watched on."""
-    run_program(
-        tmp_path,
-        f"""
-import faulthandler, time, warnings; warnings.simplefilter("ignore")
-start()
-watchdog = running_recorder(worker)._watchdog
-deadline = time.monotonic() + 60
-while watchdog._due < 0 and time.monotonic() < deadline:
-    time.sleep(0.01)
-if os.fork() == 0:
-    {code}
-assert os.wait()[1] == 0
-while watchdog._due < 0 and time.monotonic() < deadline:
-    time.sleep(0.01)
-assert watchdog._due > 0 and not watchdog.gives_way
-""",
-    )
+# Until the file has all of the words, and then ends the process: the dump is there while the process stands still.
+UNTIL_WRITTEN = """
+def end_once_written(*words):
+    (path,) = pathlib.Path(sys.argv[1]).iterdir()
+    found = " && ".join(f"grep -qa '{word}' $0" for word in words)
+    subprocess.Popen(["sh", "-c", f"until {found}; do sleep 0.05; done; kill -ALRM $1", str(path), str(os.getpid())])
+"""
 
 
-def test_a_hang_that_holds_pythons_lock_leaves_every_stack(folder_in_memory):
+def test_a_hang_that_holds_pythons_lock_leaves_the_engines_stack(folder_in_memory):
     (path,) = run_program(
         folder_in_memory,
-        """
-import ctypes, pathlib, subprocess, threading
+        f"""
+import ctypes, pathlib, subprocess
 import highwater_worker.recorder.stacks as module
 module.SECONDS = 0.5
 start()
-# It is ended once the dump is there: its own timer would run on while it stands still, and the dump's with it.
-ended = "until grep -qa 'in deeper' $0 && grep -qa 'in run' $0; do sleep 0.05; done; kill -ALRM $1"
-(path,) = pathlib.Path(sys.argv[1]).iterdir()
-subprocess.Popen(["sh", "-c", ended, str(path), str(os.getpid())])
-armed = threading.Event()
-later = running_recorder(worker)._watchdog._originals["dump_traceback_later"]
-running_recorder(worker)._watchdog._originals["dump_traceback_later"] = lambda *a, **k: (later(*a, **k), armed.set())
-assert armed.wait(60)
-library = ctypes.PyDLL(None)
+{UNTIL_WRITTEN}
+end_once_written("in deeper")
+library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
 def holds_the_lock():
-    library.sleep(500)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
 def deeper():
     holds_the_lock()
 deeper()
@@ -754,10 +734,39 @@ deeper()
     )
     armed, seconds, text = watchdog(path)
     assert (armed > 0, seconds) == (True, 0.5)
-    assert text.startswith("Timeout (0:00:00.500000)!")
     assert "in holds_the_lock" in text
     assert text.index("in holds_the_lock") < text.index("in deeper")
-    assert "in run" in text, "our own thread is there too"
+
+
+def test_a_process_that_was_held_goes_on_and_reads_no_running_thread(folder_in_memory):
+    """Frames that move while they are read end a process; the engine's thread stands still while it writes its own."""
+    (path,) = run_program(
+        folder_in_memory,
+        f"""
+import pathlib, subprocess, threading, time
+import highwater_worker.recorder.stacks as module
+module.SECONDS, module._PUSH_SECONDS = 0.5, 1000.0  # what is written stays
+start()
+def runs():
+    while True:
+        exec("def f(n):\\n    return n if n < 1 else f(n - 1)\\nf(9)", {{}})
+threading.Thread(target=runs, daemon=True).start()
+{UNTIL_WRITTEN}
+end_once_written("in waits")
+hold = "while kill -STOP $0; do sleep 1; kill -CONT $0; sleep 1; done"
+subprocess.Popen(["sh", "-c", hold, str(os.getpid())], stderr=subprocess.DEVNULL)
+def waits():
+    while True:
+        running_recorder(worker)._watchdog._set()
+        time.sleep(0.01)
+waits()
+""",
+        returncode=-14,
+    )
+    _, _, text = watchdog(path)
+    assert text.startswith("Stack (most recent call first):")
+    assert "in waits" in text
+    assert "in runs" not in text
 
 
 def test_a_forked_child_does_not_take_the_recorder_for_its_own(tmp_path):
