@@ -754,7 +754,7 @@ threading.Thread(target=runs, daemon=True).start()
 {UNTIL_WRITTEN}
 end_once_written("in waits")
 hold = "while kill -STOP $0; do sleep 1; kill -CONT $0; sleep 1; done"
-subprocess.Popen(["sh", "-c", hold, str(os.getpid())], stderr=subprocess.DEVNULL)
+subprocess.Popen(["sh", "-c", hold, str(os.getpid())], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 def waits():
     while True:
         running_recorder(worker)._watchdog._set()
