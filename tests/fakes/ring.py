@@ -17,16 +17,14 @@ HEADER_BYTES = 4096
 SLOT_BYTES = 2048
 HEARTBEAT_BYTES = 16 * 1024
 TABLE_BYTES = 128 * 1024
-STACK_BYTES = 8 * 1024
 RING_AT = HEADER_BYTES + 2 * HEARTBEAT_BYTES + 2 * TABLE_BYTES
 WALL = 1_763_660_000.0
 MONO = 4_000.0
-MAIN_THREAD = 0x7F0000001000
 BUDGET = {"gpu_memory_utilization": 0.9, "requested_bytes": 58_906_902_528, "init_free_bytes": 65_000_000_000}
 
 
 def file_bytes(slots: int) -> int:
-    return RING_AT + slots * SLOT_BYTES + STACK_BYTES
+    return RING_AT + slots * SLOT_BYTES
 
 
 def memory(**changes: Any) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def moving(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def dump(*lines: str, thread: int = MAIN_THREAD) -> str:
+def dump(*lines: str, thread: int = 0x7F0000001000) -> str:
     """A dump of one thread's stack, as ``faulthandler`` writes it; lines such as ``a.py:12 run``, innermost first."""
     places = (line.split(":", 1) for line in lines)
     frames = [
@@ -113,7 +111,6 @@ class FakeWriter:
             "pid_started": 123456,
             "boot_id": BOOT_ID,
             "device": {"type": "npu", "index": 0, "name": "Ascend910B3"},
-            "main_thread": MAIN_THREAD,
             "started_at": WALL - 60,
             "rate": 10.0,
             "seconds": 120.0,
@@ -193,21 +190,15 @@ class FakeWriter:
     def table_at(self) -> int:
         return HEADER_BYTES + 2 * HEARTBEAT_BYTES + (self.tables - 1) % 2 * TABLE_BYTES
 
-    def watchdog(self, seconds: float = 0.0, text: str = "", *, after: float = 3.0) -> None:
-        """The stacks that the watchdog wrote, last moved on at a moment; without text it was moved on only."""
-        at = RING_AT + self.slots * SLOT_BYTES
-        content = f"Timeout (0:00:03)!\n{text}".encode("ascii") if text else bytes(16)
-        os.pwrite(self._file, struct.pack("<dd", MONO + seconds, after) + content, at)
-
 
 def moment(seconds: float) -> dict[str, float]:
     """Both clocks, so many seconds after the beginning of time in tests."""
     return {"at": WALL + seconds, "mono": MONO + seconds}
 
 
-def header(identity: bytes, *, slots: int, version: int = 2, header_bytes: int = HEADER_BYTES) -> bytes:
-    sizes = (SLOT_BYTES, slots, HEARTBEAT_BYTES, TABLE_BYTES, STACK_BYTES, len(identity))
-    start = b"HIGHWATR" + struct.pack("<HHIIIIII", version, header_bytes, *sizes)
+def header(identity: bytes, *, slots: int, version: int = 3, header_bytes: int = HEADER_BYTES) -> bytes:
+    sizes = (SLOT_BYTES, slots, HEARTBEAT_BYTES, TABLE_BYTES, len(identity))
+    start = b"HIGHWATR" + struct.pack("<HHIIIII", version, header_bytes, *sizes)
     return start + struct.pack("<I", zlib.crc32(start + identity)) + identity
 
 

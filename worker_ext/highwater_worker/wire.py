@@ -31,23 +31,19 @@ EXTENSION_VERSION = "0.1.0"
 HEADER_BYTES = 4096
 SLOT_BYTES = 2048
 HEARTBEAT_BYTES = 16 * 1024
-STACK_BYTES = 64 * 1024
 ROW = struct.Struct("<64sQdB7x")
 """One row of the entry table: mm_hash, bytes, when it was first seen (monotonic seconds), 1 in host memory."""
 MAX_ROWS = 4096
 RING_MAGIC = b"HIGHWATR"
-RING_VERSION = 2
-RING_HEAD = struct.Struct("<8sHHIIIIII")
+RING_VERSION = 3
+RING_HEAD = struct.Struct("<8sHHIIIII")
 """Magic, version, the fields of `Layout`, and the length of the identity, which follows behind a checksum."""
 FRAME_HEAD = struct.Struct("<QI")
 """The sequence number, from 1 on, and the length of what follows behind a checksum."""
 HEAD_LENGTH = struct.Struct("<I")
 """The length of the JSON object that an entry table begins with; its rows follow."""
-STACK_HEAD = struct.Struct("<dd")
-"""When the area was cleared last (monotonic seconds), and in how many seconds a stack is written there."""
 _CHECKSUM = struct.Struct("<I")
 RING_HEAD_BYTES, FRAME_HEAD_BYTES = RING_HEAD.size + _CHECKSUM.size, FRAME_HEAD.size + _CHECKSUM.size
-_NO_STACK = bytes(16)  # over the beginning of an older stack, so that none is there
 _TABLE_HEAD_BYTES = 32 * 1024  # the bytes of an entry table besides its rows: its frame, and a JSON object
 MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - FRAME_HEAD_BYTES - HEAD_LENGTH.size
 MAX_BODY_BYTES = SLOT_BYTES - FRAME_HEAD_BYTES
@@ -213,7 +209,7 @@ def process_body(content: bytes) -> bytes | None:
 
 
 class Layout(NamedTuple):
-    """The places of a file's parts: header, two heartbeats, two entry tables, the ring, the stack area.
+    """The places of a file's parts: header, two heartbeats, two entry tables, the ring.
 
     The fields are in the header's order.
     """
@@ -223,13 +219,12 @@ class Layout(NamedTuple):
     slots: int  # in the ring
     heartbeat_bytes: int
     table_bytes: int
-    stack_bytes: int
 
     @classmethod
     def of(cls, slots: int, rows: int) -> Layout:
         """Return the layout of this package's files, with so many rows in an entry table."""
         table_bytes = _TABLE_HEAD_BYTES + rows * ROW.size
-        return cls(HEADER_BYTES, SLOT_BYTES, slots, HEARTBEAT_BYTES, table_bytes, STACK_BYTES)
+        return cls(HEADER_BYTES, SLOT_BYTES, slots, HEARTBEAT_BYTES, table_bytes)
 
     @property
     def rows(self) -> int:
@@ -244,13 +239,8 @@ class Layout(NamedTuple):
         return self.tables_at + 2 * self.table_bytes
 
     @property
-    def stack_at(self) -> int:
-        """The offset of the stack area; it is the last part, because a long stack runs over the end of the file."""
-        return self.ring_at + self.slots * self.slot_bytes
-
-    @property
     def nbytes(self) -> int:
-        return self.stack_at + self.stack_bytes
+        return self.ring_at + self.slots * self.slot_bytes
 
 
 class Options(NamedTuple):
@@ -268,7 +258,7 @@ class Options(NamedTuple):
 
 
 class Ring(OpenFile):
-    """The open file. Each kind of write has one caller at a time: samples and tables, heartbeats, the stack's head.
+    """The open file. Each kind of write has one caller at a time: samples and tables, heartbeats.
 
     What is written is JSON in ASCII. Every write raises an OSError where it fails, and a ValueError where a record is
     too long.
@@ -299,16 +289,6 @@ class Ring(OpenFile):
             self._tables + 1, body, size - FRAME_HEAD_BYTES, self.layout.tables_at + self._tables % 2 * size
         )
         self._tables += 1
-
-    def clear_stack(self, mono: float, seconds: float) -> int:
-        """Empty the stack area at a monotonic time, and return a descriptor whose next plain `write` begins in it.
-
-        Unless it is cleared again, a stack is written there in so many seconds.
-        """
-        self._pwrite(STACK_HEAD.pack(mono, seconds) + _NO_STACK, self.layout.stack_at)
-        # Everything else is written with `pwrite`, which leaves the offset alone.
-        os.lseek(self._descriptor, self.layout.stack_at + STACK_HEAD.size, os.SEEK_SET)
-        return self._descriptor
 
     def _write_frame(self, sequence: int, body: bytes, limit: int, position: int) -> None:
         if len(body) > limit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 
 from highwater_worker import MemoryExtension
 
@@ -18,11 +17,7 @@ class HangingWorker(MemoryExtension):
 
         def hold_the_lock(*arguments: object, **named: object) -> object:
             del runner.execute_model
-            # With the lock, as a C extension that forgot to let go of it; no signal ends this one early.
-            until = (ctypes.c_long * 2)(int(time.time()) + seconds, 0)
-            library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
-            library.pthread_mutex_lock(mutex)
-            library.pthread_mutex_timedlock(mutex, until)
+            ctypes.PyDLL(None).sleep(seconds)  # with the lock, as a C extension that forgot to let go of it
             return execute_model(*arguments, **named)
 
         runner.execute_model = hold_the_lock

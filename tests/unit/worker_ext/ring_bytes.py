@@ -12,7 +12,6 @@ from highwater_worker.wire import (
     RING_MAGIC,
     RING_VERSION,
     ROW,
-    STACK_HEAD,
     Layout,
     checked_body,
     frame_body,
@@ -73,10 +72,3 @@ def table(path: Path) -> tuple[dict[str, Any], list[tuple[str, int, float, int]]
     rows_at = HEAD_LENGTH.size + HEAD_LENGTH.unpack_from(body)[0]
     rows = [(name.rstrip(b"\0").decode("ascii"), *rest) for name, *rest in ROW.iter_unpack(body[rows_at:])]
     return json.loads(body[HEAD_LENGTH.size : rows_at]), rows
-
-
-def watchdog(path: Path) -> tuple[float, float, str]:
-    """Return the stack area: when the watchdog was moved on, after how long it writes, and what it wrote."""
-    data, layout, _ = opened(path)
-    written = data[layout.stack_at + STACK_HEAD.size :].partition(b"\0")[0]
-    return *STACK_HEAD.unpack_from(data, layout.stack_at), written.decode("ascii")

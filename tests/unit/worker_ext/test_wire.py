@@ -21,7 +21,7 @@ from highwater_worker.wire import (
     remove_silent,
 )
 from tests.fakes.raising import raising
-from tests.unit.worker_ext.ring_bytes import heartbeat, parse, table, watchdog
+from tests.unit.worker_ext.ring_bytes import heartbeat, parse, table
 
 FIVE, THREE = Layout.of(5, 0), Layout.of(3, 0)
 IDENTITY = encoded({"instance": "00112233445566ff", "host": "näher"})
@@ -40,7 +40,7 @@ def test_a_new_file_has_its_header_and_empty_slots(path):
         os.umask(before)
     assert parse(path) == ({"instance": "00112233445566ff", "host": "näher"}, {})
     assert (ring.layout.nbytes, stat.S_IMODE(path.stat().st_mode)) == (path.stat().st_size, 0o644)
-    assert ring.layout.nbytes == 4096 + 2 * 16384 + 2 * 32768 + 5 * 2048 + 65536
+    assert ring.layout.nbytes == 4096 + 2 * 16384 + 2 * 32768 + 5 * 2048
     assert path.stat().st_blocks * 512 >= ring.layout.nbytes, "the disk has set it aside"
     assert os.listdir(path.parent) == [path.name]
     ring.close()
@@ -98,20 +98,6 @@ def test_entry_tables_are_written_in_turn(path):
     ring.write_table(b"{}", row * 4096)
     with pytest.raises(ValueError, match="does not fit"):
         ring.write_table(b"{}", row * 4500)
-    ring.close()
-
-
-def test_what_is_written_plainly_lands_in_the_stack_area(path):
-    ring = make_ring(path, IDENTITY, THREE)
-    descriptor = ring.clear_stack(12.0, 3.0)
-    ring.write(b'{"n":1}')
-    os.write(descriptor, b"Timeout!\n")
-    ring.write_heartbeat(b"{}")
-    os.write(descriptor, b"x" * 70_000)
-    assert watchdog(path) == (12.0, 3.0, "Timeout!\n" + "x" * 70_000)
-    ring.clear_stack(13.0, 3.0)
-    assert watchdog(path) == (13.0, 3.0, "")
-    assert parse(path)[1] == {1: {"n": 1}}
     ring.close()
 
 

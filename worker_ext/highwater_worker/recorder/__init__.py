@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from threading import main_thread
 from typing import Any
 
 from highwater_worker.devices import describe_device
@@ -99,7 +98,6 @@ def _identity(worker: object, instance: str, notes: Notes) -> dict[str, Any]:
         "boot_id": notes.attempt("boot_id", boot_id),
         "pid_namespace": notes.attempt("pid_namespace", pid_namespace),
         "device": {**device, **{name: short_text(device[name]) for name in ("type", "name", "uuid")}},
-        "main_thread": main_thread().ident,
         "model": short_text(notes.attempt("model", lambda: model_name(worker))),
         "rpc": callable(getattr(worker, "highwater_rpc", None)),
         "ranks_expected": notes.attempt("ranks_expected", lambda: ranks_expected(worker)),

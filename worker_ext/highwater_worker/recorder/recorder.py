@@ -22,7 +22,7 @@ from highwater_worker.devices import HostMemory, read_host
 from highwater_worker.errors import Notes
 from highwater_worker.memory.engine_budget import read_budget, read_engine_budget
 from highwater_worker.recorder.reading import Depth, MemoryReader
-from highwater_worker.recorder.stacks import Stacks, Watchdog
+from highwater_worker.recorder.stacks import Stacks
 from highwater_worker.recorder.steps import Steps
 from highwater_worker.state import state_of
 from highwater_worker.wire import MAX_HEAD_BYTES, Options, Ring, Writer, encoded
@@ -83,7 +83,6 @@ class Recorder(Writer):
         self._is_worker_gone = False
         self._reader = MemoryReader()
         self._stacks = Stacks()
-        self._watchdog = Watchdog(ring)
         self._clock = clock
         self._wall_clock = wall_clock
         self._woken = Event()
@@ -117,14 +116,12 @@ class Recorder(Writer):
         if get_ident() != self._main_thread:
             notes.add("samples", "this call does not run on the process's main thread: there may be no samples")
         self.steps.attach(worker, notes)
-        notes.attempt("stack", self._watchdog.start)
         self._read_host(self._clock())
         self._sample(in_full=True)
         try:
             self.start_thread()
         except BaseException:
             self._stopped.set()
-            self._watchdog.stop()
             self.steps.detach(worker)
             raise
         self.end_with_process()  # the worker is not reached from there
@@ -241,7 +238,6 @@ class Recorder(Writer):
         while not self._is_worker_gone:
             if self._wait(self._beat()):
                 break
-        self._watchdog.stop()
         self._flush()
         # In order: no step has failed, and the process that started the worker lives. When EngineCore is killed its
         # workers end by themselves, as they do when it tells them to.
@@ -264,7 +260,6 @@ class Recorder(Writer):
             self._activity, self._busy_until = activity, now.mono + _LINGER_SECONDS
         if now.mono >= self._host_due:
             self._read_host(now.mono)
-        notes.attempt("watchdog", lambda: self._watchdog.push(now.mono))
         since, thread = wait or (None, 0)
         dump = notes.attempt("stack", lambda: self._stacks.look(since, thread, now.mono))
         call = None

@@ -97,7 +97,6 @@ class Identity(Ranked):
     rate: Annotated[float, Field(gt=0, le=10_000)]  # samples in a second
     seconds: Seconds  # how far the ring reaches back
     extension: _Word | None = None  # the version of the worker extension
-    main_thread: Count | None = None  # the number that dumps of stacks give the thread that runs the steps
     ranks_expected: _Ranks | None = None  # how many workers the API server has
     data_parallel: _Ranks | None = None
     pipeline_parallel: _Ranks | None = None
@@ -283,17 +282,12 @@ def parse_progress(mono: float, body: Mapping[str, Any]) -> RankProgress | None:
         call=short_text(moving.get("call")),
         call_seconds=number(moving.get("call_seconds")),
         is_compiling=any(frame is not None and frame[3] in _COMPILES for frame in frames),
-        stack=parse_stack(dump, None) if isinstance(dump, str) else (),
+        stack=parse_stack(dump) if isinstance(dump, str) else (),
     )
 
 
-def parse_stack(dump: str, thread: int | None) -> tuple[str, ...]:
-    """Return one thread's innermost frames as ``file.py:line function``, of a dump by Python's ``faulthandler``.
-
-    Without a thread of that number the first is taken.
-    """
-    threads = dump.split("\n\n")
-    mark = "" if thread is None else f"0x{thread:016x}"
-    lines = next((text for text in threads if mark in text), threads[0]).splitlines()
+def parse_stack(dump: str) -> tuple[str, ...]:
+    """Return the first thread's innermost frames as ``file.py:line function``; a dump is ``faulthandler``'s."""
+    lines = dump.partition("\n\n")[0].splitlines()
     frames = islice((frame for line in lines if (frame := _FRAME.fullmatch(line))), _MAX_STACK)
     return tuple(text for frame in frames if (text := short_text(f"{frame[1]}:{frame[2]} {frame[3]}")))

@@ -24,7 +24,6 @@ from highwater.watch.recorder.contents import (
     is_within_bounds,
     number,
     parse_progress,
-    parse_stack,
 )
 from highwater.watch.recorder.ring import Ring
 
@@ -155,12 +154,8 @@ class RankFile:
         if has_news:
             self._news_at, self._read_before = now, self._read_at
         self._read_at = now
-        progress, dump = None, self.ring.dump()
-        if (told := _later(self._sample, self._heartbeat)) is not None:
-            progress = parse_progress(told.mono, told.body)
-        if dump is not None and (told is None or told.mono < dump.armed_mono + dump.seconds):
-            stack = parse_stack(dump.text, self.ring.identity.main_thread)
-            progress = replace(progress or RankProgress(), stack=stack)
+        told = _later(self._sample, self._heartbeat)
+        progress = None if told is None else parse_progress(told.mono, told.body)
         last = _later(self._written, self._heartbeat)
         if last is None:
             age = stated = wall - self.ring.identity.started_at

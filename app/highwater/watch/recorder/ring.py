@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from highwater.model.rank import MAX_NUMBER
 from highwater.process.errors import os_reason
 from highwater.process.regular import NotARegularFileError, open_regular
 from highwater.watch.recorder.contents import EntryTable, RingUnusable, json_object, parse_identity, parse_table
@@ -23,7 +21,6 @@ from highwater_worker.wire import (
     RING_HEAD_BYTES,
     RING_MAGIC,
     RING_VERSION,
-    STACK_HEAD,
     Layout,
     checked_body,
     frame_body,
@@ -34,24 +31,13 @@ MAX_FILE_BYTES = 64 * 1024 * 1024
 _MAX_HEADER_BYTES = 64 * 1024
 _MIN_SLOT_BYTES, _MAX_SLOT_BYTES = 256, 64 * 1024
 _MIN_AREA_BYTES = 256
-_MAX_HEARTBEAT_BYTES, _MAX_TABLE_BYTES, _MAX_STACK_BYTES = 64 * 1024, 2 * 1024 * 1024, 1024 * 1024
-# The part that is read of a dump of stacks, which may run over the end of the file.
-_MAX_DUMP_BYTES = 256 * 1024
+_MAX_HEARTBEAT_BYTES, _MAX_TABLE_BYTES = 64 * 1024, 2 * 1024 * 1024
 # The size of a heartbeat without a dump of stacks in it.
 _SHORT_HEARTBEAT_BYTES = 2048
 # The size of one pread: three seconds of a worker that samples ten times a second.
 _WINDOW_BYTES = 64 * 1024
 # How many damaged slots in a row may lie between two good ones and not be taken for the end.
 _GAP_SLOTS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class WatchdogDump:
-    """Every thread's stack, written because no Python thread of the process could run."""
-
-    armed_mono: float  # when one ran last, on the writer's monotonic clock
-    seconds: float  # how long after that the stacks were taken
-    text: str  # as Python's `faulthandler` writes them
 
 
 class Ring:
@@ -118,18 +104,6 @@ class Ring:
             return None
         self._table, body = newer
         return parse_table(body)
-
-    def dump(self) -> WatchdogDump | None:
-        """Return the stacks of a process in which no Python thread could run; ``None`` where one has run since."""
-        at, least = self._layout.stack_at, STACK_HEAD.size + 1
-        if len(head := self._pread(at, least)) < least or not head[-1]:
-            return None
-        content = self._pread(at, _MAX_DUMP_BYTES)
-        armed_mono, seconds = STACK_HEAD.unpack_from(content)
-        if not (0 <= armed_mono <= MAX_NUMBER and 0 <= seconds <= MAX_NUMBER):
-            return None
-        text = content[STACK_HEAD.size :].partition(b"\0")[0].decode("ascii", "replace")
-        return WatchdogDump(armed_mono, seconds, text)
 
     def _newer_of_two(self, at: int, size: int, first_bytes: int, last: int) -> tuple[int, bytes] | None:
         """Return number and body of the newer of two areas that are written in turn, if it is newer than ``last``."""
@@ -254,12 +228,11 @@ def _read_header(start: bytes, file_bytes: int) -> tuple[Layout, bytes]:
         and _MIN_SLOT_BYTES <= layout.slot_bytes <= _MAX_SLOT_BYTES
         and _MIN_AREA_BYTES <= layout.heartbeat_bytes <= _MAX_HEARTBEAT_BYTES
         and _MIN_AREA_BYTES <= layout.table_bytes <= _MAX_TABLE_BYTES
-        and _MIN_AREA_BYTES <= layout.stack_bytes <= _MAX_STACK_BYTES
     )
     if not is_possible:
         raise RingUnusable(
             f"corrupt header: {layout.slots} slots of {layout.slot_bytes} bytes after {layout.header_bytes}, "
-            f"heartbeats of {layout.heartbeat_bytes}, tables of {layout.table_bytes}, stacks of {layout.stack_bytes}"
+            f"heartbeats of {layout.heartbeat_bytes}, tables of {layout.table_bytes}"
         )
     if length > layout.header_bytes - RING_HEAD_BYTES:
         raise RingUnusable(f"corrupt identity: {length} bytes in a header of {layout.header_bytes}")

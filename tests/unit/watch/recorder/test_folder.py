@@ -25,7 +25,7 @@ from highwater.watch.recorder.contents import RingUnusable, largest_first
 from highwater.watch.recorder.folder import MAX_FILES, RecorderFolder
 from tests.fakes.raising import raising
 from tests.fakes.recorders import FakeProc
-from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving
+from tests.fakes.ring import BOOT_ID, INSTANCE, MONO, WALL, FakeWriter, dump, memory, moving
 
 OTHER = "f" * 16
 
@@ -262,36 +262,6 @@ def test_a_cpu_workers_memory_is_its_own(recorder, writers):
     writer.heartbeat(1.0)
     newest = only(recorder).newest
     assert (newest.taken_at, newest.notes) == (WALL + 1, ())
-
-
-# --- stacks of who cannot write ---
-
-
-def test_a_hang_that_holds_pythons_lock_shows_where_it_is(recorder, writers, machine):
-    writer = writers()
-    writer.sample(0.0)
-    writer.heartbeat(1.0)
-    writer.watchdog(1.0, dump("wait.py:1 wait", thread=5) + "\n" + dump("hang.py:7 hold", "model.py:3 run"))
-    machine.seconds = 6
-    record = only(recorder)
-    assert (record.status, record.progress.stack) == ("silent", ("hang.py:7 hold", "model.py:3 run"))
-    assert record.progress.steps_begun == 12
-
-
-def test_stacks_of_a_hang_that_is_over_are_not_told(recorder, writers, machine):
-    writer = writers()
-    writer.sample(0.0)
-    writer.watchdog(1.0, dump("hang.py:7 hold"))
-    writer.heartbeat(5.0)
-    machine.seconds = 5
-    assert only(recorder).progress.stack == ()
-
-
-def test_a_dead_workers_stacks_can_still_be_read(recorder, writers, machine):
-    writer = writers()
-    writer.watchdog(0.0, dump("hang.py:7 hold", thread=MAIN_THREAD))
-    machine.seconds = 60
-    assert only(recorder).progress.stack == ("hang.py:7 hold",)
 
 
 def test_ranks_come_in_their_order(recorder, writers):
@@ -766,7 +736,7 @@ def test_what_was_never_finished_is_removed(recorder, machine, folder):
     ("content", "is_removed"),
     [
         (b"HIGHWATR", True),
-        (b"HIGHWATR\2\0".ljust(5000, b"\xff"), True),
+        (b"HIGHWATR\3\0".ljust(5000, b"\xff"), True),
         (b"", False),
         (b"HIGHWATE".ljust(5000, b"\0"), False),
         (b"precious".ljust(5000, b"\0"), False),

@@ -23,7 +23,6 @@ from tests.fakes.ring import (
     MONO,
     RING_AT,
     SLOT_BYTES,
-    STACK_BYTES,
     TABLE_BYTES,
     FakeWriter,
     file_bytes,
@@ -32,7 +31,7 @@ from tests.fakes.ring import (
 )
 from tests.fakes.started import story, wire
 
-AREAS = f"heartbeats of {HEARTBEAT_BYTES}, tables of {TABLE_BYTES}, stacks of {STACK_BYTES}"
+AREAS = f"heartbeats of {HEARTBEAT_BYTES}, tables of {TABLE_BYTES}"
 IDENTITY = {"instance": INSTANCE, "pid": 4242, "device": {}, "started_at": 1.0, "rate": 10.0, "seconds": 120.0}
 
 
@@ -286,15 +285,6 @@ def test_rows_that_no_writer_would_write_are_left_out(writer, ring):
     assert table.budget.requested_bytes is None
 
 
-def test_the_watchdogs_stacks_are_there_until_it_is_moved_on(writer, ring):
-    assert ring.dump() is None
-    writer.watchdog(5.0, "x" * 100_000)
-    dump = ring.dump()
-    assert (dump.armed_mono, dump.seconds, len(dump.text)) == (MONO + 5, 3.0, 100_019)
-    writer.watchdog(6.0)
-    assert ring.dump() is None
-
-
 @given(body=st.binary(max_size=400), which=st.sampled_from(["heartbeat", "table"]))
 def test_what_stands_beside_may_be_anything(folder, body, which):
     with closing(FakeWriter(folder, pid=77)) as writer:
@@ -396,13 +386,13 @@ def test_a_file_that_is_no_ring_is_named(tmp_path):
     for content, word in (
         (b"", "truncated: 0 bytes"),
         (whole[:5], "truncated: 5 bytes"),
-        (whole[:39], "truncated: 39 bytes"),
+        (whole[:35], "truncated: 35 bytes"),
         (whole[:200], "truncated: 200 bytes, less than its header"),
         (whole[:-1], f"truncated: {size - 1} bytes of {size}"),
         (b"\0" * size, "foreign: it does not begin as a ring does"),
         (b"HIGHWATE" + whole[8:], "foreign: it does not begin as a ring does"),
-        (header(b"{}", slots=4, version=1).ljust(size, b"\0"), "version 1 unknown"),
-        (header(b"{}", slots=4, version=3)[:28], "version 3 unknown"),
+        (header(b"{}", slots=4, version=2).ljust(size, b"\0"), "version 2 unknown"),
+        (header(b"{}", slots=4, version=4)[:28], "version 4 unknown"),
         (header(b"{}", slots=0).ljust(size, b"\0"), f"corrupt header: 0 slots of 2048 bytes after 4096, {AREAS}"),
         (whole[:50] + b"?" + whole[51:], "corrupt identity: its checksum does not fit"),
         *(
@@ -420,12 +410,11 @@ def test_a_file_that_is_no_ring_is_named(tmp_path):
             for at, word, name in (
                 (20, "heartbeats", f"heartbeats of {HEARTBEAT_BYTES}"),
                 (24, "tables", f"tables of {TABLE_BYTES}"),
-                (28, "stacks", f"stacks of {STACK_BYTES}"),
             )
             for area_bytes in (0, 255, 2**32 - 1)
         ),
-        (whole[:10] + b"\x27\0" + whole[12:], f"corrupt identity: {len(json.dumps(IDENTITY))} bytes in a header of 39"),
-        (whole[:32] + b"\xff\xff" + whole[34:], "corrupt identity: 65535 bytes in a header of 4096"),
+        (whole[:10] + b"\x23\0" + whole[12:], f"corrupt identity: {len(json.dumps(IDENTITY))} bytes in a header of 35"),
+        (whole[:28] + b"\xff\xff" + whole[30:], "corrupt identity: 65535 bytes in a header of 4096"),
     ):
         assert reason(file_with(tmp_path, content)) == word
     assert reason(file_with(tmp_path, whole, size=MAX_FILE_BYTES + 1)) == f"too large: {MAX_FILE_BYTES + 1} bytes"
@@ -445,7 +434,6 @@ def test_a_file_that_is_no_ring_is_named(tmp_path):
         ({"device": None}, "device: "),
         ({"device": {"index": -1}}, "a number that nothing has"),
         ({"device": {"name": "A\x1b[2J"}}, "device: characters that no name has"),
-        ({"main_thread": -1}, "main_thread: "),
         ({"rate": 0}, "rate: "),
         ({"rate": 1e999}, "it is no JSON object"),
         ({"started_at": None}, "started_at: "),
@@ -497,7 +485,7 @@ def test_what_may_not_be_read_is_named(tmp_path, writer, monkeypatch):
 
 def test_a_disk_that_gives_nothing_more_is_named(ring, monkeypatch):
     monkeypatch.setattr(os, "pread", raising(OSError(5, os.strerror(5))))
-    for read in (ring.read, ring.newest, ring.heartbeat, ring.table, ring.dump):
+    for read in (ring.read, ring.newest, ring.heartbeat, ring.table):
         with pytest.raises(RingUnusable, match="unreadable: input/output error"):
             read()
 
@@ -524,7 +512,6 @@ def whole(tmp_path_factory) -> Path:
         writer.table(10, [("a" * 64, 100, 5.0, False)])
         writer.table(11, [("a" * 64, 100, 5.0, False), ("b", 50, 6.0, True)])
         writer.heartbeat(11)
-        writer.watchdog(11, "Thread 0x00007f0000001000 (most recent call first):\n")
         earlier(writer.path).parent.mkdir()
         earlier(writer.path).write_bytes(writer.path.read_bytes())
         writer.stopped(12)
@@ -551,7 +538,6 @@ def read_all(path: Path) -> list[dict]:
         beside = [found for found in (ring.heartbeat(), ring.heartbeat()) if found is not None]
         tables = [tuple(table.entries(MONO)) for table in (ring.table(), ring.table()) if table is not None]
         assert all(len(entries) <= 2 for entries in tables)
-        ring.dump()
         return [*ring.read(), *ring.read(), *ring.newest(), *beside]
 
 

@@ -25,7 +25,7 @@ from highwater_worker.recorder.recorder import Recorder
 from highwater_worker.wire import EXTENSION_VERSION, Layout, Options, make_ring
 from tests.fakes.raising import raising
 from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, in_a_thread, refusal
-from tests.unit.worker_ext.ring_bytes import heartbeat, parse, records, table, watchdog
+from tests.unit.worker_ext.ring_bytes import heartbeat, parse, records, table
 
 INSTANCE = "00112233445566ff"
 OTHER = "ffeeddccbbaa9988"
@@ -97,7 +97,6 @@ def test_the_files_head_says_who_writes_it(worker, start, tmp_path):
         "host": os.uname().nodename,
         "pid": os.getpid(),
         "device": {"type": "npu", "index": 1, "physical_index": 1, "name": "Fake 9000", "uuid": "npu-0001"},
-        "main_thread": threading.main_thread().ident,
         "model": None,
         "rpc": True,
         "ranks_expected": 12,
@@ -701,72 +700,6 @@ def test_a_process_that_is_killed_leaves_its_records(folder_in_memory):
     (path,) = run_program(tmp_path, code)
     assert not is_ended(path)
     assert records(path)[-1]["memory"]["host_memory"]["rss_bytes"] > 0
-
-
-# Until the file has all of the words, and then ends the process: the dump is there while the process stands still.
-UNTIL_WRITTEN = """
-def end_once_written(*words):
-    (path,) = pathlib.Path(sys.argv[1]).iterdir()
-    found = " && ".join(f"grep -qa '{word}' $0" for word in words)
-    subprocess.Popen(["sh", "-c", f"until {found}; do sleep 0.05; done; kill -ALRM $1", str(path), str(os.getpid())])
-"""
-
-
-def test_a_hang_that_holds_pythons_lock_leaves_the_engines_stack(folder_in_memory):
-    (path,) = run_program(
-        folder_in_memory,
-        f"""
-import ctypes, pathlib, subprocess
-import highwater_worker.recorder.stacks as module
-module.SECONDS = 0.5
-start()
-{UNTIL_WRITTEN}
-end_once_written("in deeper")
-library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
-def holds_the_lock():
-    library.pthread_mutex_lock(mutex)
-    library.pthread_mutex_lock(mutex)
-def deeper():
-    holds_the_lock()
-deeper()
-""",
-        returncode=-14,
-    )
-    armed, seconds, text = watchdog(path)
-    assert (armed > 0, seconds) == (True, 0.5)
-    assert "in holds_the_lock" in text
-    assert text.index("in holds_the_lock") < text.index("in deeper")
-
-
-def test_a_process_that_was_held_goes_on_and_reads_no_running_thread(folder_in_memory):
-    """Frames that move while they are read end a process; the engine's thread stands still while it writes its own."""
-    (path,) = run_program(
-        folder_in_memory,
-        f"""
-import pathlib, subprocess, threading, time
-import highwater_worker.recorder.stacks as module
-module.SECONDS, module._PUSH_SECONDS = 0.5, 1000.0  # what is written stays
-start()
-def runs():
-    while True:
-        exec("def f(n):\\n    return n if n < 1 else f(n - 1)\\nf(9)", {{}})
-threading.Thread(target=runs, daemon=True).start()
-{UNTIL_WRITTEN}
-end_once_written("in waits")
-hold = "while kill -STOP $0; do sleep 1; kill -CONT $0; sleep 1; done"
-subprocess.Popen(["sh", "-c", hold, str(os.getpid())], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-def waits():
-    while True:
-        running_recorder(worker)._watchdog._set()
-        time.sleep(0.01)
-waits()
-""",
-        returncode=-14,
-    )
-    _, _, text = watchdog(path)
-    assert text.startswith("Stack (most recent call first):")
-    assert "in waits" in text
-    assert "in runs" not in text
 
 
 def test_a_forked_child_does_not_take_the_recorder_for_its_own(tmp_path):
