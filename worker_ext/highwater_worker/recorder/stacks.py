@@ -1,8 +1,8 @@
 """Stacks of all threads while something takes long, by the recorder's thread.
 
-A dump is `faulthandler.dump_traceback`, which allocates nothing and holds Python's lock, so that no frame
-that it reads moves. `sys._current_frames` allocates: on CPython 3.11 before 3.11.12 that can stop the whole process for
-good (python/cpython issue 106883).
+A dump is `faulthandler.dump_traceback`, which allocates nothing and holds Python's lock, so that no frame that it reads
+moves. `sys._current_frames` allocates: on CPython 3.11 before 3.11.12 that can stop the whole process for good
+(python/cpython issue 106883).
 
 A call that holds Python's lock holds up this thread too, and leaves no stack. What `faulthandler` could do without the
 lock can end a healthy process with a segmentation fault, where it goes on after a debugger or a frozen container held
@@ -14,6 +14,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
+import sys
 
 LONG_SECONDS = 1.0  # a call that has lasted for so long gets a stack
 _LONGEST_SECONDS = 30.0
@@ -80,6 +81,8 @@ class Stacks:
             os.close(descriptor)
 
     def _dump(self) -> str:
+        if sys.version_info[:3] == (3, 13, 0):  # python/cpython issue 123967
+            raise OSError("faulthandler of CPython 3.13.0 may end the process")
         if self._descriptor < 0:
             # In memory: the dump is written with Python's lock held, for which no disk may be waited.
             self._descriptor = os.memfd_create("highwater-stacks", os.MFD_CLOEXEC)

@@ -53,6 +53,14 @@ def test_the_thread_that_is_asked_for_comes_first(stacks):
     assert dump.index("in wait_here") < dump.index("in test_the_thread_that_is_asked_for")
 
 
+def test_no_dump_is_taken_where_it_may_end_the_process(stacks, monkeypatch):
+    monkeypatch.setattr("sys.version_info", (3, 13, 0, "final", 0))
+    with pytest.raises(OSError, match="may end the process"):
+        stacks.look(1.0, threading.get_ident(), 5.0)
+    with pytest.raises(OSError, match="may end the process"):
+        stacks.look_for_call(threading.get_ident(), 5.0)
+
+
 def test_a_long_dump_is_cut_behind_the_thread_that_is_asked_for():
     """Python lists the main thread last."""
     parts = [f"Thread 0x{n:016x} (most recent call first):\n" + '  File "x.py", line 1 in y\n' * 90 for n in range(9)]
