@@ -382,6 +382,21 @@ async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, t
     assert [one.name for one in report.ranks[0].start] == ["init"]
 
 
+async def test_what_a_dead_engine_leaves_is_no_start_however_alive_its_files_look(watch):
+    """Its API server says for a while that it is dead, and then no process listens, beside workers that still write."""
+    core = watch()
+    await rounds(core, 30)
+    core.fake.failing["/health"] = 503
+    reports = await rounds(core, 3)
+    core.fake.down = True
+    reports += await rounds(core, 2)
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    reports += await rounds(core, 5)
+    assert {(report.engine.state, report.engine.since) for report in reports} == {("gone", reports[0].engine.since)}
+    assert {(report.engine.is_loading, report.start_failure) for report in reports} == {(False, None)}
+
+
 async def test_what_a_killed_api_server_leaves_is_not_loading(watch, tmp_path):
     core = watch(is_up=False, dev_mode=False)
     load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now), phase("warm_up", core.clock.now))
