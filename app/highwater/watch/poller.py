@@ -283,7 +283,7 @@ class Poller:
             self._rounds.forget_engine()
         came_up = before.since is not None and (not before.has_answered or before.has_ended)
         has_not_worked = seen.load is not None and seen.load.work_done == 0
-        if ranks:
+        if ranks and self._verdict.state != "gone":  # a dead engine's workers write on, and are no next life
             # An engine that replaced one that was up a moment ago has not worked for long.
             is_watched = came_up or has_not_worked or was_there or seen.is_loading
             if self._lives.observe(ranks, is_watched=is_watched):

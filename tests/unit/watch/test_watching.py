@@ -397,6 +397,26 @@ async def test_what_a_dead_engine_leaves_is_no_start_however_alive_its_files_loo
     assert {(report.engine.is_loading, report.start_failure) for report in reports} == {(False, None)}
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_each_death_that_the_api_server_tells_of_is_counted(watch, tmp_path, is_read):
+    """Also where the next life is known by nothing but that it responds."""
+    core = watch(dev_mode=False)
+    for number in (1, 2, 3):
+        await rounds(core, 30)
+        core.fake.failing["/health"] = 503
+        await rounds(core, 2)
+        core.fake.down = True
+        core.fake.start_again()
+        await rounds(core, 5)
+        if is_read:
+            core.fake.start_recorders(tmp_path / "recorder", f"{number}" * 16)
+            await rounds(core, 3)
+        core.fake.down = False
+        core.fake.failing.clear()
+        report = (await rounds(core, 3))[-1]
+        assert (report.engine.state, report.engine.restarts) == ("ready", number)
+
+
 async def test_what_a_killed_api_server_leaves_is_not_loading(watch, tmp_path):
     core = watch(is_up=False, dev_mode=False)
     load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now), phase("warm_up", core.clock.now))
