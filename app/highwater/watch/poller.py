@@ -370,9 +370,8 @@ class Poller:
         for sentence in starved if not seen.before.last.engine.starved else ():
             log.warning("%s", sentence)
         load, is_loading = seen.load or EngineLoad(), seen.is_loading
-        took = [start[-1].at + start[-1].seconds - start[0].at for rank in ranks if (start := rank.start)]
-        if took and self._traits.is_up:
-            self._last_start_seconds = max(took)
+        if self._traits.is_up:
+            self._last_start_seconds = self.starts.took_seconds(ranks) or self._last_start_seconds
         done = phases_done(seen.records) if is_loading else ()
         shows_starts = self._recorders is not None and self._recorders.show_starts
         return EngineStatus(
