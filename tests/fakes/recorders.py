@@ -146,7 +146,8 @@ class FakeRecorder:
             now - WALL,
             moving=self._moving(now),
             calls=self.calls,
-            rss_bytes=memory["host_memory"]["rss_bytes"],
+            **memory["host_memory"],
+            free_bytes=memory["free_bytes"],
             dump=text,
         )
 

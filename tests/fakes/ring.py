@@ -158,6 +158,7 @@ class FakeWriter:
             "calls": 24,
             "moving": moving(),
             "rss_bytes": None,
+            "free_bytes": None,
             "dump": None,
         }
         self.append_heartbeat(body | changes)

@@ -176,8 +176,9 @@ class EngineStatus:
     starved: tuple[str, ...] = ()
     # Whether its workers' recorders show a start under way; `None` where they would not show it.
     is_loading: bool | None = None
-    # Of a start under way the phase that it is in, and how long the last one took, in seconds; `None` where recorders
-    # do not show that. `loading_since`: when it began, or was seen first; `None` where no start is seen.
+    # Of a start under way the phase that it is in, and how long the last one took until its workers were ready, in
+    # seconds; `None` where recorders do not show that. Both from the start of its first process, or else from when it
+    # was seen first, as `loading_since`, which is `None` where no start is seen.
     loading_phase: str | None = None
     loading_since: float | None = None
     last_start_seconds: float | None = None

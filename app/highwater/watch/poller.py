@@ -283,7 +283,7 @@ class Poller:
             self._rounds.forget_engine()
         came_up = before.since is not None and (not before.has_answered or before.has_ended)
         has_not_worked = seen.load is not None and seen.load.work_done == 0
-        if ranks:
+        if ranks and self._verdict.state != "gone":  # a dead engine's workers write on, and are no next life
             # An engine that replaced one that was up a moment ago has not worked for long.
             is_watched = came_up or has_not_worked or was_there or seen.is_loading
             if self._lives.observe(ranks, is_watched=is_watched):
@@ -370,9 +370,8 @@ class Poller:
         for sentence in starved if not seen.before.last.engine.starved else ():
             log.warning("%s", sentence)
         load, is_loading = seen.load or EngineLoad(), seen.is_loading
-        took = [start[-1].at + start[-1].seconds - start[0].at for rank in ranks if (start := rank.start)]
-        if took and self._traits.is_up:
-            self._last_start_seconds = max(took)
+        if self._traits.is_up:
+            self._last_start_seconds = self.starts.took_seconds(ranks) or self._last_start_seconds
         done = phases_done(seen.records) if is_loading else ()
         shows_starts = self._recorders is not None and self._recorders.show_starts
         return EngineStatus(

@@ -180,7 +180,9 @@ class Rounds:
             if self.recorders is not None and outcome.before.last.engine.traits.is_absent:
                 # Those of an engine that loads write long before its API server listens.
                 records = self.recorders.records
-                if self.recorders.are_followed and workers_left(records, len(records)) is not None:
+                if self._are_left(outcome):
+                    self.recorders.forget()
+                elif self.recorders.are_followed and workers_left(records, len(records)) is not None:
                     outcome.start_failure = start_failure(records, self.clocks.wall())
                     outcome.ended_workers = processes_of(records)
                     self.recorders.forget()
@@ -306,8 +308,14 @@ class Rounds:
         if outcome.failure is not None and outcome.before.last.engine.traits.is_absent:
             # An API server that listens and does not respond is not loading once every worker is up.
             is_up = outcome.contact != "refused" and all(record.is_up for record in outcome.records)
-            outcome.is_loading = any(one.status == "alive" for one in outcome.records) and not is_up
+            is_alive = any(one.status == "alive" for one in outcome.records) and not self._are_left(outcome)
+            outcome.is_loading = is_alive and not is_up
         self._judge(outcome)
+
+    def _are_left(self, outcome: Round) -> bool:
+        """Return whether the files that are followed are the ended life's: its workers write for a little longer."""
+        before, instance = outcome.before, None if self.recorders is None else self.recorders.files.instance
+        return before.last.engine.state == "gone" and instance is not None and instance == before.recorder_instance
 
     def _judge(self, outcome: Round) -> None:
         if not outcome.records or outcome.contact == "refused":

@@ -14,7 +14,7 @@ from typing import Final
 
 from highwater.engine.life import EndedStart, Lives
 from highwater.model.engine import STATES, ProcessLife, SeenProcess, StartFailure
-from highwater.model.rank import StartPhase
+from highwater.model.rank import RankReading, StartPhase
 from highwater.model.units import span_text
 from highwater.process.clocks import Clocks, local_time_text
 from highwater.process.errors import (
@@ -83,7 +83,8 @@ class Starts:
         self.loading_process: str | None = None
         self.ended_starts: str | None = None
         self._loading: SeenProcess | None = None
-        self._seen_at: float | None = None  # when a start was seen first, in Unix seconds
+        self._seen_at: float | None = None  # when the start began that is under way, as far as is seen, in Unix seconds
+        self._began_at: float | None = None  # the same of the engine that is up
         self._url = url
         self._clocks = clocks
         self._recorders = recorders
@@ -97,17 +98,31 @@ class Starts:
         return self._lives.attempts.is_under_way
 
     def since(self, records: Sequence[RankRecord], *, is_loading: bool) -> float | None:
-        """Return when the start began that is seen: by its first phase, its processes, else when it was seen first."""
+        """Return when the start began that is seen: by its processes, else when it was seen first."""
         if not (is_loading or self.is_under_way or self._loading is not None):
             self._seen_at = None
             return None
-        self._seen_at = self._seen_at or self._clocks.wall()
-        done = phases_done(records) if is_loading else ()
         known = self._loading.started_at if self._loading is not None else None
-        return (done[0].at if done else None) or self._lives.attempts.since or known or self._seen_at
+        first = [phase.at for phase in phases_done(records if is_loading else ())[:1]]
+        seen = min([*first, self._seen_at or self._clocks.wall()])
+        self._seen_at = self._lives.attempts.since or known or seen
+        return self._seen_at
+
+    def took_seconds(self, ranks: Sequence[RankReading]) -> float | None:
+        """Return how long the start took of an engine that is up; ``None`` where no rank has phases."""
+        starts = [rank.start for rank in ranks if rank.start]
+        if not starts:
+            return None
+        workers = frozenset(rank.process for rank in ranks)
+        _, lives = self._processes.lives() or (0.0, ())
+        began = [life.started_at for life in lives if life.processes & workers] or [self._began_at]
+        # By the first one that was ready: a rank may join hours later.
+        ready_at, at = min((start[-1].at + start[-1].seconds, start[0].at) for start in starts)
+        return ready_at - min(filter(None, (*began, at)))
 
     def came_up(self) -> None:
         self.failure = self.stopped_at = None
+        self._began_at, self._seen_at = self._seen_at, None
         self._ended.clear()
 
     def note(self, seen: Round, verdict: EngineVerdict) -> tuple[Round, float | None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from highwater.diagnose.verdict import JudgedReport, verdict
 from highwater.http.text.report import report_text
-from highwater.model.engine import EndedLife, ProcessLife
+from highwater.model.engine import EndedLife, ProcessLife, SeenProcess
 from highwater.model.rank import Process
 from highwater.model.report import Report
 from highwater.watch.round import COUNTS_SETTLE_SECONDS, IDLE_REQUEST_SECONDS
@@ -369,6 +370,42 @@ async def test_an_engine_that_loads_is_shown(watch, tmp_path):
     assert [summary.partition(":")[0] for summary in core.summaries()] == ["engine starting -> ready"]
 
 
+@pytest.mark.parametrize("shown_by", ["files", "proc", "nothing"])
+async def test_a_start_is_as_long_as_its_first_process_or_else_as_it_was_seen(watch, tmp_path, shown_by):
+    """An API server loads vLLM for a minute before there is a worker, whose first phase comes later."""
+    core = watch(is_up=False, dev_mode=False)
+    core.fake.down = True
+    began = core.clock.now - 60.0
+    life = replace(life_of(core, is_running=True), started_at=began)
+    if shown_by == "files":
+        core.processes.lives = lambda: (core.clock.now, (replace(life, last_at=core.clock.now),))
+    elif shown_by == "proc":
+        core.processes.one = lambda: SeenProcess("API server, pid 10", began)
+    reports = await rounds(core, 30)
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
+    life = replace(life, processes=life.processes | life_of(core, is_running=True).processes)
+    first = began if shown_by != "nothing" else core.clock.now
+    reports += await rounds(core, 30)
+    since = [report.engine.loading_since for report in reports if report.engine.loading_since is not None]
+    assert set(since) == {first}
+    for worker in core.fake.workers:
+        worker.recorder.phases += [phase("warm_up", core.clock.now - 2.0)]
+    ready_at = core.clock.now
+    core.fake.down = False
+    reports = await rounds(core, 20)
+    assert {report.engine.last_start_seconds for report in reports} == {ready_at - first}
+
+
+async def test_a_sidecar_that_comes_later_knows_how_long_the_start_took_but_for_a_rank_that_joined(watch):
+    core = watch()
+    life = replace(life_of(core, is_running=True), started_at=core.clock.now - 300.0)
+    for worker, ago in zip(core.fake.workers, (200.0, 10.0), strict=True):
+        worker.recorder.phases = [phase("init", core.clock.now - ago), phase("warm_up", core.clock.now - ago + 5.0)]
+    assert (await rounds(core, 1))[-1].engine.last_start_seconds == 7.0
+    core.processes.lives = lambda: (core.clock.now, (life,))
+    assert (await rounds(core, 1))[-1].engine.last_start_seconds == 107.0
+
+
 async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, tmp_path):
     core = watch()
     await rounds(core, 2)
@@ -380,6 +417,41 @@ async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, t
     assert (report.engine.state, report.stale, report.engine.restarts) == ("starting", False, 1)
     assert report.engine.is_loading
     assert [one.name for one in report.ranks[0].start] == ["init"]
+
+
+async def test_what_a_dead_engine_leaves_is_no_start_however_alive_its_files_look(watch):
+    """Its API server says for a while that it is dead, and then no process listens, beside workers that still write."""
+    core = watch()
+    await rounds(core, 30)
+    core.fake.failing["/health"] = 503
+    reports = await rounds(core, 3)
+    core.fake.down = True
+    reports += await rounds(core, 2)
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    reports += await rounds(core, 5)
+    assert {(report.engine.state, report.engine.since) for report in reports} == {("gone", reports[0].engine.since)}
+    assert {(report.engine.is_loading, report.start_failure) for report in reports} == {(False, None)}
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_each_death_that_the_api_server_tells_of_is_counted(watch, tmp_path, is_read):
+    """Also where the next life is known by nothing but that it responds."""
+    core = watch(dev_mode=False)
+    for number in (1, 2, 3):
+        await rounds(core, 30)
+        core.fake.failing["/health"] = 503
+        await rounds(core, 2)
+        core.fake.down = True
+        core.fake.start_again()
+        await rounds(core, 5)
+        if is_read:
+            core.fake.start_recorders(tmp_path / "recorder", f"{number}" * 16)
+            await rounds(core, 3)
+        core.fake.down = False
+        core.fake.failing.clear()
+        report = (await rounds(core, 3))[-1]
+        assert (report.engine.state, report.engine.restarts) == ("ready", number)
 
 
 async def test_what_a_killed_api_server_leaves_is_not_loading(watch, tmp_path):

@@ -290,9 +290,9 @@ class Recorder(Writer):
             "stopped" if is_last else "heartbeat",
             calls=self._calls_begun(),
             moving=self._moving(now.mono, call),
-            rss_bytes=self._host.rss_bytes,
-            # A rank that outlives one that the kernel killed begins no further step, and so takes no sample.
-            cgroup_oom_kills=self._host.cgroup_oom_kills,
+            # Others change these while the worker takes no sample: it is idle, or has outlived a rank that was killed.
+            **self._host._asdict(),
+            free_bytes=self._host.free_bytes,
             dump=dump,
         )
         with suppress(OSError, ValueError):  # as above

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.model.components import MemoryPoint, account
 from highwater.model.engine import StartedRank
-from highwater.model.rank import Note, Process, WorkerMemory
+from highwater.model.rank import HostMemory, Note, Process, WorkerMemory
 from highwater.process.clocks import STOPPED_STATES, Machine
 from highwater.process.untrusted import flaw, part
 from highwater.watch.recorder.contents import (
@@ -31,6 +31,7 @@ from highwater.watch.recorder.ring import Ring
 _LATE_SECONDS = 3.0
 
 _WORKER = TypeAdapter(WorkerMemory)
+_HOST_FIGURES = tuple(one.name for one in fields(HostMemory))
 # What never changes, and begins every response of a worker.
 _IDENTITY_FIELDS = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started", "device")
 
@@ -221,21 +222,24 @@ class RankFile:
         # An invalid sample is a call that left no reading: the valid one before it is as old as it is.
         if heartbeat is None or heartbeat.mono < sample.mono or newest.taken_at != sample.at:
             return newest, self._reading_mono
-        figures = {name: count(heartbeat.body.get(name)) for name in ("rss_bytes", "cgroup_oom_kills")}
-        known = {name: size for name, size in figures.items() if size is not None}
+        known = {name: size for name in _HOST_FIGURES if (size := count(heartbeat.body.get(name))) is not None}
         newest = replace(newest, host_memory=replace(newest.host_memory, **known))
-        if not heartbeat.shows_nothing_done_since(sample):
+        is_host, free_bytes = newest.device.traits.is_host_memory, count(heartbeat.body.get("free_bytes"))
+        # What is free of the host's memory changes without the worker.
+        is_old = is_host and newest.free_bytes is not None and free_bytes is None
+        if is_old or not heartbeat.shows_nothing_done_since(sample):
             return newest, self._reading_mono
-        encoder, rss_bytes = newest.encoder_cache, figures["rss_bytes"]
+        encoder = newest.encoder_cache
         if encoder is not None and encoder.oldest_age_seconds is not None:
             oldest = round(encoder.oldest_age_seconds + heartbeat.mono - sample.mono, 3)
             newest = replace(newest, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
-        if newest.used_bytes is not None and not newest.device.traits.is_host_memory:
+        if is_host:  # its process's memory is its device's
+            used_bytes = newest.used_bytes and known.get("rss_bytes", newest.used_bytes)
+            newest = replace(newest, free_bytes=free_bytes, used_bytes=used_bytes)
+        elif newest.used_bytes is not None:
             as_of = f"as of {sample.at + self._shift:.1f} (Unix seconds)"
             as_of += ": this worker has done nothing since; others on its device may"
             newest = replace(newest, notes=(*newest.notes, Note(name="used_bytes", reason=as_of)))
-        elif newest.used_bytes is not None and rss_bytes is not None:
-            newest = replace(newest, used_bytes=rss_bytes)  # its process's memory is its device's
         newest = replace(newest, taken_at=heartbeat.at)
         return newest, heartbeat.mono if newest.taken_at != sample.at else self._reading_mono
 

@@ -204,15 +204,22 @@ def test_an_idle_workers_sample_is_as_fresh_as_its_heartbeat(recorder, writers, 
 
 
 def test_an_idle_processs_memory_is_that_of_its_heartbeat(recorder, writers, machine):
-    """On the CPU it is the device's: a C library may have given some back."""
+    """On the CPU it is the device's: a C library may have given some back. What is free there is so of the machine."""
     writer = writers(device={"type": "cpu"})
-    writer.sample(0.0, memory=memory(used_bytes=9_000))
-    machine.seconds = 2
-    writer.heartbeat(2, rss_bytes=5_000)
-    assert only(recorder).newest.used_bytes == 5_000
-    writer.heartbeat(3, rss_bytes=6_000, calls=25)
-    machine.seconds = 3
-    assert only(recorder).newest.used_bytes == 9_000, "and else the sample's, as of then"
+    writer.sample(0.0, memory=memory(used_bytes=9_000, free_bytes=90_000))
+
+    def read(second: int, **changes: int) -> tuple[int, int, int, float, float]:
+        machine.seconds = second
+        writer.heartbeat(second, **changes)
+        record = only(recorder)
+        now = record.newest
+        available = now.host_memory.node_available_bytes
+        return now.used_bytes, now.free_bytes, available, now.taken_at - WALL, record.reading_age_seconds
+
+    told = {"rss_bytes": 5_000, "free_bytes": 40_000, "node_available_bytes": 41_000}
+    assert read(2, **told) == (5_000, 40_000, 41_000, 2, 0)
+    assert read(3, **told, calls=25) == (9_000, 90_000, 41_000, 0, 3), "and else the sample's, as of then"
+    assert read(4, rss_bytes=5_000)[1:] == (90_000, 449_755_813_888, 0, 4), "as an older worker package writes it"
 
 
 def test_a_worker_that_outlives_another_tells_of_the_kernels_kill(recorder, writers, machine):
@@ -259,7 +266,7 @@ def test_an_idle_worker_that_is_frozen_grows_old(recorder, writers, machine):
 def test_a_cpu_workers_memory_is_its_own(recorder, writers):
     writer = writers(device={"type": "cpu", "index": None, "name": "Xeon"})
     writer.sample(0.0)
-    writer.heartbeat(1.0)
+    writer.heartbeat(1.0, free_bytes=3_987_734_528)
     newest = only(recorder).newest
     assert (newest.taken_at, newest.notes) == (WALL + 1, ())
 
@@ -822,7 +829,8 @@ samples = st.fixed_dictionaries(
 )
 beats = st.fixed_dictionaries(
     {"kind": st.just("heartbeat"), "at": st.just(WALL), "mono": st.just(MONO)},
-    optional={"moving": bodies([*moving()]) | anything, "calls": anything, "rss_bytes": anything, "dump": anything},
+    optional={"moving": bodies([*moving()]) | anything}
+    | dict.fromkeys(("calls", "rss_bytes", "free_bytes", "dump"), anything),
 )
 
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 import highwater_worker
+from highwater_worker.devices import HostMemory
 from highwater_worker.errors import Notes
 from highwater_worker.kernel.proc import file_system_of, is_in_memory
 from highwater_worker.operations import OPERATIONS, Operation
@@ -607,19 +608,14 @@ def test_our_thread_touches_neither_torch_nor_the_collector(torch_device, tmp_pa
 
 def test_the_machine_is_read_once_a_second(worker, tmp_path, monkeypatch):
     reads = []
-    host = SimpleNamespace(
-        rss_bytes=7,
-        total_bytes=1,
-        free_bytes=1,
-        cgroup_oom_kills=3,
-        _replace=lambda **own: SimpleNamespace(_asdict=lambda: own),
-    )
+    host = HostMemory(rss_bytes=7, node_available_bytes=5, cgroup_oom_kills=3)
     monkeypatch.setattr("highwater_worker.recorder.recorder.read_host", lambda _: reads.append(1) or host)
     time = Time(waits=25)
     recorder, path = recorder_on(time, worker, tmp_path)
     time.between = lambda: worker.execute_model(plan())
     recorder.run()
-    assert (len(reads), heartbeat(path)["rss_bytes"], heartbeat(path)["cgroup_oom_kills"]) == (3, 7, 3)
+    beat = heartbeat(path)
+    assert (len(reads), beat["rss_bytes"], beat["free_bytes"], beat["cgroup_oom_kills"]) == (3, 7, 5, 3)
 
 
 def test_a_file_that_is_removed_or_cut_ends_nobody(worker, tmp_path):
