@@ -159,9 +159,14 @@ class Quiescer:
         if requests and is_gate_idle:
             self._bypassed_at = self._clock()
 
+    def refusal(self) -> str | None:
+        """Return why requests would not be held now, as far as that shows beforehand; no dry run promises more."""
+        bypassed = None
+        if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
+            bypassed = f"{ago:.0f} s ago the engine had requests {_BYPASSED.format(have='had')}"
+        return self.impossible or bypassed or self._takes_too_long()
+
     def plan(self) -> str:
-        if (reason := self.impossible or self._takes_too_long()) is not None:
-            return f"would be refused now: {reason}"
         return f"would hold new requests for at most {self._drain_seconds:g} s until running requests are done"
 
     @asynccontextmanager
@@ -177,11 +182,7 @@ class Quiescer:
             CannotQuiesce: Requests cannot be held, or did not finish in time; none is held any more.
             EngineError: The engine's counts could not be read.
         """
-        if self.impossible is not None:
-            raise CannotQuiesce(self.impossible)
-        if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
-            raise CannotQuiesce(f"{ago:.0f} s ago the engine had requests {_BYPASSED.format(have='had')}")
-        if (reason := self._takes_too_long()) is not None:
+        if (reason := self.refusal()) is not None:
             raise CannotQuiesce(reason)
         began, quiesced = self._clock(), Quiesced("gate")
         at_most = self._drain_seconds + DRAINED_SECONDS + CALL_SECONDS + GATE_MARGIN_SECONDS

@@ -186,7 +186,9 @@ class Relief:
         report, remedy = self._poller.current(), self.remedies[request.remedy]
         if not report.engine.traits.is_up:
             raise NotAvailable(report.engine.in_words)
+        is_held = remedy.needs_gate(self._poller.capabilities, mode)
         refusal = self._why_not(remedy, report.engine, mode, by_policy=False)
+        refusal = refusal or (self._quiescer.refusal() if is_held else None)
         result = RemedyResult(
             remedy=remedy.name,
             outcome="observed" if refusal is None else "refused",
@@ -201,7 +203,6 @@ class Relief:
                 known = f"could give back {gib_text(can_give)}"
             elif not remedy.traits.components:
                 known = "gives back no device memory"
-            is_held = remedy.needs_gate(self._poller.capabilities, mode)
             plan = self._quiescer.plan() if is_held else "no request has to wait for it"
             would = f"{known}; {plan}"
             result = replace(result, can_give_bytes=can_give, would=would, reason=f"dry run; {would}")

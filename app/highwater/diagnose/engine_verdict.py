@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -27,6 +28,7 @@ Reason: TypeAlias = Literal[
 ]  # fmt: skip
 _WORDS: Final = 24  # of what others say, within a sentence
 _MIXED_BYTES: Final = 1024 * MIB  # ranks that differ by more are not alike
+_HELD: Final = re.compile(r"run (kill -CONT [\d ]+), or")  # watch/recorder/progress.py, `how_to_continue`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Judged(NamedTuple):
     sentence: str
     next: str | None = None
     do: Deed | None = None
+    step: str | None = None  # in place of its reason's in verdict.toml
 
 
 def lasting(report: Report, since: float | None) -> str:
@@ -154,14 +157,19 @@ def hung(report: Report) -> Judged | None:
     engine, progress = report.engine, report.progress
     if not engine.traits.is_hung:
         return None
-    said = engine.hint if progress is None else progress.summary
+    is_silent = engine.state == "not_answering"
+    # Of one that is stuck the hint has the cause, and what the ranks show behind it.
+    cause = (engine.hint or "").removeprefix("".join(f"{one}; " for one in engine.starved))
+    said = cause if progress is None or (cause and not is_silent) else progress.summary
     why = f": {brief(said)}" if said else ""
     deed = _incident_deed(report, "See the stacks", "hung")
-    if engine.state == "not_answering":
+    if is_silent:
         return Judged(
             "silent", "no_answer", f"The engine has answered nothing{lasting(report, engine.since)}{why}.", None, deed
         )
-    is_starved = progress is not None and progress.is_starved
+    held = _HELD.search(cause)
+    is_starved = held is None and progress is not None and progress.is_starved
+    after = held and f"Run `{held[1]}`, or detach the debugger; only if it still hangs then, restart the engine."
     what = "schedules nothing" if is_starved else "has hung"
     return Judged(
         "stuck",
@@ -169,6 +177,7 @@ def hung(report: Report) -> Judged | None:
         f"The engine {what}{lasting(report, engine.since)}{why}.",
         "It may go on by itself." if is_starved else "It will not go on by itself.",
         deed,
+        after,
     )
 
 

@@ -121,7 +121,7 @@ def verdict(report: Report) -> Verdict:
         grew=grew(report, is_outside_said=judged.reason in _OUTSIDE) if is_known else None,
         next=judged.next or (next_text(report) if is_known else None),
         do=deed,
-        step=said.get("step"),
+        step=judged.step or said.get("step"),
         runbook=page,
     )
 

@@ -59,10 +59,9 @@ async def deep(parts: Parts) -> JSONResponse:
     schedules nothing. One that ended is not, until something shows that the next one loads.
     """
     report = parts.report()
-    engine, progress = report.engine, report.progress
-    is_starved = engine.state == "stuck" and progress is not None and progress.is_starved
-    healthy = is_starved or not engine.traits.is_lost
-    reason = None if healthy and engine.hint is None else verdict(report).with_step
+    engine, judged = report.engine, verdict(report)
+    healthy = judged.reason == "starved" or not engine.traits.is_lost
+    reason = None if healthy and engine.hint is None else judged.with_step
     answer = {"healthy": healthy, "engine": engine.state, "reason": reason}
     return JSONResponse(answer, 200 if healthy else 503)
 

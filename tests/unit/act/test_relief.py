@@ -78,6 +78,19 @@ async def test_a_dry_run_does_nothing():
     assert (core.fake.resets(), core.summaries(), core.counted.remedies) == ([], events, [])
 
 
+async def test_a_dry_run_promises_nothing_that_the_gate_would_refuse():
+    core = await grown()
+    await core.gate.enter()
+    core.fake.running = 1
+    await core.tick(42)
+    names = requests("reset_mm_cache", "release")
+    waits, at_once = await core.relief.reclaim(names, mode="safe", dry_run=True)
+    assert (waits.result.outcome, at_once.result.outcome, waits.result.would) == ("refused", "observed", None)
+    assert (waits.result.reason or "").startswith("a request has been under way for 42 s")
+    (done, _) = await core.relief.reclaim(names, mode="safe", dry_run=False)
+    assert (done.result.outcome, done.result.reason) == ("refused", waits.result.reason)
+
+
 @pytest.mark.parametrize("starts", [False, True], ids=["gone", "starting"])
 async def test_a_dry_run_of_an_engine_that_is_not_up_leaves_no_trace(starts):
     core = core_on() if starts else await grown()

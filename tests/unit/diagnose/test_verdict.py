@@ -18,6 +18,7 @@ from highwater.model.growth import Growth, GrowthRate, RankGrowth, RecentGrowth,
 from highwater.model.policy import PolicyAct
 from highwater.model.rank import Components, Device
 from highwater.model.report import HostSummary, OpenIncident, ProxyLoad, ReliefNow, Report
+from highwater.watch.recorder.progress import how_to_continue
 from tests.fakes.engine import MIB
 from tests.golden import golden
 from tests.unit.terminal.reports import DEVICE, HELD, NOW, policy, pressure, ranks, report, short_policy
@@ -413,6 +414,31 @@ def test_nothing_is_cut_within_parentheses():
             f"no rank writes ({text} ({text}); it waits)",
         ):
             assert is_closed(brief(whole)), whole
+
+
+HELD_CORE = (
+    "EngineCore (pid 11) has been stopped by a signal or a debugger for 12 s; requests wait until it goes on: "
+    f"{how_to_continue([11])}"
+)
+
+
+@pytest.mark.parametrize("progress", [STARVED, replace(STARVED, verdict="idle", summary="no requests")])
+@pytest.mark.parametrize("starved", [(), ("engine 1 schedules nothing: 3 waiting requests",)])
+def test_a_process_that_is_held_is_the_cause_whatever_the_ranks_show(progress, starved):
+    """It goes on, and nobody has to restart it."""
+    hint = "; ".join((*starved, f"{HELD_CORE} ({progress.summary})"))
+    judged = verdict(told({"state": "stuck", "hint": hint, "starved": starved}, progress=progress))
+    assert (judged.reason, judged.sentence) == (
+        "hung",
+        "The engine has hung for 4 min: EngineCore (pid 11) has been stopped by a signal or a debugger for 12 s.",
+    )
+    assert (judged.step or "").startswith("Run `kill -CONT 11`, or detach the debugger; ")
+
+
+def test_a_worker_that_is_held_is_told_how_to_go_on():
+    lost = replace(STUCK, summary=f"rank 1 is held (stopped) for 9 s; 1 other rank alive; {how_to_continue([7, 8])}")
+    judged = verdict(told({"state": "stuck", "hint": lost.summary}, progress=lost))
+    assert (judged.step or "").startswith("Run `kill -CONT 7 8`, ")
 
 
 def test_an_engine_that_is_silent_has_one_age():

@@ -159,8 +159,8 @@ def memory_at_end(case: Case, findings: Sequence[Finding]) -> MemoryAtEnd:
         return "killed_by_kernel"
     if has_run_out(case):
         return "device_full"
-    if not _had_room(case, findings):
-        return "unknown"
+    if not _had_room(case, findings) or all(rank.now.device.traits.is_host_memory for rank in case.ranks):
+        return "unknown"  # on CPU there is no device, and a host with room says nothing of a container's limit
     is_kill_known = all(found.name != "kill_not_known" for found in findings)
     return "not_short" if is_acquitted(case) and is_kill_known else "had_room"
 

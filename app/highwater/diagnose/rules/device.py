@@ -60,11 +60,13 @@ def device_had_room(case: Case) -> Finding | None:
         return None
     least = min(case.ranks, key=lambda rank: rank.free_ratio or 0.0)
     missing, oldest = _unseen(case)
+    is_cpu = least.now.device.traits.is_host_memory
+    ranks = f"{len(case.ranks)} of {len(case.ranks) + missing} ranks" if missing else "every rank"
     return finding(
         "device_had_room",
         rank=least,
-        ranks=f"{len(case.ranks)} of {len(case.ranks) + missing} ranks" if missing else "every rank",
-        of_known="" if missing is not None else " that was read",
+        ranks="the host" if is_cpu else ranks,
+        of_known="" if is_cpu or missing is not None else " that was read",
         before=f", {span_text(oldest)} before" if oldest > FRESH_SECONDS else "",
         is_shown=missing == 0 and oldest <= FRESH_SECONDS,
         age=case.age_text(least),

@@ -13,7 +13,7 @@ import pytest
 from highwater.diagnose.case import of_incident
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import ADVICE, all_advice
-from highwater.diagnose.incidents.diagnosis import advised, ended_in_order, summarize
+from highwater.diagnose.incidents.diagnosis import advised, ended_in_order, memory_at_end, summarize
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.log.messages import KNOWN
@@ -197,8 +197,10 @@ def test_a_log_that_is_set_is_not_said_to_be_unread(kind, log):
 
 
 def test_on_cpu_the_device_is_the_host():
-    given = evidence("died", rank(reading(device=Device(type="cpu"))))
-    assert "not short" not in said(given, story_of([DEAD]))
+    given, log = evidence("died", rank(reading(device=Device(type="cpu")))), story_of([DEAD])
+    assert "not short" not in said(given, log)
+    assert "; the host had at least 21.89 GiB free" in said(given, log)
+    assert memory_at_end(of_incident(given, log), diagnosed(given, log)) == "unknown"
 
 
 @pytest.mark.parametrize("process", ["Worker_TP0 pid=4242", "Worker_TP3 pid=7", "EngineCore pid=900"])
