@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -507,6 +509,17 @@ def test_what_recorders_and_incidents_cannot_work_with_is_refused(tmp_path, writ
     (problem,) = problems({key: value})
     assert problem.startswith(f"{key}: ")
     assert any(part in problem for part in word.split("|")), problem
+
+
+@pytest.mark.parametrize(
+    "key", ["state_file", "engine_log", "admin_token_file", "access_log", "recorder_dir", "incidents.folder"]
+)
+def test_a_path_below_a_folder_that_cannot_be_searched_is_refused(key, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refused)
+    assert problems({key: "/secret/there"}) == (f"{key}: '/secret/there' cannot be looked at: permission denied",)
 
 
 def test_an_access_log_is_a_file_or_standard_output(tmp_path):

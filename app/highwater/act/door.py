@@ -34,7 +34,7 @@ class DoorFacts:
         limit_bytes: The whole of which that is left.
         has_container_limit: It is the container's; else the machine's.
         budget: The engine's, as a worker reports it.
-        encoder_is_profiled: The KV cache was sized with the encoder counted.
+        encoder_is_profiled: False: the KV cache is known to have been sized without the encoder; on CPU it never is.
         peaks: What encoding took at most.
         device_room_bytes: What the fullest rank could allocate now.
     """
@@ -56,7 +56,7 @@ def mode_of(given: Mode | None, facts: DoorFacts) -> tuple[Mode, str]:
         return "on", "this engine did not count its encoder's memory when it started"
     if facts.has_container_limit:
         return "on", "the engine's container has a memory limit"
-    return "observe", "no memory limit of the engine's container is known, and the engine profiles its encoder"
+    return "observe", "no memory limit of the engine's container is known"
 
 
 def limits_of(given: DoorLimits, facts: DoorFacts) -> DoorLimits:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from highwater.engine.client import Engine
 from highwater.process.clocks import Clocks
+from highwater.process.errors import EngineRefused
 from highwater.process.untrusted import part
 
 EXTENSION = "highwater_worker.MemoryExtension"
@@ -31,6 +33,8 @@ RESETS_SINCE: Final[Mapping[str, str]] = MappingProxyType(
 EVERY_RESET_SAFE_SINCE: Final = "0.28"
 # An engine without our extension is detected again after so long.
 REDETECT_SECONDS = 30.0
+# Every vLLM has these; behind a prefix or a key one of them at least is there, or answers other than with 404.
+_OF_EVERY_VLLM: Final = ("/version", "/health", "/v1/models")
 PROBED_PATHS = ("/collective_rpc", *(f"/{name}" for name in RESETS_SINCE))
 
 
@@ -91,9 +95,11 @@ def parse_version(text: str | None) -> Version | None:
 
 
 async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilities:
-    """Raises EngineError: it did not respond. ``assume_extension``: the operator says that a subclass is loaded."""
+    """Raises EngineError: it did not respond, or is no vLLM. ``assume_extension``: a subclass is loaded, it is said."""
     answer = await engine.get_json("/version")
     version = answer.get("version") if isinstance(answer, dict) else None
+    if version is None:
+        await _refuse_what_is_no_vllm(engine)
     page = await engine.get_json("/openapi.json")
     if isinstance(page, dict) and isinstance(routes := page.get("paths"), dict):
         paths, root_path = set(routes), _root_path(page)
@@ -132,6 +138,14 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         ec_connector=bool(config.get("ec_transfer_config")),
         root_path=root_path,
     )
+
+
+async def _refuse_what_is_no_vllm(engine: Engine) -> None:
+    for path in _OF_EVERY_VLLM:
+        if (await engine.get(path)).status != HTTPStatus.NOT_FOUND:
+            return
+    said = f"what answers at {engine.url} is no vLLM (404 for {', '.join(_OF_EVERY_VLLM)}); is engine_url right?"
+    raise EngineRefused(said, HTTPStatus.NOT_FOUND)
 
 
 def _root_path(page: Mapping[str, Any]) -> str | None:

@@ -32,6 +32,11 @@ def test_the_mode_has_a_reason(given, facts, mode, why):
     assert why in reason
 
 
+def test_what_is_not_known_of_the_encoder_is_no_reason():
+    """On CPU nothing says whether it was profiled."""
+    assert mode_of(None, DoorFacts()) == ("observe", "no memory limit of the engine's container is known")
+
+
 def test_without_facts_nothing_is_derived():
     assert limits_of(DoorLimits(), DoorFacts()) == DoorLimits()
 

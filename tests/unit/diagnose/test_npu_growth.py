@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -14,7 +16,7 @@ from highwater.diagnose.rules.book import known_causes
 from highwater.http.text.incidents import incident_markdown
 from highwater.model.engine import EngineLoad, EngineStatus, WorkCounts
 from highwater.model.growth import Growth, SeriesGrowth
-from highwater.model.rank import Components, Device, EncoderCache, Launch, RankReading
+from highwater.model.rank import Components, Device, EncoderCache, EncoderUnprofiledBy, Launch, RankReading
 from highwater.model.report import Report
 from tests.fakes.incident import diagnosed, evidence, incident, rank, reading
 from tests.unit.diagnose.test_setup import facts, result
@@ -154,6 +156,13 @@ def test_check_says_it_before_anything_has_grown(launch, level, words):
     found = result("start", facts(ranks=(at(0, launch),)))
     assert found.level == level
     assert words in (found.change or "")
+
+
+@pytest.mark.parametrize("by", get_args(EncoderUnprofiledBy))
+def test_where_the_kv_caches_size_was_given_no_profile_of_the_encoder_is_advised(by):
+    change = result("start", facts(ranks=(at(0, replace(ON, encoder_unprofiled_by=by, kv_cache_given=True)),))).change
+    assert change is not None
+    assert not re.search("sizes the KV cache|smaller KV cache", change)
 
 
 @pytest.mark.parametrize("changes", [{"device": GPU, "launch": Launch()}, {"encoder_cache": None}])

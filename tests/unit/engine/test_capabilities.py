@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 
 from highwater.engine.capabilities import (
@@ -53,7 +54,8 @@ async def test_only_a_servers_own_replicas_count(balancer, replicas):
     class Server:
         async def get_json(self, path, **_):
             sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 8}
-            return {"vllm_config": {"parallel_config": sizes | balancer}} if path == "/server_info" else {"paths": {}}
+            info = {"vllm_config": {"parallel_config": sizes | balancer}}
+            return info if path == "/server_info" else {"version": "0.32.0", "paths": {}}
 
     found = await detect(Server())
     assert (found.data_parallel, found.ranks_expected) == (replicas, 2 * replicas)
@@ -126,6 +128,30 @@ async def test_an_engine_that_is_not_there_raises():
     fake.down = True
     with pytest.raises(EngineUnreachable):
         await detected(fake)
+
+
+@pytest.mark.parametrize(
+    ("there", "is_vllm"),
+    [
+        ({}, False),
+        ({"/": 200, "/openapi.json": 200, "/metrics": 200}, False),  # another server that is well
+        ({"/health": 200}, True),
+        ({"/health": 503}, True),
+        ({"/version": 401, "/health": 401}, True),  # both behind a key
+        ({"/v1/models": 200}, True),  # the others behind a prefix
+        ({"/v1/models": 401}, True),
+    ],
+)
+async def test_what_knows_no_path_of_every_vllm_is_none(there, is_vllm):
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(there.get(request.url.path, 404), json={"paths": {}})
+
+    async with Engine("http://engine:8000", transport=httpx.MockTransport(answer)) as engine:
+        if is_vllm:
+            assert (await detect(engine)).version is None
+            return
+        with pytest.raises(EngineRefused, match=r"at http://engine:8000 is no vLLM .* is engine_url right"):
+            await detect(engine)
 
 
 async def test_an_encoder_cache_connector_is_seen():

@@ -240,7 +240,8 @@ def encoder_not_profiled(case: Case) -> Finding | None:
         "encoder_not_profiled",
         weight="likely" if is_start or (has_grown and has_run_out(case)) else "clue",
         advice=(
-            *(() if by is None else (AGAINST_UNPROFILED[by],)),
+            # A KV cache of a given size is not made smaller by what a profile finds.
+            *(() if by is None or case.is_pool_given else (AGAINST_UNPROFILED[by],)),
             *("max_num_batched_tokens", "limit_mm_per_prompt"),
             "kv_cache_memory_bytes" if is_start else "gpu_memory_utilization",
         ),

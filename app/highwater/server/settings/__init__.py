@@ -41,6 +41,8 @@ from highwater.server.settings.sections import (
     ProxySettings,
     TlsSettings,
     TrimSettings,
+    check_path,
+    is_file_in_folder,
     too_many,
 )
 
@@ -171,9 +173,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     def _writable(cls, value: str | None) -> str | None:
         if value is None or value == STANDARD_OUTPUT:
             return value
-        path = Path(value)
-        if not path.is_absolute() or path.is_dir() or not path.parent.is_dir():
-            raise ValueError("must be - or the absolute path of a file in a folder that exists")
+        path = check_path(Path(value), is_file_in_folder, "- or the absolute path of a file in a folder that exists")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise ValueError("must be a file that can be written, and this process may not")
         return value

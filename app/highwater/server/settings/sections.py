@@ -15,6 +15,7 @@ from gated_proxy.heads import Mode as ForwardedMode
 from gated_proxy.proxy import ProxyLimits
 from highwater.act.rules import Finite
 from highwater.model.units import KIB, MIB
+from highwater.process.errors import os_reason
 from highwater.process.resources import room_at_most
 from highwater.process.tls import TlsFiles, check_certificate, check_pair
 from highwater.process.untrusted import masked
@@ -23,22 +24,28 @@ _LIMITS, _DOOR = ProxyLimits(), DoorLimits()
 
 
 # Each path is absolute: the sidecar's working directory means nothing to others.
-def _absolute(what: str, is_valid: Callable[[Path], bool]) -> AfterValidator:
-    def check(path: Path) -> Path:
-        if not (path.is_absolute() and is_valid(path)):
-            raise ValueError(f"must be the absolute path of {what}")
-        return path
+def check_path(path: Path, is_valid: Callable[[Path], bool], needed: str) -> Path:
+    try:
+        is_right = path.is_absolute() and is_valid(path)
+    except OSError as exc:  # a folder on the way that cannot be searched, a name that is too long
+        raise ValueError(f"cannot be looked at: {os_reason(exc)}") from exc
+    if not is_right:
+        raise ValueError(f"must be {needed}")
+    return path
 
-    return AfterValidator(check)
+
+def is_file_in_folder(path: Path) -> bool:
+    return path.parent.is_dir() and not path.is_dir()
+
+
+def _absolute(what: str, is_valid: Callable[[Path], bool]) -> AfterValidator:
+    return AfterValidator(lambda path: check_path(path, is_valid, f"the absolute path of {what}"))
 
 
 ExistingFolder: TypeAlias = Annotated[Path, _absolute("a folder that exists", Path.is_dir)]
 Folder: TypeAlias = Annotated[Path, _absolute("a folder", lambda path: path.is_dir() or not path.exists())]
 File: TypeAlias = Annotated[Path, _absolute("a file", lambda path: not path.is_dir())]
-FileInFolder: TypeAlias = Annotated[
-    Path,
-    _absolute("a file in a folder that exists", lambda path: path.parent.is_dir() and not path.is_dir()),
-]
+FileInFolder: TypeAlias = Annotated[Path, _absolute("a file in a folder that exists", is_file_in_folder)]
 
 
 def too_many(room: int) -> str:

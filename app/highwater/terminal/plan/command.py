@@ -36,7 +36,7 @@ from highwater.explain.ways_out import Asking, grant_asked, image_tokens, is_tig
 from highwater.explain.wish import parse_wish, wish_json
 from highwater.model.report import SCHEMA
 from highwater.model.units import MIB
-from highwater.process.errors import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK, SidecarRefused
+from highwater.process.errors import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK, SidecarRefused, os_reason
 from highwater.terminal.plan.measured import read_measured
 from highwater.terminal.plan.text import show
 from highwater_worker.plan.cards import CARDS
@@ -86,10 +86,11 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
             answer = _recorded(words) or _asked(read_line(words), wish, own)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)  # not a judgement
-    except PlanError as exc:
+    except (PlanError, OSError) as exc:
+        said = _said(exc)
         if as_json:
-            _print_json({"schema": SCHEMA, "error": str(exc)})
-        click.echo(f"highwater: {exc}", err=True)
+            _print_json({"schema": SCHEMA, "error": said})
+        click.echo(f"highwater: {said}", err=True)
         if isinstance(exc, CannotBeAskedError):
             if _is_there(read_line(words).model):
                 click.echo("--built-in answers without a vLLM, for the commonest models", err=True)
@@ -102,6 +103,14 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
     wished = answer.get("wish")
     is_granted = wished is None or bool(wished["fits"] and wished["chosen"])
     sys.exit(_EXIT.get(answer["status"], DOES_NOT_FIT) if is_granted else DOES_NOT_FIT)
+
+
+def _said(exc: PlanError | OSError) -> str:
+    if not isinstance(exc, OSError):
+        return str(exc)
+    if exc.filename is None:  # of no file that was named
+        raise exc
+    return f"{exc.filename}: {os_reason(exc)}"  # a folder on the way cannot be searched, a name is too long
 
 
 def _print_json(answer: Answer) -> None:
