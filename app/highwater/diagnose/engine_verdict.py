@@ -13,7 +13,7 @@ from highwater.model.policy import RuleStatus
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
 from highwater.model.units import MIB, counted, gib_text, span_text, whole_span_text
-from highwater.watch.starts import stopped_text
+from highwater.watch.starts import restart_text, stopped_text
 
 VerdictState: TypeAlias = Literal[
     "fine", "keeps_up", "short", "very_short", "slow", "paused", "sleeping", "starting", "stuck", "silent", "dead",
@@ -139,8 +139,7 @@ def ended(report: Report) -> Judged | None:
     }
     deed = _incident_deed(report, "See why it ended", "died", "hung")
     reason, memory = reasons["unknown" if deed is None or report.incident is None else report.incident.memory]
-    # Without recorders a start that begins is not seen.
-    again = "nobody has restarted it" if engine.is_loading is False else "no restart of it is seen"
+    again = restart_text(engine.loading_process)
     text = f"The engine has been dead{lasting(report, engine.since)}, and {again}. {memory}"
     return Judged("dead", reason, text, by_itself, deed)
 

@@ -182,7 +182,8 @@ class EngineStatus:
     loading_phase: str | None = None
     loading_since: float | None = None
     last_start_seconds: float | None = None
-    # Of an engine that does not answer yet: a process that seems to load, and how its last starts ended.
+    # Of an engine that does not answer yet, or has ended: a process that seems to load, or is newer than the end; and
+    # how its last starts ended.
     loading_process: str | None = None
     ended_starts: str | None = None
     extension_versions: tuple[str, ...] = ()  # those of the worker package, by the workers' recorders

@@ -217,17 +217,27 @@ class Starts:
                 f"the engine seems to be loading: a process of it runs ({process.name}). Nothing answers yet at {url}"
             )
             return f"{text} ({failure}){doubt}"
+        now = self._clocks.monotonic()
+        dead_seconds = now - (verdict.since or 0.0) if verdict.state == "gone" else ended
+        if dead_seconds is not None:
+            # A quick restart begins before the end is sure.
+            unanswered_seconds = max(dead_seconds, now - (verdict.late_since or now))
+            self.loading_process = self._newer_process(self._clocks.wall() - unanswered_seconds)
         if self.stopped_at is not None and not attempts.is_under_way:
             return f"{stopped_text(self.stopped_at)}. Nothing answers at {url} ({failure})"
         if earlier and is_silent:
             self.ended_starts = earlier
             return f"{earlier}. Nothing answers at {url} ({failure})"
         text = failure_text(failure, url, is_up=STATES[verdict.state].is_up, was_there=known)
-        dead_seconds = self._clocks.monotonic() - (verdict.since or 0.0) if verdict.state == "gone" else ended
         if dead_seconds is not None:
             left = "" if was_seen else " by the files that it left"
-            return f"dead for {span_text(dead_seconds)}{left}, and no restart of it is seen: {text}"
+            return f"dead for {span_text(dead_seconds)}{left}, and {restart_text(self.loading_process)}: {text}"
         return text + (self._processes.unseen_starts if is_loading and is_refused and not known else "")
+
+    def _newer_process(self, than: float) -> str | None:
+        process = self._processes.one()
+        is_newer = process is not None and process.started_at is not None and process.started_at > than
+        return process.name if process is not None and is_newer and not self._is_left(process) else None
 
     def _is_left(self, process: SeenProcess) -> bool:
         """Return whether it began before the last start ended: it is of that one, and ends too."""
@@ -243,6 +253,11 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
     if was_there:
         return f"nothing answers any more at {url} ({failure})"
     return f"nothing answers yet at {url} ({failure}); is vLLM running there, and is engine_url right?"
+
+
+def restart_text(process: str | None) -> str:
+    """``process``: one of an engine that began after the end; it may be another engine's."""
+    return "no restart of it is seen" if process is None else f"a newer process of an engine runs ({process})"
 
 
 def stopped_text(at: float) -> str:

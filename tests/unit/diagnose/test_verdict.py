@@ -312,6 +312,9 @@ CASES: dict[str, Report] = {
     "dead, memory was not short": told({"state": "gone", "is_loading": False}, **died("not_short")),
     "dead, its device had room": told({"state": "gone"}, **died("had_room")),
     "dead, nothing is known": told({"state": "gone"}, **died("unknown")),
+    "dead, and a process is newer": told(
+        {"state": "gone", "loading_process": "API server, pid 4711"}, **died("had_room")
+    ),
     "dead before the sidecar began": told({"state": "gone", "is_loading": False}, stale=True, proxy=None),
     "stopped in order": told({"state": "gone", "stopped_at": NOW}, stale=True),
     "readings are stale": told(stale=True, age_seconds=42.0, policy=policy(level="unknown")),

@@ -152,6 +152,23 @@ async def test_an_engine_that_goes_is_gone_and_asked_anew_when_it_is_back(core, 
     assert warnings == core.summaries("state")
 
 
+async def test_a_process_of_an_engine_that_is_newer_than_the_end_may_be_its_restart(core):
+    """It loads vLLM before it writes anything; a supervisor starts it before a second round finds nobody listening."""
+    await core.tick()
+    old = SeenProcess("API server, pid 10", core.wall() - 3.0)
+    core.processes.one = lambda: old
+    core.fake.down = True
+    await core.tick()
+    new = SeenProcess("API server, pid 4711", core.wall() + 0.5)
+    await core.tick()
+    said = [(await core.tick()).engine]
+    core.processes.one = lambda: new
+    said += [(await core.tick()).engine for _ in range(2)]
+    assert [(engine.state, engine.loading_process) for engine in said] == [("gone", None), *[("gone", new.name)] * 2]
+    assert "and no restart of it is seen: " in said[0].hint
+    assert "and a newer process of an engine runs (API server, pid 4711): " in said[-1].hint
+
+
 async def test_one_broken_connection_is_not_an_end(core):
     await core.tick()
     core.fake.serve_images()
