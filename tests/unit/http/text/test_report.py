@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.act.governor import PolicyStore
+from highwater.act.rules import PolicySettings
 from highwater.diagnose.verdict import JudgedReport
+from highwater.http.text.control import policy_text
 from highwater.http.text.report import report_text as text_of
 from highwater.model.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
 from highwater.model.growth import Growth
@@ -15,6 +18,7 @@ from highwater.model.policy import PolicyStatus
 from highwater.model.rank import Components, Device, EncoderCacheTotals, Note, StartPhase, device_title
 from highwater.model.report import DoorFigure, DoorState, Report
 from highwater.model.units import gib, gib_text, mib, table
+from highwater.process.state_file import StateFile
 from tests.fakes.engine import FakeEngine
 from tests.unit.terminal.reports import DEVICE, HELD, policy, ranks, report, short_policy
 
@@ -139,6 +143,18 @@ def test_the_rules_say_where_they_act_and_what_could_be_given_back():
 def test_a_rule_that_is_held_says_why():
     text = report_text(report(policy=policy(DEVICE, replace(HELD, name="own"))))
     assert next(line for line in text.splitlines() if line.startswith("rule own")).endswith(f"; {HELD.reason}")
+
+
+@pytest.mark.parametrize(
+    ("phases", "word"), [(("held",), "cannot act"), (("held", "calm"), "fine"), (("calm",), "fine")]
+)
+def test_where_no_rule_can_act_the_policy_is_not_said_to_be_fine(phases, word):
+    """Memory was not short when the engine hung: the level stays, and the line beside the reason says what is so."""
+    rules = tuple(replace(DEVICE, phase=phase) for phase in phases)
+    held = replace(policy(*rules), summary="the engine is stuck: nothing is run until it answers soon again")
+    assert f"\npolicy: {word} (act): the engine is stuck: " in report_text(report(policy=held))
+    store = PolicyStore(StateFile(None), PolicySettings())
+    assert f"\n{word}: the engine is stuck: " in policy_text(held, (), store, ())
 
 
 def test_before_the_first_reading_it_says_what_is_missing():
