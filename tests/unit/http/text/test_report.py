@@ -161,8 +161,8 @@ def test_before_the_first_reading_it_says_what_is_missing():
     status = EngineStatus(url="http://engine:8000", state="starting", hint="nothing answers yet")
     assert report_text(Report(engine=status)) == (
         "UNKNOWN: Nothing answers yet; whether an engine starts is not known.\n"
-        "step: Look whether vLLM runs, and whether `engine_url` names its address; with `recorder_dir` here, and "
-        "HIGHWATER_RECORDER_DIR for vLLM, Highwater sees a start, too.\n"
+        "step: Look whether vLLM runs, and whether `engine_url` names its address; a start shows once vLLM has "
+        "imported its packages, within a minute or so, where it writes into `recorder_dir` (HIGHWATER_RECORDER_DIR).\n"
         "vLLM (version unknown) at http://engine:8000: starting, 0 of ? ranks, never read (STALE)\n"
     )
 
