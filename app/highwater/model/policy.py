@@ -123,6 +123,12 @@ class PolicyStatus:
     actions_last_hour: int = 0  # remedies that it started within the last hour, over all engine lives
     acts: tuple[PolicyAct, ...] = ()  # those of the last five minutes, newest first; without any the last one
 
+    @property
+    def shown_level(self) -> PolicyLevel:
+        """The level as people read it: beside a reason why no rule can act nothing is called fine."""
+        is_held = self.level == "calm" and bool(self.rules) and all(rule.phase == "held" for rule in self.rules)
+        return "held" if is_held else self.level
+
 
 # --- signals and waters ---
 

@@ -39,6 +39,7 @@ from highwater.model.growth import Growth, SeriesGrowth
 from highwater.model.policy import PolicyStatus
 from highwater.model.rank import RankReading, rank_title
 from highwater.model.report import Report
+from highwater.model.units import span_text
 from highwater.process.errors import contained
 from highwater.watch.history import History
 from highwater.watch.ranks import workers_left
@@ -401,11 +402,13 @@ def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ..
         reading = rank.reading
         if newest is not None and (reading is None or reading.taken_at < newest.taken_at):
             reading = account(newest, "recorder")
+        # What a lost one was in, and for how long, is as of its last word.
+        since = f"it wrote last {span_text(record.age_seconds)} ago, " if record.status in LOST else ""
         known[identity.key] = replace(
             rank,
             status=record.status,
             reading=reading,
-            doing="" if progress is None else activity(progress),
+            doing="" if progress is None else f"{since}{activity(progress)}",
             step_seconds=progress.step_seconds if progress is not None else None,
             stack=progress.stack if progress is not None else (),
             entries=tuple(EncoderEntry(**row) for row in sorted(record.entry_rows(), key=largest_first)),

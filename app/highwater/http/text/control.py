@@ -121,7 +121,7 @@ def policy_text(status: PolicyStatus, rules: Sequence[Rule], store: PolicyStore,
     configured = {rule.name: rule for rule in rules}
     lines = [
         f"mode: {status.mode}, {origin}",
-        f"{WORDS[status.level]}: {status.summary}",
+        f"{WORDS[status.shown_level]}: {status.summary}",
         f"actions in the last hour: {status.actions_last_hour}",
     ]
     for rule in status.rules:

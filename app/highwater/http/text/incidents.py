@@ -92,7 +92,8 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         for one in incident.requests
     )
     status = incident.policy
-    level = "" if status is None else WORDS.get(status.level, status.level)  # another version's may be none of ours
+    # Another version's may be none of ours.
+    level = "" if status is None else WORDS.get(status.shown_level, status.shown_level)
     policy = "" if status is None else code(f"{level} (mode {status.mode}): {status.summary}")
     parts = [
         f"# {text(kind)}: {code(incident.id)}",

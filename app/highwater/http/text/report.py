@@ -196,7 +196,7 @@ def report_text(report: JudgedReport) -> str:
         parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
     parts += [f"{name}: {fact}" for name, fact in engine_facts(report).items()]
     if (policy := report.policy) is not None:
-        parts.append(f"policy: {WORDS[policy.level]} ({policy.mode}): {policy.summary}")
+        parts.append(f"policy: {WORDS[policy.shown_level]} ({policy.mode}): {policy.summary}")
         for rule in policy.rules:
             waters, short = waters_text(rule), rule.short_ranks
             stands = f"{WORDS[rule.phase]}, {signal_title(rule.signal)} {signal_text(rule.signal, rule.value)}"

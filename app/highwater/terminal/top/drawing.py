@@ -338,7 +338,7 @@ class _Sections:
         if policy is None:
             return Group()
         actions = f"{policy.actions_last_hour} action{'' if policy.actions_last_hour == 1 else 's'} in the last hour"
-        acts = "" if policy.level in ("held", "unknown") else ", acts"
+        acts = "" if policy.shown_level in ("held", "unknown") else ", acts"
         mode = acts if policy.mode == "act" else ", only watches"
         several = len(policy.rules) > 1
         rules = []
@@ -355,7 +355,7 @@ class _Sections:
             )
             rules.append(row)
         return Group(
-            self._title(f"policy: {WORDS[policy.level]}{mode}", actions),
+            self._title(f"policy: {WORDS[policy.shown_level]}{mode}", actions),
             # Without room for all lines, the rules come first.
             *rules,
             *(

@@ -686,6 +686,7 @@ async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
     assert first.stack == second.stack == ("attention.py:7 forward", "model.py:3 run")
     assert (first.step_seconds, second.step_seconds) == (pytest.approx(5.5), pytest.approx(3.0))
     assert first.doing == "in one step for 5.5 s"
+    assert second.doing == "it wrote last 2.5 s ago, in one step for 3.0 s"
     assert (first.reading.used_bytes, first.reading.source) == (USED_AFTER, "recorder")
     assert (len(first.entries), first.entries[0].bytes) == (20, IMAGE_BYTES)
     assert [point.used_bytes for point in first.series][::2][:2] == [USED_READY, USED_AFTER]

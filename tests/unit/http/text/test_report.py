@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.act.governor import PolicyStore
+from highwater.act.rules import PolicySettings
 from highwater.diagnose.verdict import JudgedReport
+from highwater.http.text.control import policy_text
 from highwater.http.text.report import report_text as text_of
 from highwater.model.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
 from highwater.model.growth import Growth
@@ -15,6 +18,7 @@ from highwater.model.policy import PolicyStatus
 from highwater.model.rank import Components, Device, EncoderCacheTotals, Note, StartPhase, device_title
 from highwater.model.report import DoorFigure, DoorState, Report
 from highwater.model.units import gib, gib_text, mib, table
+from highwater.process.state_file import StateFile
 from tests.fakes.engine import FakeEngine
 from tests.unit.terminal.reports import DEVICE, HELD, policy, ranks, report, short_policy
 
@@ -141,12 +145,24 @@ def test_a_rule_that_is_held_says_why():
     assert next(line for line in text.splitlines() if line.startswith("rule own")).endswith(f"; {HELD.reason}")
 
 
+@pytest.mark.parametrize(
+    ("phases", "word"), [(("held",), "cannot act"), (("held", "calm"), "fine"), (("calm",), "fine")]
+)
+def test_where_no_rule_can_act_the_policy_is_not_said_to_be_fine(phases, word):
+    """Memory was not short when the engine hung: the level stays, and the line beside the reason says what is so."""
+    rules = tuple(replace(DEVICE, phase=phase) for phase in phases)
+    held = replace(policy(*rules), summary="the engine is stuck: nothing is run until it answers soon again")
+    assert f"\npolicy: {word} (act): the engine is stuck: " in report_text(report(policy=held))
+    store = PolicyStore(StateFile(None), PolicySettings())
+    assert f"\n{word}: the engine is stuck: " in policy_text(held, (), store, ())
+
+
 def test_before_the_first_reading_it_says_what_is_missing():
     status = EngineStatus(url="http://engine:8000", state="starting", hint="nothing answers yet")
     assert report_text(Report(engine=status)) == (
         "UNKNOWN: Nothing answers yet; whether an engine starts is not known.\n"
-        "step: Look whether vLLM runs, and whether `engine_url` names its address; with `recorder_dir` here, and "
-        "HIGHWATER_RECORDER_DIR for vLLM, Highwater sees a start, too.\n"
+        "step: Look whether vLLM runs, and whether `engine_url` names its address; a start shows once vLLM has "
+        "imported its packages, within a minute or so, where it writes into `recorder_dir` (HIGHWATER_RECORDER_DIR).\n"
         "vLLM (version unknown) at http://engine:8000: starting, 0 of ? ranks, never read (STALE)\n"
     )
 
