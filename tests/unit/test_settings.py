@@ -327,8 +327,16 @@ def test_a_variable_that_is_like_no_other_gets_no_guess():
     ],
 )
 def test_a_key_that_is_nearly_one_is_answered_with_it(write, text, said):
-    (problem,) = problems(config=write("a.yaml", text))
-    assert problem == said
+    (problem,) = problems(config=(file := write("a.yaml", text)))
+    assert problem == f"{said} (in {file})"
+
+
+def test_a_wrong_key_names_the_file_that_it_stands_in_and_no_other(write):
+    near, far = write("near.yaml", "gate: {max_held: -1}\npolcy: 1\n"), write("far.yaml", "gate: {hold_seconds: 0}\n")
+    told = problems({"port": "0"}, config=near, environ={"HIGHWATER_CONFIG": far, "HIGHWATER_GATE__DRAIN_SECONDS": "0"})
+    named = {problem.partition(": ")[0]: problem.partition(" (in ")[2].rstrip(")") for problem in told}
+    of_files = {"gate.max_held": near, "polcy": near, "gate.hold_seconds": far}
+    assert named == {**of_files, "gate.drain_seconds": "", "port": ""}
 
 
 def test_a_path_where_a_list_belongs_is_shown_as_a_list():

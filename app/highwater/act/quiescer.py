@@ -43,6 +43,7 @@ from highwater.engine.client import Engine
 from highwater.model.engine import EngineLoad
 from highwater.model.remedies import QuiescedBy
 from highwater.model.report import Report
+from highwater.model.units import counted
 from highwater.watch.sources import read_load
 
 # The engine's counts lag behind its responses by a step; requests that others sent stay longer.
@@ -192,8 +193,8 @@ class Quiescer:
                     await self.gate.drained()
             except TimeoutError as exc:
                 raise self._in_vain(
-                    f"{self.gate.in_flight} requests were still under way after {self._drain_seconds:g} s "
-                    "(gate.drain_seconds); they were left alone, and new ones were held no longer",
+                    f"{counted(self.gate.in_flight, 'request')} had not ended after {self._drain_seconds:g} s "
+                    "(gate.drain_seconds); what was under way was left alone, and new ones were held no longer",
                     began,
                 ) from exc
             try:
@@ -243,5 +244,5 @@ class Quiescer:
         except RetryError as exc:
             load: EngineLoad = exc.last_attempt.result()
             self._bypassed_at = self._clock()
-            counts = f"{load.requests_running} requests running and {load.requests_waiting} waiting"
+            counts = f"{counted(load.requests_running or 0, 'request')} running and {load.requests_waiting} waiting"
             raise self._in_vain(f"the engine has {counts} {_BYPASSED.format(have='have')}", began) from exc

@@ -15,6 +15,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -308,6 +309,9 @@ _IGNORED_SWITCHES: Final = """
     use-tqdm-on-load""".split()  # noqa: SIM905 - as above
 
 
+_ALIKE: Final = 0.9  # difflib's ratio: one or two wrong letters
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise PlanError(message.removeprefix("argument "))
@@ -348,7 +352,9 @@ def parse(line: Line) -> Parsed:
     words = line.settled().words
     found, unknown = parser.parse_known_args([_with_hyphens(word) for word in words])
     if unknown:
-        raise PlanError(f"{unknown[0]}: it is not known here what this flag does to memory")
+        near = meant(unknown[0])
+        question = f"did you mean {near}? It is" if near else "it is"
+        raise PlanError(f"{unknown[0]}: {question} not known here what this flag does to memory")
     values = vars(found)
     del values["ignored config"]
     model = values.pop("model_tag", None) or values.pop("model", None)
@@ -356,6 +362,13 @@ def parse(line: Line) -> Parsed:
     ignored = tuple(f"--{name.partition(' ')[2]}" for name in values if name.startswith("ignored "))
     given = {name: value for name, value in values.items() if not name.startswith("ignored ")}
     return Parsed(model=model, given=given, ignored=ignored)
+
+
+def meant(flag: str) -> str | None:
+    """Return the known flag that is most like an unknown one."""
+    known = (*_TAKEN, *_IGNORED_VALUES, *_IGNORED_SWITCHES, "model", "config")
+    names = [f"--{name.replace('_', '-')}" for name in known]
+    return next(iter(get_close_matches(_with_hyphens(flag).partition("=")[0], names, n=1, cutoff=_ALIKE)), None)
 
 
 def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias
 
-from highwater.explain.command_line import Line, parse
+from highwater.explain.command_line import Line, meant, parse
 from highwater.model.report import SCHEMA
 from highwater.process.regular import FileTooLargeError, read_regular
 from highwater.process.worker_package import SHIM_FOLDER, package_folder
@@ -70,7 +71,7 @@ def folder_of(model: str | None) -> Path:
         key=lambda path: path.stat().st_mtime,
     )
     if not found:
-        is_id = model.count("/") == 1 and not model.startswith((".", "/"))
+        is_id = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model)
         fetch = f"hf download {model} --include '*.json' fetches what is read" if is_id else "give one that is"
         raise NoModelError(f"model: {model!r} is no folder with a config.json, and is not in the local cache; {fetch}")
     return found[-1].parent
@@ -139,6 +140,7 @@ MODULE: Final = "highwater_worker.plan"
 DEADLINE_SECONDS: Final = 120
 """For the import of vLLM, and for each answer; the module holds it, and the client waits a little longer."""
 _GRACE_SECONDS: Final = 30
+_UNKNOWN: Final = re.compile(r"unrecognized arguments: (--\S+)")  # as argparse has it
 _FIRST_WORD_SECONDS, _WORD_SECONDS = 0.7, 4.0
 _LOOK_SECONDS: Final = 0.5
 _PIECE: Final = 1 << 16
@@ -243,6 +245,8 @@ class VllmRoad:
         if status == "cannot_be_asked":
             why = f"this vLLM cannot be asked: {answer.get('error')}".rstrip(". ")
             raise CannotBeAskedError(". ".join(filter(None, (why, answer.get("help")))))
+        if (unknown := _UNKNOWN.match(str(answer.get("error")))) and (near := meant(unknown[1])):
+            answer["error"] += f"; did you mean {near}?"
         return dict(answer)
 
     def _line(self) -> bytes:

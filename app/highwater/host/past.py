@@ -22,7 +22,7 @@ from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory
 from highwater.host.report import NO_OUTLOOK, NOTABLE_RATIO, GrownPart, OomKills, Outlook, parts_of
 from highwater.model.growth import seconds_until
 from highwater.model.rank import Process, RankReading
-from highwater.model.units import MIB
+from highwater.model.units import MIB, counted
 from highwater.process.clocks import SYSTEM, Clocks
 
 # Until now, of every part; its first value is kept apart from these.
@@ -340,7 +340,7 @@ class OomKillWatch:
         self.total = (self.total or 0) + kills.count
         if kills.count:
             self._told.append((self._clock(), kills))
-            killed = "1 process" if kills.count == 1 else f"{kills.count} processes"
+            killed = counted(kills.count, "process")
             self._tell(f"the kernel has killed {killed} of the engine's container for memory ({kills.where})")
 
     def _note(self, group: str, where: str, before: int, known: _Known, age_seconds: float = 0.0) -> int:

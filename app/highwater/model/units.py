@@ -19,7 +19,8 @@ _SPANS: Final = ((_DAY, "d", "h", HOUR_SECONDS), (HOUR_SECONDS, "h", "min", _MIN
 
 
 def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}es" if noun.endswith("ss") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def ceil_div(value: int, by: int) -> int:

@@ -20,7 +20,8 @@ from highwater.process.regular import FileTooLargeError, NotARegularFileError, r
 from highwater.process.untrusted import masked, plain
 
 MAX_BYTES: Final = MIB
-_QUOTED = re.compile(r"""(['"]).{2,}\1""", re.DOTALL)
+# The parser's messages quote its own tokens, such as '<block end>' and ',', and what stands in the file.
+_QUOTED = re.compile(r"""'(?:<[a-z ]+>|.)'|(['"]).{2,}\1""", re.DOTALL)
 _SHOWN_KEY = 64
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
@@ -94,7 +95,8 @@ def parse_yaml(text: str) -> object:
             loader.dispose()
     except yaml.MarkedYAMLError as exc:
         # The parser's own message quotes the line, which may hold the token.
-        mark, problem = exc.problem_mark, _QUOTED.sub("...", exc.problem or "is not YAML")
+        mark, said = exc.problem_mark, exc.problem or "is not YAML"
+        problem = _QUOTED.sub(lambda quoted: quoted[0] if quoted[1] is None else "...", said)
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         raise SettingsError([f"{problem}{where}"]) from None
     except yaml.YAMLError as exc:

@@ -58,7 +58,7 @@ async def test_the_gate_waits_for_requests_under_way(core):
 
 async def test_requests_that_do_not_end_are_left_alone(core):
     await core.gate.enter()
-    refusal = await refused(core, r"1 requests were still under way after 0\.05 s \(gate\.drain_seconds\)")
+    refusal = await refused(core, r"1 request had not ended after 0\.05 s \(gate\.drain_seconds\)")
     assert core.gate.in_flight == 1
     assert refusal.held_seconds == 0  # in vain, on a clock that stands
 

@@ -434,7 +434,7 @@ STATES = ("reading", "closing", "drained", "calling", "releasing", "measuring")
 @pytest.mark.parametrize(
     ("state", "outcome", "told"),
     [
-        ("closing", "refused", "requests were still under way after 0.05 s"),
+        ("closing", "refused", "requests had not ended after 0.05 s"),
         ("drained", "refused", "did not report within 0.01 s whether requests run"),
         ("calling", "failed", "it has not ended within 0.01 s; not measured"),
         ("releasing", "failed", "done, but the release after it has not ended within 0.05 s; not measured"),

@@ -85,6 +85,8 @@ def test_the_tables_know_aliases_human_sizes_switches_and_what_changes_no_memory
     [
         ("m --cpu-offload-gb 4", "--cpu-offload-gb: it is not known here"),
         ("m --no-enable-chunked-prefill", "--no-enable-chunked-prefill: it is not known here"),
+        ("m --max-modl-len 8k", "--max-modl-len: did you mean --max-model-len? It is not known here"),
+        ("m --gpu_memory_utilisation=0.9", "did you mean --gpu-memory-utilization? It is not known here"),
         ("m -tp two", "'two' is no count of 1 or more; write it as 32768, 32K"),
         ("m --max-model-len auto", "--max-model-len: 'auto' is no count"),
         ("m --limit-mm-per-prompt 3", "'3' is no JSON object"),

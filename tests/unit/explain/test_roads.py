@@ -64,6 +64,16 @@ def test_waiting_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert said == ["asking vLLM: 0 s"]
 
 
+@pytest.mark.parametrize(
+    ("flag", "then"), [("--max-modl-len 8192", "; did you mean --max-model-len?"), ("--no-such-flag 1", "")]
+)
+def test_a_flag_that_vllm_does_not_know_is_answered_with_the_one_that_is_like_it(tmp_path, flag, then) -> None:
+    error = f"unrecognized arguments: {flag}"
+    answer = json.dumps({"schema": 1, "status": "invalid", "error": error})
+    with road_of(tmp_path, f"read line; echo '{answer}'") as road:
+        assert road.ask(LINE)["error"] == error + then
+
+
 def test_a_vllm_that_cannot_be_asked_says_why_and_what_helps(tmp_path: Path) -> None:
     answer = '{"schema": 1, "status": "cannot_be_asked", "error": "no tokenizer", "help": "copy tokenizer.json"}'
     with (

@@ -92,6 +92,11 @@ def test_what_is_no_yaml_is_one_line_without_what_stands_there(tmp_path, text):
     assert TOKEN not in problem(tmp_path / "a.yaml")
 
 
+def test_what_is_no_yaml_is_told_with_what_the_parser_expected(tmp_path):
+    (tmp_path / "a.yaml").write_text(f"proxy: [a, b\nport: {TOKEN}\n")
+    assert problem(tmp_path / "a.yaml").endswith("a.yaml: expected ',' or ']', but got ':' (line 2, column 5)")
+
+
 def test_an_empty_file_sets_nothing(tmp_path):
     (tmp_path / "a.yaml").write_text("# nothing\n")
     assert read_settings_file(str(tmp_path / "a.yaml")) == {}

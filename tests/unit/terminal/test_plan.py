@@ -190,6 +190,7 @@ def test_the_built_in_takes_a_config_json_and_standard_input(model: Path) -> Non
         (("m", "--others", "some"), "--others: 'some' is not a size"),
         (("m", "--wish", "much"), "wish: 'much' is not understood"),
         (("/nowhere",), "model: '/nowhere' is no folder with a config.json"),
+        (("Llama-3.1-8B/",), "is not in the local cache; give one that is"),
         ((f"/{'x' * 300}/m",), f"/{'x' * 300}/m"),  # more than a name may have
         (("m", "--table"), "--table: nothing to compare with; --device names a card"),
         (("--tabel", "vllm", "serve", "m"), "--tabel: what stands before 'vllm serve' is for highwater"),

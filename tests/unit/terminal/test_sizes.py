@@ -6,7 +6,7 @@ import pytest
 
 from highwater.explain.command_line import size_of
 from highwater.model.policy import SIGNALS, RuleStatus, signal_text, waters_text
-from highwater.model.units import share_text, size_text, span_text
+from highwater.model.units import counted, share_text, size_text, span_text
 from highwater.terminal.verbs import size_given
 
 MIB, GIB = 1024**2, 1024**3
@@ -100,3 +100,16 @@ def test_sizes_are_read_as_vllm_reads_them(text: str, size: int):
 def test_what_is_no_size_is_refused(text: str):
     with pytest.raises(ValueError, match=r"is not a size; write it as 64GiB|is zero"):
         size_of(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (1, "request", "1 request"),
+        (0, "request", "0 requests"),
+        (2, "entry", "2 entries"),
+        (3, "process", "3 processes"),
+    ],
+)
+def test_a_count_has_the_nouns_number(count, noun, text):
+    assert counted(count, noun) == text

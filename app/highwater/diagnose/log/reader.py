@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -61,14 +62,25 @@ class LogPosition(NamedTuple):
 
 def position_of_end(path: Path) -> LogPosition | None:
     try:
-        return end_of(path)
+        with open_log(path) as file:
+            return end_of(file)
     except OSError:
         return None
 
 
-def end_of(log: Path | BinaryIO) -> LogPosition:
-    status = log.stat() if isinstance(log, Path) else os.fstat(log.fileno())
-    return LogPosition(status.st_dev, status.st_ino, status.st_size)
+def end_of(file: BinaryIO) -> LogPosition:
+    """Return where the log is written next: its end, or a hole in it.
+
+    `tee` without `-a` begins a log anew, and the one before it may write its last words at its own, later offset.
+    """
+    status, place, end = os.fstat(file.fileno()), file.tell(), 0
+    with suppress(OSError):  # an empty file, or a file system that tells no holes
+        hole = file.seek(0, os.SEEK_HOLE)
+        file.seek(max(hole - PARTIAL_BYTES, 0))  # holes are of whole blocks
+        end = hole if hole == status.st_size else file.tell() + len(file.read(hole - file.tell()).rstrip(b"\0"))
+    file.seek(place)
+    # A log that was cut off below its writer begins with the hole.
+    return LogPosition(status.st_dev, status.st_ino, end or status.st_size)
 
 
 def read_from(file: BinaryIO, offset: int, most: int, until: LogPosition | None = None) -> tuple[bytes, bool]:
@@ -79,7 +91,7 @@ def read_from(file: BinaryIO, offset: int, most: int, until: LogPosition | None 
     end = (end_of(file) if until is None else until).offset
     start = max(offset, end - most)
     file.seek(start)
-    content = file.read(most if until is None else max(end - start, 0))
+    content = file.read(max(end - start, 0))
     is_cut = start > offset
     return content.partition(b"\n")[2] if is_cut else content, is_cut
 
@@ -120,7 +132,9 @@ class WholeLines:
         self._goes_on = dict.fromkeys(("stdout", "stderr"), is_cut)
 
     def of(self, content: bytes) -> list[str]:
-        lines = filter(str.strip, content.decode("utf-8", "replace").split("\n"))
+        # What was never written, before the first line after it, reads as NULs.
+        texts = (line.lstrip("\0") for line in content.decode("utf-8", "replace").split("\n"))
+        lines = filter(str.strip, texts)
         return [line for line in lines if not self._is_piece(line)][-MOST_LINES:]
 
     def _is_piece(self, line: str) -> bool:

@@ -11,7 +11,7 @@ from highwater.host.past import Fill, containers_of_engine
 from highwater.host.reading import ShmMemory
 from highwater.host.report import UNKNOWN_CONTAINER, GrownPart
 from highwater.model.rank import device_traits
-from highwater.model.units import MIB, size_text, span_text
+from highwater.model.units import MIB, counted, size_text, span_text
 
 HOST_FULL_RATIO, HOST_HIGH_RATIO = 0.95, 0.90
 # Beside a look at the engine's container, which every process of it writes, or before the end.
@@ -150,7 +150,7 @@ def container_oom_kills(case: Case) -> Finding | None:
     return finding(
         "container_oom_kills",
         oom_kills=count,
-        killed="1 process" if count == 1 else f"{count} processes",
+        killed=counted(count, "process"),
         ratio=max((look.kept_ratio or 0.0 for _, look in gone), default=0.0),
         last=last,
     )

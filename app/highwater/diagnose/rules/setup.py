@@ -21,7 +21,7 @@ from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RES
 from highwater.host.reading import NO_FILES
 from highwater.model.engine import missing_text
 from highwater.model.policy import WORDS, waters_text
-from highwater.model.units import size_text, span_text
+from highwater.model.units import counted, size_text, span_text
 from highwater.process.admin_token import is_loopback
 from highwater.process.errors import ATTENTION, CRITICAL, OK
 from kvplan.generations import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
@@ -128,7 +128,7 @@ def ranks(case: Case) -> Answer:
         return None
     reported, expected = report.ranks_reported, report.ranks_expected
     if expected is None:
-        return finding("ranks_expected_unknown", reported=reported)
+        return finding("ranks_expected_unknown", reported=reported, ranks=counted(reported, "rank"))
     if reported >= expected:
         return f"{reported} of {expected} report"
     missing = missing_text(report.ranks_missing)
@@ -285,9 +285,9 @@ def incidents(case: Case) -> Answer:
     times = ((one, one.last_at or one.at) for one in setup.incidents)
     recent = [one for one, at in times if at is not None and setup.now - at < RECENT_SECONDS]
     if recent:
-        counted = "an incident" if len(recent) == 1 else f"{len(recent)} incidents"
+        several = "an incident" if len(recent) == 1 else counted(len(recent), "incident")
         newest = recent[0]
-        return finding("recent_incidents", count=len(recent), counted=counted, summary=newest.summary, id=newest.id)
+        return finding("recent_incidents", count=len(recent), counted=several, summary=newest.summary, id=newest.id)
     # Where nothing of the engine is read but its API, an incident has little else either.
     is_read = setup.reads_workers or setup.can.get("dev_mode")
     lacks_log = bool(is_read) and not setup.has_engine_log

@@ -8,7 +8,7 @@ from typing import Final
 
 from highwater.host.reading import SHM, bare_name, of_engine
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport, shm_title
-from highwater.model.units import UNKNOWN, share_text, size_text, span_text, table
+from highwater.model.units import UNKNOWN, counted, share_text, size_text, span_text, table
 
 MAX_ENDED = 8
 # Files and shared memory count in each process that maps them: their sum would be of no use.
@@ -77,7 +77,7 @@ def _headline(report: HostReport) -> str:
 
 def _counted(report: HostReport) -> str:
     processes = report.reading.processes
-    return f"{len(processes)} processes of the container, {of_engine(processes)} of the engine"
+    return f"{counted(len(processes), 'process')} of the container, {of_engine(processes)} of the engine"
 
 
 def _processes(report: HostReport) -> str:

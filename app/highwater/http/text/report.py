@@ -22,7 +22,7 @@ from highwater.model.policy import WORDS, signal_text, signal_title, waters_text
 from highwater.model.rank import EncoderCacheTotals, RankReading, StartPhase, device_title, names_text, rank_title
 from highwater.model.remedies import can_give
 from highwater.model.report import DoorState, Event, HostSummary, Report
-from highwater.model.units import GIB, UNKNOWN, gib, gib_text, narrow_table, share_text, span_text, table
+from highwater.model.units import GIB, UNKNOWN, counted, gib, gib_text, narrow_table, share_text, span_text, table
 from highwater.process.errors import OK
 
 _MOST_FINDINGS: Final = 6
@@ -254,7 +254,7 @@ def _door(door: DoorState) -> str:
     of = "" if door.decoded_bytes.limit is None else f" of {gib_text(door.decoded_bytes.limit)}"
     parts = [f"{door.items.taken} in flight, {gib_text(door.decoded_bytes.taken)}{of} once decoded"]
     if door.requests_waiting:
-        parts.append(f"{door.requests_waiting} requests wait for room")
+        parts.append(f"{counted(door.requests_waiting, 'request')} waiting for room")
     if door.held_for is not None:
         parts.append(f"nobody is let in: {door.held_for}")
     if door.refused_total:
@@ -279,7 +279,7 @@ def _host(host: HostSummary) -> str:
 def _encoder_cache(cache: EncoderCacheTotals | None) -> str:
     if cache is None:
         return ""
-    parts = [f"{cache.entries} entries", f"{gib_text(cache.device_bytes)} on devices"]
+    parts = [counted(cache.entries, "entry"), f"{gib_text(cache.device_bytes)} on devices"]
     if cache.host_bytes:
         parts.append(f"{gib_text(cache.host_bytes)} on the host")
     if cache.capacity_embeds is not None:

@@ -323,11 +323,14 @@ def load(
             meant = f"did you mean {near}?" if near else "see highwater serve --help"
             problems.append(f"{masked(name)}: is not a setting; {meant}")
     merged: dict[str, Any] = {}
+    files: dict[tuple[int | str, ...], str | None] = {}  # by a key's parts; None: it stands in no file
     for file, texts in ((env.get(CONFIG_VARIABLE), variables), (config, flags or {})):
         try:
-            _overlay(merged, read_settings_file(file) if file else {})
+            _overlay(merged, content := read_settings_file(file) if file else {})
+            files |= dict.fromkeys(_places(content), file)
         except SettingsError as exc:
             problems += exc.problems
+        files |= {tuple(key.split(".")): None for key in texts}
         for key, text in texts.items():
             value: object = text
             if is_list(_FIELDS[key]):  # everything else is left to the model
@@ -338,7 +341,7 @@ def load(
     try:
         settings = Settings(**merged)
     except ValidationError as exc:
-        problems += sentences(exc.errors(include_url=False), _nearest_key, fields=_FIELDS)
+        problems += _told(exc, files)
     else:
         if not problems:
             return settings
@@ -358,6 +361,21 @@ def _nearest_key(key: str) -> str | None:
     known = [f"{rule[0]}{name}" for name in Rule.model_fields] if rule else [*_FIELDS, *_SECTIONS]
     # A key of a section is often written without it.
     return _nearest(key, known) or next((name for name in _FIELDS if name.endswith(f".{key}")), None)
+
+
+def _told(exc: ValidationError, files: Mapping[tuple[int | str, ...], str | None]) -> Iterator[str]:
+    errors = exc.errors(include_url=False)
+    for error, said in zip(errors, sentences(errors, _nearest_key, fields=_FIELDS), strict=True):
+        places = (error["loc"][:2], error["loc"][:1])
+        file = next((files[place] for place in places if place in files), None)
+        yield said if file is None else f"{said} (in {masked(file)})"
+
+
+def _places(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key, value in content.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, inner) for inner in value)
 
 
 def _overlay(base: dict[str, Any], top: Mapping[str, Any]) -> None:

@@ -488,6 +488,35 @@ def test_of_very_much_the_end_is_read(tmp_path):
     followed.close()
 
 
+def test_lines_before_the_last_words_of_an_earlier_writer_are_read(tmp_path):
+    """`tee` began the log anew while the one before it still wrote, at its own offset."""
+    path = tmp_path / "engine.log"
+    path.write_text("loading\n")
+    followed, log = FollowedLog(path), EngineLog(path)
+    with path.open("r+") as earlier:
+        earlier.seek(20_000)
+        earlier.write("last words\n")
+    assert followed.new_lines() == ["loading"]
+    log.begin_life()
+    with path.open("r+") as now:
+        now.seek(len("loading\n"))
+        now.write(f"{OOM}\n")
+    assert followed.new_lines() == [OOM]
+    assert [message.name for message in log.story(log.since).messages] == ["cuda_out_of_memory"]
+    followed.close()
+    log.close()
+
+
+def test_what_stands_after_a_log_that_was_cut_off_below_its_writer_is_read(tmp_path):
+    path = tmp_path / "engine.log"
+    with path.open("w") as writer:
+        writer.seek(20_000)
+        writer.write("INFO one\nINFO two\n")
+    followed = FollowedLog(path)
+    assert followed.new_lines() == ["INFO one", "INFO two"]
+    followed.close()
+
+
 # --- what an incident is told of the log ---
 
 

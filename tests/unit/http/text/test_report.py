@@ -283,7 +283,7 @@ def test_images_at_the_door_are_said_once_there_were_some():
     assert "images" not in report_text(report(door=quiet))
     busy = replace(quiet, requests_total=9, requests_waiting=3, refused_total=2, held_for="a rank is very short")
     assert (
-        "images: door on: 4 in flight, 0.25 GiB of 1.00 GiB once decoded; 3 requests wait for room; nobody is let in: "
-        "a rank is very short; 2 refused"
+        "images: door on: 4 in flight, 0.25 GiB of 1.00 GiB once decoded; 3 requests waiting for room; "
+        "nobody is let in: a rank is very short; 2 refused"
     ) in report_text(report(door=busy))
     assert "2 refused if the door were on" in report_text(report(door=replace(busy, mode="observe")))
