@@ -157,10 +157,10 @@ class RequestHead:
         if self.is_http10:
             lines = lines.replace(b" HTTP/1.0\r\n", b" HTTP/1.1\r\n", 1)
         if self._tokens and self._tokens - _PLAIN_TOKENS:
-            first, *rest = lines.split(b"\r\n")
+            first, *rest = lines[:-4].split(b"\r\n")
             named = self._tokens
             kept = (line for line in rest if line.partition(b":")[0].lower() not in named)
-            lines = b"\r\n".join([first, *kept])
+            lines = b"\r\n".join([first, *kept, b"", b""])
         if forwarding is not None:
             lines = forwarding.rewrite(lines, self.host)
         return b"%b%b%bx-request-id: %b\r\n\r\n" % (lines[:-2], host_line, framing, self.request_id())

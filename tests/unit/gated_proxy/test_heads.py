@@ -290,6 +290,9 @@ def heard(raw: bytes) -> Listener:
 @example(
     method=b"POST", lines=[(b"HOST", b":", b"a"), (b"connection", b": ", b"upgrade, x-one"), (b"X-One", b": ", b"1")]
 )
+@example(
+    method=b"GET", lines=[(b"host", b":", b"a"), (b"connection", b":", b"x-one,"), (b"accept", b":", b"text/html")]
+)
 def test_the_lines_say_what_the_parser_says(method, lines):
     raw = request(*(name + colon + value for name, colon, value in lines), first=method + b" /v1/x?y=%2F HTTP/1.1")
     head = parse_head(raw)
