@@ -44,6 +44,8 @@ MIN_TIDY_BYTES: Final = 1024 * MIB
 TIDY_SHARE: Final = 0.02
 # From the best to the worst: where nothing is known or nothing may be done, nothing is worse either.
 LEVELS: Final[tuple[PolicyLevel, ...]] = ("unknown", "held", "calm", "short", "urgent")
+# Product names of GPUs that share the machine's memory: moving encoder outputs to the host frees nothing there.
+_INTEGRATED: Final = ("GB10", "Jetson", "Orin", "Thor", "Xavier", "Tegra")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +271,8 @@ class _Turn:
     def _is_wise(self, remedy: str, pressure: Pressure) -> bool:
         """Return whether it is wise on this rank; what an operator's own rule names is run where it can give."""
         traits, urgent = TRAITS[remedy], self._is_urgent(pressure)
+        if traits.moves_to_host and any(name in (pressure.reading.device.name or "") for name in _INTEGRATED):
+            return False  # it would move the bytes within the same memory
         if not self.rule.is_derived or traits.default_use == "always":
             return True
         if pressure.reading.card in self.facts.shared_cards:

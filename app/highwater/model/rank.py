@@ -139,8 +139,6 @@ DEVICES: Final[Mapping[str, DeviceTraits]] = MappingProxyType(
 A plan of one whose vLLM has rules of its own needs those in ``kvplan`` too; until then it is refused.
 """
 _UNKNOWN_DEVICE: Final = DeviceTraits()
-# Product names of GPUs that share the machine's memory.
-_INTEGRATED: Final = ("GB10", "Jetson", "Orin", "Thor", "Xavier", "Tegra")
 
 
 def device_traits(device_type: str | None) -> DeviceTraits:
@@ -158,11 +156,6 @@ class Device:
     @property
     def traits(self) -> DeviceTraits:
         return device_traits(self.type)
-
-    @property
-    def shares_host_memory(self) -> bool:
-        """Whether what moves from it to the host stays in the same memory: nothing is gained."""
-        return self.traits.is_host_memory or any(name in (self.name or "") for name in _INTEGRATED)
 
 
 def device_title(device: Device) -> str:

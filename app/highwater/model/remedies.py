@@ -118,8 +118,6 @@ def _releasable(reading: RankReading) -> PossibleGain:
 
 
 def _trimmable(reading: RankReading) -> PossibleGain:
-    if reading.device.shares_host_memory:
-        return PossibleGain(0)
     if reading.trimmable_bytes is None:
         return PossibleGain(_cached(reading), is_certain=False)
     return PossibleGain(reading.trimmable_bytes)
@@ -147,6 +145,7 @@ class RemedyTraits:
     # The device sees the bytes only after the allocator's cached blocks were released. Such a remedy has one component.
     needs_release: bool = False
     takes_target: bool = False  # it can stop before all is freed (`Target`)
+    moves_to_host: bool = False  # the bytes go to host memory, so that a device which shares that gains nothing
     default_use: DefaultUse = "always"  # when a rule with derived waters uses it
     # The field of a rank's pressure (`policy.RankPressure`) that shows what it could give, as the workers report it.
     gain_field: str | None = None
@@ -178,6 +177,7 @@ _ROWS: Final = (
         components=_ENCODER_CACHE,
         needs_release=True,
         takes_target=True,
+        moves_to_host=True,
         default_use="unless_wanted_back",
         gain_field="can_trim_bytes",
     ),
@@ -254,8 +254,7 @@ def credit(
 
     Of the workers' responses (``detail``) the figure of a release counts: it measures in the call, before the engine
     goes on. Without ``is_released`` what left the encoder cache is the allocator's now, and the device has gained
-    nothing. On CPU it may be in the heap, or be a copy of a trim's, whatever was released: only what the process has
-    resident counts.
+    nothing.
     """
     traits = TRAITS[remedy]
     earlier = {reading.key: reading for reading in before}
@@ -287,9 +286,8 @@ def _parts(
 
     components = remedy.components_on.get(was.device.type or "", remedy.components)
     sizes = {component: left(component) for component in components}
-    is_host = was.device.traits.is_host_memory
-    if remedy.needs_release and (is_host or not is_released):
-        kept = max(-(left("non_torch_bytes" if is_host else "torch_cached_bytes") or 0), 0)
+    if remedy.needs_release and not is_released:
+        kept = max(-(left("torch_cached_bytes") or 0), 0)
         sizes = {component: difference(size, kept) for component, size in sizes.items()}
     sizes = {component: None if size is None else max(size, 0) for component, size in sizes.items()}
     if not remedy.has_own_figure or reported is None:
