@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -13,6 +12,7 @@ from highwater.model.policy import RuleStatus
 from highwater.model.rank import RankReading
 from highwater.model.report import Report
 from highwater.model.units import MIB, counted, gib_text, span_text, whole_span_text
+from highwater.watch.recorder.progress import command_to_continue
 from highwater.watch.starts import restart_text, stopped_text
 
 VerdictState: TypeAlias = Literal[
@@ -28,7 +28,6 @@ Reason: TypeAlias = Literal[
 ]  # fmt: skip
 _WORDS: Final = 24  # of what others say, within a sentence
 _MIXED_BYTES: Final = 1024 * MIB  # ranks that differ by more are not alike
-_HELD: Final = re.compile(r"run (kill -CONT [\d ]+), or")  # watch/recorder/progress.py, `how_to_continue`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +165,9 @@ def hung(report: Report) -> Judged | None:
         return Judged(
             "silent", "no_answer", f"The engine has answered nothing{lasting(report, engine.since)}{why}.", None, deed
         )
-    held = _HELD.search(cause)
-    is_starved = held is None and progress is not None and progress.is_starved
-    after = held and f"Run `{held[1]}`, or detach the debugger; only if it still hangs then, restart the engine."
+    command = command_to_continue(cause)
+    is_starved = command is None and progress is not None and progress.is_starved
+    after = command and f"Run `{command}`, or detach the debugger; only if it still hangs then, restart the engine."
     what = "schedules nothing" if is_starved else "has hung"
     return Judged(
         "stuck",

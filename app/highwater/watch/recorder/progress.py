@@ -10,6 +10,7 @@ its time, and it does not say for what (vllm 0.32.0 v1/metrics/loggers.py:549): 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -163,6 +164,12 @@ def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
 
 def how_to_continue(pids: Iterable[int | None]) -> str:
     return f"run kill -CONT {' '.join(map(str, pids))}, or detach the debugger"
+
+
+def command_to_continue(told: str) -> str | None:
+    """Return the command in a sentence with ``how_to_continue``; ``None`` in any other."""
+    command = re.search(r"run (kill -CONT [\d ]+), or", told)
+    return command and command[1]
 
 
 def _held_up(ranks: Sequence[RankRecord], max_step_seconds: float) -> _Finding | None:
